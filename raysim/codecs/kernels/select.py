@@ -1,0 +1,166 @@
+"""Top-k selection by magnitude, in numba.
+
+Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A guess
+from a sample of the row, or from the rows before, brackets the threshold; one pass counts what lies above the bracket and
+gathers the few values inside it, among which the exact threshold is found; a second pass writes what is kept. A wrong guess
+costs time and never changes the result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
+
+_SAMPLE = 2048  # values of a long row from which its threshold is guessed
+_LONG = 32768  # rows at least so long are guessed from their own sample, shorter ones from the rows before
+_BINS = 2048
+
+
+@njit(cache=True, nogil=True)
+def _ranked(magnitudes, count, rank, bins, scratch):
+    """Return the `rank`-th greatest of the first `count` magnitudes, by histograms that narrow; uses `scratch` up."""
+    low, high = magnitudes[0], magnitudes[0]
+    for i in range(count):
+        low = min(low, magnitudes[i])
+        high = max(high, magnitudes[i])
+    source = magnitudes
+    while low < high:
+        used = min(_BINS, max(16, 2 * count))
+        shift = 0
+        while ((high - low) >> shift) >= used:
+            shift += 1
+        last = (high - low) >> shift
+        bins[: last + 1] = 0
+        for i in range(count):
+            bins[(source[i] - low) >> shift] += 1
+        b = last
+        while bins[b] < rank:
+            rank -= bins[b]
+            b -= 1
+        first = low + (b << shift)
+        if shift == 0:
+            return first
+        found = 0
+        for i in range(count):
+            scratch[found] = source[i]
+            found += (source[i] - low) >> shift == b
+        source = scratch
+        count = found
+        low, high = source[0], source[0]
+        for i in range(count):
+            low = min(low, source[i])
+            high = max(high, source[i])
+    return low
+
+
+@njit(cache=True, nogil=True)
+def _sampled_bracket(bits, start, length, kept, mask, none, magnitudes, bins, scratch):
+    """Return a bracket that holds the threshold of a long row with near certainty: [low, high)."""
+    step = length // _SAMPLE
+    for i in range(_SAMPLE):
+        magnitudes[i] = bits[start + i * step] & mask
+    share = kept / length
+    spread = 4 * np.sqrt(_SAMPLE * share * (1 - share)) + 2
+    rank = int(_SAMPLE * share - spread)
+    high = np.int64(_ranked(magnitudes, _SAMPLE, rank, bins, scratch)) + 1 if rank >= 1 else none
+    rank = int(_SAMPLE * share + spread)
+    low = np.int64(_ranked(magnitudes, _SAMPLE, rank, bins, scratch)) if rank <= _SAMPLE else np.int64(0)
+    return low, high
+
+
+@njit(cache=True, nogil=True)
+def _gather(bits, start, length, mask, low, high, inside):
+    """Write the magnitudes in [low, high) to `inside`; return their number and the number at or above `high`."""
+    found = np.int64(0)
+    above = np.int64(0)
+    whole = length & ~63
+    for i in range(0, whole, 64):
+        over = at_least_64(bits, start + i, mask, high)
+        word = at_least_64(bits, start + i, mask, low) & ~over
+        above += np.int64(ones(over))
+        while word:
+            inside[found] = bits[start + i + np.int64(trailing_zeros(word))] & mask
+            found += 1
+            word &= word - np.uint64(1)
+    for i in range(whole, length):
+        magnitude = bits[start + i] & mask
+        above += magnitude >= high
+        if low <= magnitude < high:
+            inside[found] = magnitude
+            found += 1
+    return found, above
+
+
+@njit(cache=True, nogil=True)
+def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values):
+    """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
+
+    `bits` are the signed bit patterns, `mask` all of their bits but the sign, `infinity` the pattern of infinity. Of equal
+    magnitudes the first are kept. Returns False where infinity or NaN, which rank above all numbers, is found.
+    """
+    inside = np.empty(length + 64, np.int32)
+    scratch = np.empty(length + 64, np.int32)
+    bins = np.empty(_BINS + 1, np.int32)
+    none = np.int64(mask)  # no number has this magnitude: it is a NaN
+    threshold = np.int64(-1)
+    margin = np.int64(infinity >> 8)
+    out = np.int64(0)
+    for row in range(num_rows):
+        start = np.int64(row * length)
+        low, high = np.int64(0), none
+        if length >= _LONG:
+            low, high = _sampled_bracket(bits, start, length, kept, mask, none, inside, bins, scratch)
+        elif threshold >= 0:
+            low, high = max(threshold - margin, 0), min(threshold + margin, none)
+        while True:
+            found, above = _gather(bits, start, length, mask, low, high, inside)
+            if above < kept <= above + found:
+                break
+            if high == none and above:  # a NaN of all ones, beyond the greatest bracket
+                return False
+            low, high = (high, none) if above >= kept else (np.int64(0), low)
+            margin = min(2 * margin, none)
+        margin -= margin >> 6
+        threshold = np.int64(_ranked(inside, found, kept - above, bins, scratch))
+        if threshold >= infinity:
+            return False
+        end = out + kept
+        ties = kept - above  # how many at the threshold are kept: what those above it leave
+        for i in range(found):
+            ties -= inside[i] > threshold
+        whole = length & ~63
+        i = np.int64(0)
+        while i < whole:
+            word = at_least_64(bits, start + i, mask, threshold)
+            over = greater_64(bits, start + i, mask, threshold)
+            equal = word ^ over
+            if equal:
+                count = np.int64(ones(equal))
+                if count > ties:  # keep the first
+                    count = ties
+                    word = over
+                    for _ in range(ties):
+                        word |= equal & ~(equal - np.uint64(1))
+                        equal &= equal - np.uint64(1)
+                ties -= count
+            while word:
+                position = start + i + np.int64(trailing_zeros(word))
+                positions[out] = position
+                values[out] = bits[position]
+                out += 1
+                word &= word - np.uint64(1)
+            i += 64
+        for position in range(start + whole, start + length):
+            magnitude = bits[position] & mask
+            if magnitude > threshold or (magnitude == threshold and ties > 0):
+                ties -= magnitude == threshold
+                positions[out] = position
+                values[out] = bits[position]
+                out += 1
+        assert out == end
+        for i in range(end - kept, end):
+            if values[i] & mask >= infinity:
+                return False
+    return True

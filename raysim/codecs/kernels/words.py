@@ -1,0 +1,69 @@
+"""Operations on 64 values or bits at a time that numba has no name for, as LLVM instructions.
+
+They compile on every processor; where it has vector registers, a comparison of 64 values is a handful of instructions.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_WORD = ir.IntType(64)
+
+
+def _compare_64(relation):
+    """Make the intrinsic that compares 64 magnitudes with a bound; bit i of its result is the answer for value i."""
+
+    @intrinsic
+    def compare(typingctx, array, start, mask, bound):
+        if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Integer):
+            return None
+        element = array.dtype
+
+        def codegen(context, builder, signature, arguments):
+            data, index, keep, limit = arguments
+            lane = context.get_value_type(element)
+            pointer = builder.gep(context.make_array(signature.args[0])(context, builder, data).data, [index])
+            vector = ir.VectorType(lane, 64)
+            values = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=element.bitwidth // 8)
+
+            def spread(value, given):
+                value = context.cast(builder, value, given, element)
+                single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+                return builder.shuffle_vector(
+                    single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+                )
+
+            magnitudes = builder.and_(values, spread(keep, signature.args[2]))
+            answers = builder.icmp_signed(relation, magnitudes, spread(limit, signature.args[3]))
+            return builder.bitcast(answers, _WORD)
+
+        return types.uint64(array, types.intp, mask, bound), codegen
+
+    return compare
+
+
+at_least_64 = _compare_64(">=")
+greater_64 = _compare_64(">")
+
+
+@intrinsic
+def trailing_zeros(typingctx, word):
+    """Return the number of zeros below the lowest one of a uint64 that is not zero."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], cgutils.true_bit)
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def ones(typingctx, word):
+    """Return the number of ones of a uint64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), codegen

@@ -1,0 +1,87 @@
+"""Coding of the kept positions of a sparse tensor: sorted integers below a known bound, in as few bytes as each form takes.
+
+`bitmap`      one bit a value of the whole tensor
+`elias_fano`  low bits packed, high bits in unary (Elias 1974, Fano 1971): about 2 + log2(total/kept) bits a position,
+              half a bit a position above the lower bound log2 C(total, kept)
+`int32`       four bytes a position, as published implementations send them
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
+from raysim.codecs.packet import Packet, to_bytes, to_tensor
+
+FORMS = ("bitmap", "elias_fano", "int32")
+
+
+def index_bytes(form: str, kept: int, total: int) -> int:
+    """Return the bytes that `form` takes for `kept` of `total` positions.
+
+    >>> {form: index_bytes(form, 6554, 65536) for form in FORMS}
+    {'bitmap': 8192, 'elias_fano': 4302, 'int32': 26216}
+    """
+    if form == "bitmap":
+        return packed_bytes(total, 1)
+    if form == "int32":
+        return 4 * kept
+    width = _low_bits(kept, total)
+    return packed_bytes(kept, width) + packed_bytes(_high_length(kept, total, width), 1)
+
+
+def smallest_form(kept: int, total: int) -> str:
+    """Return the form that takes the fewest bytes; the first of `FORMS` on a tie."""
+    return min(FORMS, key=lambda form: index_bytes(form, kept, total))
+
+
+def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.ndarray]:
+    """Return the arrays that hold `positions`: strictly increasing int64 below `total`."""
+    if form == "bitmap":
+        kept = torch.zeros(total, dtype=torch.bool, device=positions.device)
+        return {"bitmap": to_bytes(pack_bits(kept.index_fill_(0, positions, True)))}
+    if form == "int32":
+        if total > 2**31:
+            raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
+        return {"int32": to_bytes(positions.to(torch.int32))}
+    count = len(positions)
+    width = _low_bits(count, total)
+    ones = (positions >> width) + torch.arange(count, device=positions.device)
+    high = torch.zeros(_high_length(count, total, width), dtype=torch.bool, device=positions.device)
+    return {
+        "low": to_bytes(pack(positions & ((1 << width) - 1), width)),
+        "high": to_bytes(pack_bits(high.index_fill_(0, ones, True))),
+    }
+
+
+def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the `kept` positions of a packet, strictly increasing int64; raises ValueError where they cannot be that."""
+    total = packet.numel
+    if "bitmap" in packet.arrays:
+        bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
+        positions = unpack_bits(bitmap, total).nonzero().view(-1)
+    elif "int32" in packet.arrays:
+        positions = to_tensor(packet.bytes_of("int32", 4 * kept), torch.int32, device).long()
+    else:
+        width = _low_bits(kept, total)
+        length = _high_length(kept, total, width)
+        low = to_tensor(packet.bytes_of("low", packed_bytes(kept, width)), torch.uint8, device)
+        high = to_tensor(packet.bytes_of("high", packed_bytes(length, 1)), torch.uint8, device)
+        ones = unpack_bits(high, length).nonzero().view(-1)
+        if len(ones) != kept:
+            raise ValueError(f"A packet of {packet.codec!r} holds {len(ones)} positions, but {kept} values.")
+        positions = (ones - torch.arange(kept, device=device) << width) | unpack(low, kept, width)
+    increasing = bool((positions[1:] > positions[:-1]).all()) if kept > 1 else True
+    if len(positions) != kept or not increasing or (kept and not 0 <= int(positions[0]) <= int(positions[-1]) < total):
+        raise ValueError(f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {total}.")
+    return positions
+
+
+def _low_bits(kept: int, total: int) -> int:
+    return max(0, (total // kept).bit_length() - 1) if kept else 0
+
+
+def _high_length(kept: int, total: int, width: int) -> int:
+    return kept + ((total - 1) >> width) if kept else 0

@@ -1,0 +1,44 @@
+"""A codec and a memory: what a link does to the tensors that cross it. A bare codec means `Plain`, and is written bare."""
+
+from raysim.codecs import CODECS, Codec
+from raysim.compressors.base import Compressor, Context, Plain, State
+from raysim.compressors.delta import AQSGD, EF21
+from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
+from raysim.compressors.shared import AtSupport
+from raysim.notation import Notation
+from raysim.notation import parse as parse_notation
+
+COMPRESSORS: dict[str, type[Compressor]] = {cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain)}
+
+
+def parse(text: str) -> Compressor:
+    """Return the compressor that `text` writes: the inverse of `repr`.
+
+    Raises ValueError, with the known names, where it is none.
+
+    >>> parse("ErrorFeedback(TopK(density=1))")
+    ErrorFeedback(TopK(1.0))
+    >>> parse("Quantize(4)") == Plain(CODECS["Quantize"](4))
+    True
+    """
+    names: dict[str, type[Notation]] = {**CODECS, **COMPRESSORS}
+    result = parse_notation(text, names, kind="compressor")
+    if isinstance(result, Codec):
+        return Plain(result)
+    assert isinstance(result, Compressor)
+    return result
+
+
+__all__ = [
+    "AQSGD",
+    "COMPRESSORS",
+    "EF21",
+    "AtSupport",
+    "Compressor",
+    "Context",
+    "ErrorFeedback",
+    "MixedErrorFeedback",
+    "Plain",
+    "State",
+    "parse",
+]

@@ -1,0 +1,124 @@
+"""Compressor: a codec and a memory, with the state passed in and the changes to it passed out.
+
+`encode` and `decode` are pure: they read the state and return what changes in it. Who owns the state commits the changes;
+who drops them has made a probe. State is a flat dict of tensors keyed by integers, so that large memories (AQ-SGD's copy of
+every sample) are committed row by row, and a checkpoint needs to know nothing of the method.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import Codec, Packet
+from raysim.codecs.sparse import Support
+from raysim.notation import Notation
+
+State = dict[int, Tensor]
+KEYS = ("slot", "sample", "link")
+
+
+class Context(NamedTuple):
+    """All that a method may be told about one message."""
+
+    direction: str  # "forward" or "backward"
+    boundary: int  # between stage `boundary` and `boundary + 1`
+    step: int
+    epoch: int
+    microbatch: int
+    sample_ids: tuple[int, ...]  # data set index of each row
+    replica: int = 0
+    num_stages: int = 1
+    num_microbatches: int = 1
+    phase: str = "steady"  # of the schedule: warmup, steady or cooldown
+    key: int | None = None  # of a random codec, from (seed, replica, boundary, direction, step, microbatch)
+    support: Support | None = None  # what the forward packet of this microbatch kept, for shared indices
+    learning_rate: float = 0.0
+    step_s: float | None = None  # the clock's time of the last step, measured or simulated
+
+
+class Compressor(Notation, ABC):
+    """A codec with a memory rule: a frozen dataclass, equal and hashed by its settings."""
+
+    two_ended: ClassVar[bool] = False  # whether the receiver keeps a memory too, which must stay equal to the sender's
+    commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
+
+    codec: Codec
+
+    @abstractmethod
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        """Return the packet of `x` and the sender's changed rows; `state` is left untouched.
+
+        Raises NonFiniteError where what would be encoded holds NaN or infinity.
+        """
+
+    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+        """Return the tensor that the receiver works on and the receiver's changed rows; `state` is left untouched."""
+        return packet.decode(device), {}
+
+    def commit(self, state: State, changes: State) -> None:
+        """Move `state` on by `changes`, in place; both ends call it with changes in the same order."""
+        state.update(changes)
+
+    def evaluation(self, mode: str) -> Codec:
+        """Return the codec that stands in for this compressor in evaluation "on" or "on_direct": no memory is used there."""
+        return self.codec
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        """Return how many values one end remembers at most, for messages of one shape and samples seen by the link."""
+        return 0
+
+    def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        """Return the bytes of one end's memory at most: what `memory_values` counts, in its dtype."""
+        return 4 * self.memory_values(message, num_microbatches, num_samples)
+
+
+@dataclass(frozen=True, repr=False)
+class Plain(Compressor):
+    """A codec without memory; written as the bare codec.
+
+    >>> from raysim.codecs import TopK
+    >>> Plain(TopK(0.1))
+    TopK(0.1)
+    """
+
+    codec: Codec
+
+    def __repr__(self) -> str:
+        return repr(self.codec)
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        return self.codec.encode(x, context.key), {}
+
+
+def memory_keys(key: str, context: Context) -> list[int]:
+    """Return what one message is remembered under: its microbatch slot, the link's only place, or a place a sample."""
+    return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
+
+
+def as_rows(x: Tensor, key: str) -> Tensor:
+    """Return `x` with one row a memory key: its samples, or the whole message as the only row."""
+    return x if key == "sample" else x[None]
+
+
+def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
+    """Return what is remembered under `keys`, in the shape of `rows` and float32; zeros where nothing is."""
+    if len(keys) == 1:
+        kept = state.get(keys[0])
+        return torch.zeros_like(rows, dtype=torch.float32) if kept is None else kept[None].to(rows.device, torch.float32)
+    memory = torch.zeros_like(rows, dtype=torch.float32)
+    for row, key in zip(memory, keys, strict=True):
+        if key in state:
+            row.copy_(state[key])
+    return memory
+
+
+def remember(keys: list[int], rows: Tensor, dtype: torch.dtype = torch.float32) -> State:
+    """Return the changes that keep `rows` under `keys`, each row in memory of its own."""
+    if len(keys) == 1:
+        return {keys[0]: rows[0].to(dtype)}
+    return {key: row.to(dtype, copy=True) for key, row in zip(keys, rows, strict=True)}

@@ -1,0 +1,156 @@
+"""Delta methods: both ends keep a reference copy, and what crosses is the compressed difference to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs import Cast, Codec, Identity, Packet
+from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
+from raysim.codecs.packet import DTYPES, dtype_name, nest, to_bytes, to_tensor
+from raysim.compressors.base import KEYS, Compressor, Context, State, as_rows, memory_keys, recall, remember
+from raysim.compressors.feedback import Residual
+from raysim.notation import check_choice, check_integer
+
+
+@dataclass(frozen=True, repr=False)
+class EF21(Residual):
+    """Sends C(x - h) and moves h by it at both ends; the receiver works on h (Richtarik et al. 2021, 2106.05203).
+
+    h starts at zero and is kept in float32 under `key`: microbatch `slot`, `sample` or `link`. The difference is sent in
+    the dtype of x.
+
+    >>> from raysim.codecs import TopK
+    >>> method, x = EF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
+    >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> sender, receiver = {}, {}
+    >>> for _ in range(2):  # the same tensor again: what was withheld comes with the second packet
+    ...     packet, changes = method.encode(x, sender, context)
+    ...     method.commit(sender, changes)
+    ...     received, changes = method.decode(packet, receiver, context)
+    ...     method.commit(receiver, changes)
+    >>> received
+    tensor([[4., 3.]])
+    """
+
+    two_ended: ClassVar[bool] = True
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        keys = memory_keys(self.key, context)
+        rows = as_rows(x.detach(), self.key)
+        reference = recall(state, keys, rows)
+        packet = self.codec.encode((rows - reference).to(x.dtype).view(x.shape), context.key)
+        return packet, remember(keys, reference + as_rows(packet.decode(x.device), self.key))
+
+    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+        keys = memory_keys(self.key, context)
+        delta = as_rows(packet.decode(device), self.key)
+        reference = recall(state, keys, delta) + delta
+        return reference.to(delta.dtype).view(packet.shape), remember(keys, reference)
+
+
+@dataclass(frozen=True, repr=False)
+class AQSGD(Compressor):
+    """Sends C(a - m) against a copy m of what the same sample sent last time (Wang et al. 2022, 2206.01299, AQ-SGD).
+
+    A sample's first visit, and all visits in the first `warmup` epochs, are sent in full (`first="compressed"`: as C(a), to
+    keep a budget of bytes). The receiver works on what is stored: m, rounded to `dtype` ("float32" or "bfloat16") at both
+    ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies are published when the step ends. `capacity`
+    bounds the copies; the least recently used goes first, at both ends alike, and its next visit is a first one.
+
+    >>> from raysim.codecs import Quantize
+    >>> AQSGD(Quantize(4), capacity=1000)
+    AQSGD(Quantize(4), capacity=1000)
+    """
+
+    two_ended: ClassVar[bool] = True
+    commits_at: ClassVar[str] = "step"
+
+    codec: Codec
+    key: str = "sample"
+    warmup: int = 1
+    first: str = "dense"
+    dtype: str = "float32"
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("key", self.key, KEYS[:2])
+        check_choice("first", self.first, ["dense", "compressed"])
+        check_choice("dtype", self.dtype, ["float32", "bfloat16"])
+        self._coerce(warmup=check_integer("warmup", self.warmup, 0))
+        if self.capacity is not None:
+            self._coerce(capacity=check_integer("capacity", self.capacity, 1))
+        if not isinstance(self.codec, Codec):
+            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        keys, rows = memory_keys(self.key, context), as_rows(x.detach(), self.key)
+        first = self._first_visits(state, keys, context).to(x.device)
+        row_shape = tuple(x.shape[1:])
+        arrays: dict[str, np.ndarray] = {}
+        if first.any():
+            arrays |= nest("dense", self._dense.encode(rows[first].view(-1, *row_shape)))
+        if not first.all():
+            delta = (rows - recall(state, keys, rows)).to(x.dtype)[~first].view(-1, *row_shape)
+            arrays |= nest("delta", self.codec.encode(delta, context.key))
+            if first.any():
+                arrays["first"] = to_bytes(pack_bits(first))
+        packet = Packet(self.codec, arrays, tuple(x.shape), dtype_name(x))
+        return packet, self.decode(packet, state, context, x.device)[1]
+
+    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+        keys = memory_keys(self.key, context)
+        row_shape = packet.shape[1:]
+        dtype = DTYPES[self.dtype]
+        copies = torch.zeros(packet.shape, device=device)
+        rows = as_rows(copies, self.key)
+        first = self._marked_first(packet, len(keys), device)
+        if first.any():
+            shape = (len(rows[first].view(-1, *row_shape)), *row_shape)
+            rows[first] = packet.part("dense", self._dense, shape).decode(device).float().view_as(rows[first])
+        if not first.all():
+            moved = recall(state, keys, rows)[~first]
+            delta = packet.part("delta", packet.codec, (len(moved.view(-1, *row_shape)), *row_shape)).decode(device)
+            rows[~first] = moved + delta.view_as(moved)
+        stored = copies.to(dtype)
+        return stored.to(DTYPES[packet.dtype]), remember(keys, as_rows(stored, self.key), dtype)
+
+    def commit(self, state: State, changes: State) -> None:
+        for key, copy in changes.items():
+            state.pop(key, None)  # the dict's order is the order of last use
+            state[key] = copy
+        while self.capacity is not None and len(state) > self.capacity:
+            state.pop(next(iter(state)))
+
+    def evaluation(self, mode: str) -> Codec:
+        """A test sample was never seen: "on" is a first visit, "on_direct" the codec on the activation itself."""
+        return self._dense if mode == "on" and self.first == "dense" else self.codec
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        copies, values = (num_microbatches, math.prod(message)) if self.key == "slot" else (num_samples, math.prod(message[1:]))
+        return min(copies, self.capacity or copies) * values
+
+    def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        return DTYPES[self.dtype].itemsize * self.memory_values(message, num_microbatches, num_samples)
+
+    @property
+    def _dense(self) -> Codec:
+        return Identity() if self.dtype == "float32" else Cast(self.dtype)
+
+    def _first_visits(self, state: State, keys: list[int], context: Context) -> Tensor:
+        if context.epoch < self.warmup:
+            return torch.ones(len(keys), dtype=torch.bool)
+        return torch.tensor([key not in state and self.first == "dense" for key in keys], dtype=torch.bool)
+
+    def _marked_first(self, packet: Packet, num_rows: int, device: torch.device | str) -> Tensor:
+        """Return which rows are first visits: by a bitmap where both kinds are, else by which kind is there."""
+        if "first" in packet.arrays:
+            bitmap = packet.bytes_of("first", packed_bytes(num_rows, 1))
+            return unpack_bits(to_tensor(bitmap, torch.uint8, device), num_rows)
+        dense = any(name.startswith("dense.") for name in packet.arrays)
+        return torch.full((num_rows,), dense, device=device)

@@ -1,0 +1,95 @@
+"""Error feedback: what compression withheld is carried to the next send. The sender remembers; the receiver does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import Codec, Nonzero, Packet, TopK
+from raysim.codecs.sparse import kept_of, select_topk
+from raysim.compressors.base import KEYS, Compressor, Context, State, as_rows, memory_keys, recall, remember
+from raysim.notation import check_choice
+
+
+@dataclass(frozen=True, repr=False)
+class Residual(Compressor):
+    """What the members of this family share: a residual e, kept in float32 under `key`."""
+
+    codec: Codec
+    key: str = "slot"
+
+    def __post_init__(self) -> None:
+        check_choice("key", self.key, KEYS)
+        if not isinstance(self.codec, Codec):
+            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        slots = {"slot": num_microbatches, "link": 1}.get(self.key, num_samples / max(1, message[0]))
+        return round(slots * math.prod(message))
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Residual):
+    """Sends C(x + e) and keeps e = x + e - C(x + e) (Seide et al. 2014; on boundaries Rudakov et al. 2023, 2401.07788).
+
+    `key`: the residual belongs to the microbatch's `slot` (as published: row i meets row i of the next step, another sample
+    where data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy propagation).
+
+    >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
+    >>> packet.decode(), state
+    (tensor([[4., 0.]]), {0: tensor([[0., 3.]])})
+    """
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        keys = memory_keys(self.key, context)
+        rows = as_rows(x.detach(), self.key)
+        wanted = recall(state, keys, rows) + rows
+        packet = self.codec.encode(wanted.to(x.dtype).view(x.shape), context.key)
+        return packet, remember(keys, wanted - as_rows(packet.decode(x.device), self.key))
+
+
+@dataclass(frozen=True, repr=False)
+class MixedErrorFeedback(Residual):
+    """Splits TopK's budget between the message and the residual (Rudakov et al. 2023 name it; our reading, unverified).
+
+    I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e at
+    both; e = x + e - what was sent. Positions in both are sent once, so a packet holds up to k values.
+
+    >>> MixedErrorFeedback(TopK(0.1), key="sample")
+    MixedErrorFeedback(TopK(0.1), key='sample')
+    """
+
+    union: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.codec, TopK):
+            raise ValueError(f"`codec` must be a TopK, whose budget is split, but got {self.codec!r}.")
+        if not isinstance(self.union, bool):
+            raise ValueError(f"`union` must be True or False, but got {self.union!r}.")
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        assert isinstance(self.codec, TopK)
+        keys = memory_keys(self.key, context)
+        rows = as_rows(x.detach(), self.key)
+        residual = recall(state, keys, rows)
+        num_rows = 1 if self.codec.per == "tensor" or x.ndim == 0 else len(x)
+        message, held = x.detach().float().reshape(num_rows, -1), residual.reshape(num_rows, -1)
+        kept = kept_of(self.codec.density, message.shape[1]) if message.numel() else 0
+        ours = select_topk(message, kept - kept // 2)
+        theirs = select_topk(held, kept // 2)
+        wanted = message + held
+        sent = torch.zeros_like(wanted).view(-1)
+        if self.union:
+            both = torch.cat([ours, theirs])
+            sent[both] = wanted.view(-1)[both]
+        else:
+            sent[ours] += message.view(-1)[ours]
+            sent[theirs] += held.view(-1)[theirs]
+        packet = Nonzero(self.codec.values).encode(sent.view(x.shape).to(x.dtype), context.key)
+        left = wanted.view(x.shape) - packet.decode(x.device)
+        return packet, remember(keys, as_rows(left, self.key))

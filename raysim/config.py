@@ -1,0 +1,333 @@
+"""The configuration of one run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters.
+
+Values are checked here, by field and rule; what needs the data or the model (cuts, divisibility by it, memory) is checked by
+`raysim.pipeline.plan`, still before anything starts.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
+from raysim.compressors import parse as parse_compressor
+from raysim.network.schedule import Schedule, parse_schedule
+
+Notations = str | tuple[str, ...]
+
+
+class ConfigError(ValueError):
+    """A configuration is wrong: one sentence with field, value and rule."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Named(BaseModel):
+    """A model or a data set by name; its other keys are options of that model or data set."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys besides the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class OptimizerConfig(_Strict):
+    """How every stage updates its parameters; keys are written `optimizer.KEY`."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """The rule, as torch has it."""
+    learning_rate: float = Field(default=0.1, ge=0)
+    """Before warm-up and decay."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of sgd, 0 where not given."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 for sgd, decoupled for adamw."""
+    betas: tuple[float, float] | None = None
+    """Of adamw, (0.9, 0.999) where not given."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """Of adamw, 1e-8 where not given."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises linearly."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate falls to zero after the warm-up."""
+    decay_epochs: float | None = Field(default=None, gt=0)
+    """Epochs until it is zero; the length of the run where not given."""
+    decay_every: Literal["step", "epoch"] = "step"
+    """Whether it falls at every step or between epochs."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Greatest gradient norm over all stages together."""
+
+    @model_validator(mode="after")
+    def _only_what_counts(self) -> OptimizerConfig:
+        other = {"sgd": ("betas", "epsilon"), "adamw": ("momentum",)}[self.name]
+        for field in other:
+            if getattr(self, field) is not None:
+                raise ValueError(f"`optimizer.{field}` has no effect with `optimizer.name` = {self.name!r}. Leave it out.")
+        if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
+        if self.decay == "constant":
+            for field, default in (("decay_epochs", None), ("decay_every", "step")):
+                if getattr(self, field) != default:
+                    raise ValueError(f"`optimizer.{field}` has no effect with `optimizer.decay` = 'constant'. Leave it out.")
+        return self
+
+
+class RunConfig(_Strict):
+    """Everything that decides a run's result, and where it runs.
+
+    >>> config = RunConfig(forward="TopK(density=0.1)", steps=100)
+    >>> config.forward, config.optimizer.learning_rate
+    ('TopK(0.1)', 0.1)
+    """
+
+    name: str = "run"
+    """Folder under `results/`; a recipe's own name where it comes from one."""
+    model: Named = Named(name="cnn")
+    """`cnn`, `resnet18`, `gpt`, `gpt2`, or `package.module:function` that returns an `nn.Sequential`."""
+    data: Named = Named(name="digits")
+    """`digits`, `topics`, `text`, `cifar10` or `wikitext2`."""
+    num_stages: int | None = Field(default=None, ge=1)
+    """Stages of equal work, 4 where neither this nor `cuts` is given."""
+    cuts: tuple[str, ...] | None = None
+    """Names of the layers after which the model is cut, instead of `num_stages`."""
+    num_microbatches: int = Field(default=4, ge=1)
+    """Equal parts of a batch that follow each other through the stages."""
+    schedule: str = "1F1B"
+    """`GPipe` or `1F1B`."""
+    forward: Notations = "Identity"
+    """Compressor of activations: one for all boundaries, or a list with one each."""
+    backward: Notations = "Identity"
+    """Compressor of gradients at the boundaries, likewise."""
+    shared_indices: bool = False
+    """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch_size: int = Field(default=32, ge=1)
+    """Samples a step."""
+    steps: int | None = Field(default=None, ge=1)
+    """Length of the run, or `epochs`."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Length of the run; an incomplete last batch is dropped."""
+    seed: int = Field(default=0, ge=0)
+    """Of weights, order, augmentation, dropout and random codecs."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of compute and of what links carry; weights stay float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+    threads_per_stage: int = Field(default=1, ge=1)
+    """CPU threads of a stage; another number gives other gradient bits."""
+    cpus_per_stage: float = Field(default=1.0, gt=0)
+    """CPUs that Ray reserves for a stage."""
+    gpus_per_stage: float | None = Field(default=None, ge=0)
+    """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
+    placement: Literal["spread", "pack"] = "spread"
+    """Stages over all nodes, or on as few as hold them; neighbours side by side either way."""
+    recompute: bool = False
+    """Keep only a stage's inputs and run its forward again before the backward."""
+    checkpoint_every_steps: int = Field(default=100, ge=0)
+    """0 keeps only the last state of a finished run."""
+    evaluate_every_steps: int = Field(default=0, ge=0)
+    """0 evaluates at the end only."""
+    evaluate_batchnorm_batches: int = Field(default=0, ge=0)
+    """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
+    profile_every_steps: int = Field(default=10, ge=0)
+    """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """How long a start, a step or an evaluation batch may take before the stages are given up."""
+
+    @field_validator("model", "data", mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("schedule")
+    @classmethod
+    def _canonical_schedule(cls, value: str) -> str:
+        return repr(parse_schedule(value))
+
+    @field_validator("forward", "backward")
+    @classmethod
+    def _canonical(cls, value: Notations) -> Notations:
+        if isinstance(value, str):
+            return repr(parse_compressor(value))
+        return tuple(repr(parse_compressor(text)) for text in value)
+
+    @model_validator(mode="after")
+    def _together(self) -> RunConfig:
+        if (self.steps is None) == (self.epochs is None):
+            given = f"{self.steps} and {self.epochs}" if self.steps is not None else "neither"
+            raise ValueError(f"Just one of `steps` and `epochs` must be given, but got {given}.")
+        if self.cuts is not None and self.num_stages is not None:
+            raise ValueError("Just one of `num_stages` and `cuts` may be given, but got both.")
+        if self.batch_size % self.num_microbatches:
+            raise ValueError(
+                f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}."
+            )
+        if self.device == "cpu" and self.gpus_per_stage:
+            raise ValueError(f"`gpus_per_stage` must be 0 with `device` = 'cpu', but got {self.gpus_per_stage:g}.")
+        for field in ("forward", "backward"):
+            notations = getattr(self, field)
+            if isinstance(notations, tuple) and len(notations) != self.stages - 1:
+                raise ValueError(
+                    f"`{field}` must be one compressor or a list of one a boundary ({self.stages - 1}), but got {len(notations)}."
+                )
+        if self.shared_indices:
+            self._check_shared()
+        return self
+
+    def _check_shared(self) -> None:
+        for boundary, (forward, backward) in enumerate(self.compressors()):
+            sparse = isinstance(forward, (Plain, ErrorFeedback)) and hasattr(forward.codec, "support")
+            if not sparse:
+                raise ValueError(
+                    f"`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got {forward!r} at boundary {boundary}."
+                )
+            dense = isinstance(backward, AtSupport) and not hasattr(backward.codec, "support")
+            if not dense:
+                raise ValueError(
+                    "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
+                    f"such as Identity or Quantize(8), but got {backward!r}."
+                )
+
+    @property
+    def stages(self) -> int:
+        """Number of stages, however they are given."""
+        return len(self.cuts) + 1 if self.cuts is not None else self.num_stages or 4
+
+    @property
+    def parsed_schedule(self) -> Schedule:
+        """The schedule as data."""
+        return parse_schedule(self.schedule)
+
+    def compressors(self) -> list[tuple[Compressor, Compressor]]:
+        """Return the compressors of each boundary: of its activations and of its gradients."""
+        count = self.stages - 1
+        forward, backward = (
+            [parse_compressor(text) for text in ([value] * count if isinstance(value, str) else value)]
+            for value in (self.forward, self.backward)
+        )
+        if self.shared_indices:
+            backward = [AtSupport(method.codec) if isinstance(method, Plain) else method for method in backward]
+        return list(zip(forward, backward, strict=True))
+
+    def flat(self) -> dict[str, Any]:
+        """Return every key as it is written (`optimizer.momentum`), with its value; lists as in TOML."""
+        flat: dict[str, Any] = {}
+        for key, value in self.model_dump().items():
+            if isinstance(value, dict):
+                name = value.pop("name")
+                flat[key if key in ("model", "data") else f"{key}.name"] = name
+                flat |= {f"{key}.{option}": option_value for option, option_value in value.items()}
+            else:
+                flat[key] = value
+        return flat
+
+
+def make_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of nested values; raises ConfigError with the first thing that is wrong, in one sentence."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, values)) from None
+
+
+def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the configuration of a recipe's name or a TOML file, changed by `key=value` texts.
+
+    Raises ConfigError where the recipe, the file, a key or a value is wrong.
+    """
+    name, values = read_source(source)
+    for override in overrides:
+        apply_override(values, override)
+    values.setdefault("name", name)
+    return make_config(values)
+
+
+def read_source(source: str | Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the values of a recipe or a TOML file; raises ConfigError."""
+    path = Path(source)
+    recipes = recipe_names()
+    if str(source) in recipes:
+        text = resources.files("raysim.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
+    elif path.suffix == ".toml" and path.is_file():
+        text = path.read_text(encoding="utf-8")
+    elif path.suffix == ".toml":
+        raise ConfigError(f"There is no file {str(source)!r}.")
+    else:
+        raise ConfigError(f"Unknown recipe {str(source)!r}. Known: {', '.join(recipes)}; or give a .toml file.")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}.") from None
+    base = values.pop("base", None)  # a recipe derives from another by naming what differs
+    if base is not None:
+        parent = read_source(base)[1]
+        for key, value in values.items():
+            _merge(parent, key, value)
+        values = parent
+    return path.stem, values
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with raysim."""
+    return sorted(entry.name.removesuffix(".toml") for entry in resources.files("raysim.recipes").iterdir() if entry.name.endswith(".toml"))
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; raises ConfigError."""
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"An override is written key=value, but got {override!r}.")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    _merge(values, key, value)
+
+
+_EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
+
+
+def _merge(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = values.setdefault(parent, {})
+        if isinstance(inner, str):
+            inner = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"`{key}` is no key: `{parent}` is {inner!r}.")
+        values[parent] = inner = dict(inner)
+        values = inner
+    if isinstance(value, dict) and last in ("model", "data", "optimizer") and "name" not in value:
+        for option, option_value in value.items():
+            _merge(values, f"{last}.{option}", option_value)
+        return
+    values.pop(_EXCLUSIVE.get(key, ""), None)
+    values[last] = value
+
+
+def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Return the first error of pydantic's as one of our sentences."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in ("str", "tuple[str, ...]"))
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"]).strip()
+        return text if "`" in text and not key or key in text else f"`{key}`: {text}"
+    if first["type"] == "extra_forbidden":
+        known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
+        prefix = "optimizer." if key.startswith("optimizer.") else ""
+        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}."
+    rule = first["msg"][0].lower() + first["msg"][1:]
+    return f"`{key}`: {rule}, but got {first['input']!r}."

@@ -1,0 +1,189 @@
+"""Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
+
+Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd saves
+of every microbatch in flight, packets made and not yet consumed, residuals of error feedback, reference copies of delta feedback, and the
+workspace of one action. The interpreter, libraries and allocator slack are not here: give a capacity that leaves room for them.
+
+>>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
+>>> print(stage.explain())
+stage 2: 33.6 MB weights + 33.6 MB gradients + 2 x 4.2 MB activations in flight = 75.6 MB
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raysim.network.schedule import Schedule, peak_in_flight
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What one stage of one replica holds at its peak. Fields are bytes, `saved_bytes` and `packet_bytes` each per unit counted."""
+
+    stage: int = dataclasses.field(kw_only=False)
+    weights_bytes: int = 0
+    """Parameters and buffers."""
+    gradients_bytes: int = 0
+    """Gradients of the parameters, accumulated over microbatches."""
+    optimizer_bytes: int = 0
+    """Slots of the optimiser: momentum is one copy of the weights, Adam two."""
+    saved_bytes: int = 0
+    """What autograd keeps of one microbatch from its forward to its backward; with recomputation, the stage's input only."""
+    in_flight: int = 0
+    """Microbatches gone forward and not yet backward, at most: from the schedule."""
+    packet_bytes: int = 0
+    """One packet of the largest kind that the stage makes."""
+    packets: int = 0
+    """Packets made by the stage and not yet consumed by a neighbour, at most."""
+    residuals_bytes: int = 0
+    """Residuals of error feedback, of both directions."""
+    references_bytes: int = 0
+    """Reference copies of delta feedback (EF21, AQ-SGD) that this stage keeps: one end of each link."""
+    workspace_bytes: int = 0
+    """What one action needs while it runs: recomputed activations, the codec's temporaries."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or value < 0:
+                raise ValueError(f"`{field.name}` must be an integer of at least 0, but got {value!r}.")
+
+    @property
+    def activations_bytes(self) -> int:
+        """Return the bytes saved of all microbatches in flight."""
+        return self.saved_bytes * self.in_flight
+
+    @property
+    def messages_bytes(self) -> int:
+        """Return the bytes of all packets in flight."""
+        return self.packet_bytes * self.packets
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of all parts."""
+        return sum(self._parts().values())
+
+    def _parts(self) -> dict[str, int]:
+        return {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimiser": self.optimizer_bytes,
+            "activations in flight": self.activations_bytes,
+            "packets in flight": self.messages_bytes,
+            "residuals": self.residuals_bytes,
+            "reference copies": self.references_bytes,
+            "workspace": self.workspace_bytes,
+        }
+
+    def explain(self) -> str:
+        """Return the sum in one line, the parts that are zero left out."""
+        counts = {
+            "activations in flight": (self.in_flight, self.saved_bytes),
+            "packets in flight": (self.packets, self.packet_bytes),
+        }
+        terms = []
+        for name, size in self._parts().items():
+            if size:
+                count, each = counts.get(name, (1, size))
+                terms.append(f"{count} x {format_bytes(each)} {name}" if count > 1 else f"{format_bytes(each)} {name}")
+        return f"stage {self.stage}: {' + '.join(terms) or 'nothing'} = {format_bytes(self.total_bytes)}"
+
+
+def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> list[int]:
+    """Return the peak count of microbatches in flight of every stage.
+
+    >>> from raysim.network.schedule import GPipe, OneFOneB
+    >>> in_flight(OneFOneB(), num_stages=4, num_microbatches=8), in_flight(GPipe(), 4, 8)
+    ([4, 3, 2, 1], [8, 8, 8, 8])
+    """
+    return [peak_in_flight(schedule.row(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
+
+
+def packets_in_flight(counts: Sequence[int]) -> list[int]:
+    """Return how many packets of each stage may wait for a neighbour at once, given the microbatches in flight of every stage.
+
+    A packet forward waits only while its microbatch is in flight at the sender, one backward only while it is at the receiver, and
+    the same microbatch is never under way in both directions: so the bound is the larger of the two counts, and holds on any network.
+
+    >>> packets_in_flight([3, 2, 1])
+    [3, 3, 2]
+    """
+    bounds = []
+    for stage, own in enumerate(counts):
+        forward = own if stage < len(counts) - 1 else 0
+        backward = counts[stage - 1] if stage > 0 else 0
+        bounds.append(max(forward, backward))
+    return bounds
+
+
+def reference_bytes(num_samples: int, values_per_sample: int, itemsize: int = 4, *, capacity: int | None = None) -> int:
+    """Return the bytes of AQ-SGD's copies at one end of a link: a row for each sample, at most `capacity` rows.
+
+    ResNet-18 cut after layer1, layer2 and layer3, all of CIFAR-10, float32: 22.9 GB a side.
+
+    >>> cuts = (64 * 32 * 32, 128 * 16 * 16, 256 * 8 * 8)
+    >>> format_bytes(sum(reference_bytes(50_000, values) for values in cuts))
+    '22.9 GB'
+    """
+    rows = num_samples if capacity is None else min(num_samples, capacity)
+    return rows * values_per_sample * itemsize
+
+
+REMEDIES = {
+    "weights": "Use more stages or a smaller model",
+    "gradients": "Use more stages or a smaller model",
+    "optimiser": "Use an optimiser with fewer slots or more stages",
+    "activations in flight": "Use more microbatches, `recompute`, or a schedule with fewer in flight",
+    "packets in flight": "Use more microbatches or a stronger codec",
+    "residuals": "Key the residuals by link instead of by sample or slot",
+    "reference copies": "Bound the samples kept with AQSGD's `capacity`, or keep them in bfloat16",
+    "workspace": "Use more microbatches",
+}
+
+
+def check_memory(
+    memories: Sequence[StageMemory],
+    capacity_bytes: int | Mapping[Any, int],
+    nodes: Sequence[Hashable] | None = None,
+) -> None:
+    """Raise ValueError with the arithmetic where the stages that share a node need more than its memory.
+
+    `memories[i]` lives on `nodes[i]` (by default all on one node); `capacity_bytes` is of every node, or a mapping from node to bytes.
+    Replicas are listed like further stages.
+    """
+    places = [0] * len(memories) if nodes is None else list(nodes)
+    if len(places) != len(memories):
+        raise ValueError(f"`nodes` must name one node for each of {len(memories)} stages, but got {len(places)}.")
+    for node in dict.fromkeys(places):
+        here = [memory for memory, place in zip(memories, places, strict=True) if place == node]
+        limit = capacity_bytes[node] if isinstance(capacity_bytes, Mapping) else capacity_bytes
+        total = sum(memory.total_bytes for memory in here)
+        if total <= limit:
+            continue
+        parts = {name: sum(memory._parts()[name] for memory in here) for name in REMEDIES}
+        largest = max(parts, key=lambda name: parts[name])
+        arithmetic = "; ".join(memory.explain() for memory in here)
+        where = f" of node {node}" if nodes is not None else ""
+        raise ValueError(
+            f"The stages{where} must fit in {format_bytes(limit)}, but need {format_bytes(total)}: {arithmetic}. "
+            f"{REMEDIES[largest]}."
+        )
+
+
+def format_bytes(size: float) -> str:
+    """Return a size in decimal units with three digits.
+
+    >>> format_bytes(999), format_bytes(4_194_304), format_bytes(22_937_600_000)
+    ('999 B', '4.19 MB', '22.9 GB')
+    """
+    if abs(size) < 1000:
+        return f"{size:.0f} B"
+    power = min(int(math.log10(abs(size)) // 3), 5)
+    if round(abs(size) / 1000**power, 1) >= 1000:
+        power += 1
+    return f"{size / 1000**power:.3g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'][power]}"

@@ -1,0 +1,245 @@
+"""A network is data: bandwidth, latency and jitter between hosts, who shares which wire, and what messages and collectives cost.
+
+Bandwidth is in bit/s, decimal (1 Gbit/s is 10^9 bit/s), latency in seconds, one way, once a message (`a + 8 S / W`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raysim.notation import check_choice, check_real
+
+Matrix = tuple[tuple[float, ...], ...]
+Floats = NDArray[np.float64]
+
+SHARING = ("pair", "port", "half", "inbound")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What lies between hosts; messages within a host cost nothing here.
+
+    `sharing` says which messages wait for one another:
+
+    - "pair": every ordered pair of hosts has a wire of its own, messages in the order sent (full duplex);
+    - "port": a host's outgoing messages share one port, its incoming ones another, each of `port_bps`, fairly (full duplex);
+    - "half": outgoing and incoming share one port;
+    - "inbound": one wire into each host, served in the order in which the receiver asks, and the next message starts
+      when the last has arrived, latency included (Protocol NanoGPT's simulated links).
+
+    >>> network = Network(bandwidth_bps=100e6, latency_s=0.02)
+    >>> network, network.p2p_s(0, 1, 1_000_000)
+    (100mbps+20ms, 0.1)
+    """
+
+    bandwidth_bps: float | Matrix
+    """Between two hosts, one direction: a number, or a matrix by source and target."""
+    latency_s: float | Matrix = 0.0
+    """One way, once a message: a number, or a matrix by source and target."""
+    jitter_s: float = 0.0
+    """Latency varies evenly by up to this much up and down; messages keep their order."""
+    sharing: str = "pair"
+    """Which messages wait for one another: see above."""
+    port_bps: float | None = None
+    """Of a host's port, with "port" and "half"; by default the fastest of the host's links."""
+    burst_bytes: float = 0.0
+    """What a token bucket lets through at once after a pause (the burst of `tc tbf`)."""
+    framing: float = 1.0
+    """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
+    name: str = field(default="", compare=False)
+    """Of the preset or file; no part of what the network is."""
+
+    def __post_init__(self) -> None:
+        for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
+            object.__setattr__(self, item, _matrix(item, getattr(self, item), open_low=low_open))
+        lowest = np.min(_off_diagonal(self.latency_s))
+        check_choice("sharing", self.sharing, SHARING)
+        checked = {
+            "jitter_s": check_real("jitter_s", self.jitter_s, 0, math.inf),
+            "burst_bytes": check_real("burst_bytes", self.burst_bytes, 0, math.inf),
+            "framing": check_real("framing", self.framing, 1, math.inf),
+        }
+        if self.port_bps is not None:
+            checked["port_bps"] = check_real("port_bps", self.port_bps, 0, math.inf, open_low=True)
+            if self.sharing not in ("port", "half"):
+                raise ValueError(f'`port_bps` must go with `sharing` "port" or "half", but got {self.sharing!r}.')
+        if checked["jitter_s"] > lowest:
+            raise ValueError(f"`jitter_s` must be at most the lowest latency ({lowest:g} s), but got {self.jitter_s!r}.")
+        if checked["burst_bytes"] and self.sharing == "inbound":
+            raise ValueError(f'`burst_bytes` must be 0 with `sharing` "inbound", but got {self.burst_bytes!r}.')
+        sizes = {len(value) for value in (self.bandwidth_bps, self.latency_s) if isinstance(value, tuple)}
+        if len(sizes) > 1:
+            raise ValueError(f"`latency_s` must have the size of `bandwidth_bps`, but got sizes {sorted(sizes)}.")
+        for item, value in checked.items():
+            object.__setattr__(self, item, value)
+
+    def __repr__(self) -> str:
+        return self.name or self.notation()
+
+    def notation(self) -> str:
+        """Return the network as text that `parse_network` reads, or a summary where matrices keep it from being text."""
+        if self.num_hosts is not None:
+            return f"<{self.num_hosts} hosts, {_span(self.bandwidth_bps, _bandwidth)}, {_span(self.latency_s, _time)}>"
+        assert isinstance(self.bandwidth_bps, float) and isinstance(self.latency_s, float)
+        text = _bandwidth(self.bandwidth_bps)
+        text += f"+{_time(self.latency_s)}" if self.latency_s else ""
+        text += f"~{_time(self.jitter_s)}" if self.jitter_s else ""
+        return text + (f"/{self.sharing}" if self.sharing != "pair" else "")
+
+    @property
+    def num_hosts(self) -> int | None:
+        """Return how many hosts the matrices name; None where any number is meant."""
+        for value in (self.bandwidth_bps, self.latency_s):
+            if isinstance(value, tuple):
+                return len(value)
+        return None
+
+    def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """Return the bandwidth from `source` to `target`, elementwise; infinite within a host."""
+        return _look_up(self.bandwidth_bps, source, target, within=math.inf)
+
+    def latencies_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """Return the latency from `source` to `target`, elementwise; zero within a host."""
+        return _look_up(self.latency_s, source, target, within=0.0)
+
+    def ports_bps(self, num_hosts: int) -> Floats:
+        """Return the capacity of every host's port; infinite where ports are not shared."""
+        if self.sharing not in ("port", "half"):
+            return np.full(num_hosts, math.inf)
+        if self.port_bps is not None:
+            return np.full(num_hosts, self.port_bps)
+        if not isinstance(self.bandwidth_bps, tuple):
+            return np.full(num_hosts, self.bandwidth_bps)
+        matrix = np.array(self.bandwidth_bps)
+        np.fill_diagonal(matrix, 0.0)
+        return np.maximum(matrix.max(axis=0), matrix.max(axis=1))[:num_hosts]
+
+    def p2p_s(self, source: int, target: int, wire_bytes: float) -> float:
+        """Return the seconds of one message on an idle wire: latency and transfer, without burst and jitter."""
+        bandwidth, latency = self.bandwidths_bps(source, target), self.latencies_s(source, target)
+        return float(latency + 8 * self.framing * wire_bytes / bandwidth)
+
+    def all_reduce_s(self, wire_bytes: float, hosts: Sequence[int], algorithm: str = "ring") -> float:
+        """Return the seconds to sum `wire_bytes` over ranks on `hosts`, by alpha-beta cost on the slowest link used.
+
+        Ring: 2(N-1)(a + S/(N W)); tree: 2 log2 N (a + S/W). One rank costs nothing.
+
+        >>> round(Network(8e6, 0.01).all_reduce_s(1_000_000, [0, 1, 2, 3]), 6)
+        1.56
+        """
+        check_choice("algorithm", algorithm, ("ring", "tree"))
+        ranks = len(hosts)
+        if ranks <= 1:
+            return 0.0
+        if algorithm == "ring":
+            return 2 * (ranks - 1) * self._ring_s(hosts, wire_bytes / ranks)
+        return 2 * math.ceil(math.log2(ranks)) * self._worst_s(hosts, wire_bytes)
+
+    def all_gather_s(self, wire_bytes: float, hosts: Sequence[int], algorithm: str = "ring") -> float:
+        """Return the seconds until every rank has the `wire_bytes` of each other.
+
+        Ring: (N-1)(a + S/W); doubling: a log2 N + S (N-1)/W.
+        """
+        check_choice("algorithm", algorithm, ("ring", "doubling"))
+        ranks = len(hosts)
+        if ranks <= 1:
+            return 0.0
+        if algorithm == "ring":
+            return (ranks - 1) * self._ring_s(hosts, wire_bytes)
+        latency = self._worst_s(hosts, 0)
+        return math.ceil(math.log2(ranks)) * latency + (ranks - 1) * (self._worst_s(hosts, wire_bytes) - latency)
+
+    def _ring_s(self, hosts: Sequence[int], wire_bytes: float) -> float:
+        return max(self.p2p_s(a, b, wire_bytes) for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+
+    def _worst_s(self, hosts: Sequence[int], wire_bytes: float) -> float:
+        return max(self.p2p_s(a, b, wire_bytes) for a in hosts for b in hosts)
+
+
+FREE = Network(math.inf)
+"""Infinite bandwidth, no latency: what is left is compute, codec and schedule."""
+
+
+def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
+    """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
+    if isinstance(value, (int, float)):
+        return check_real(item, value, 0, math.inf, open_low=open_low)
+    if not isinstance(value, (tuple, list, np.ndarray)):
+        raise ValueError(f"`{item}` must be a number or a square matrix, but got {value!r}.")
+    rows = [list(row) for row in value]
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise ValueError(f"`{item}` must be a square matrix, but got rows of {[len(row) for row in rows]} numbers.")
+    for i, row in enumerate(rows):
+        for j, entry in enumerate(row):
+            number = float(entry) if isinstance(entry, (np.floating, np.integer)) else entry
+            row[j] = check_real(f"{item}[{i}][{j}]", number, 0, math.inf, open_low=open_low) if i != j else 0.0
+    return tuple(tuple(row) for row in rows)
+
+
+def _off_diagonal(value: float | Matrix) -> Floats:
+    if not isinstance(value, tuple):
+        return np.array([value])
+    matrix = np.array(value)
+    outside = matrix[~np.eye(len(matrix), dtype=bool)]
+    return outside if outside.size else np.zeros(1)
+
+
+def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, within: float) -> Floats:
+    sources, targets = np.asarray(source), np.asarray(target)
+    if isinstance(value, tuple):
+        highest = max(sources.max(initial=0), targets.max(initial=0))
+        if highest >= len(value):
+            raise ValueError(f"`hosts` must be below {len(value)}, the size of the network, but got {highest}.")
+        found = np.array(value)[sources, targets]
+    else:
+        found = np.full(np.broadcast(sources, targets).shape, value)
+    return np.where(sources == targets, within, found)
+
+
+BANDWIDTHS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
+TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+NUMBER = r"(\d+(?:\.\d+)?)"
+PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))?(?:~{NUMBER}(us|ms|s))?(?:/(\w+))?")
+
+
+def read_notation(text: str) -> Network | None:
+    """Return the network that `text` writes, such as "100mbps+20ms~2ms/port"; None where it is no such text.
+
+    >>> read_notation("1gbps+0.5ms"), read_notation("fast")
+    (1gbps+500us, None)
+    """
+    match = PATTERN.fullmatch(text.strip().lower())
+    if match is None:
+        return None
+    return Network(
+        bandwidth_bps=float(match[1]) * BANDWIDTHS[match[2]] if match[1] else math.inf,
+        latency_s=float(match[3]) * TIMES[match[4]] if match[3] else 0.0,
+        jitter_s=float(match[5]) * TIMES[match[6]] if match[5] else 0.0,
+        sharing=match[7] or "pair",
+    )
+
+
+def _scaled(value: float, units: dict[str, float]) -> str:
+    unit = next((name for name in reversed(units) if value >= units[name] * (1 - 1e-12)), next(iter(units)))
+    return f"{value / units[unit]:.12g}{unit}"
+
+
+def _bandwidth(value: float) -> str:
+    return "free" if math.isinf(value) else _scaled(value, BANDWIDTHS)
+
+
+def _time(value: float) -> str:
+    return _scaled(value, TIMES)
+
+
+def _span(value: float | Matrix, write: object) -> str:
+    assert callable(write)
+    outside = _off_diagonal(value)
+    low, high = write(float(outside.min())), write(float(outside.max()))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,174 @@
+"""Named networks, networks from files, and the one reader of what a user writes after `--network`."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from raysim.network.network import Network, read_notation
+
+LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
+"""Bandwidths that papers quote, without latency; add one as in `200mbps+50ms`."""
+
+# DT-FM's five cases (Yuan et al. 2022, 2206.01288; `scheduler/generate_sim_com_matrices.py`, MIT), 64 GPUs each. Milliseconds are
+# read one way, as their cost model does, although they look like public round-trip times; kept so for comparability.
+FOUR_REGIONS = ("Virginia", "Oregon", "California", "Ohio")
+FOUR_REGIONS_LINKS = {  # (ms, Gbit/s)
+    ("Virginia", "Oregon"): (67, 1.15),
+    ("Virginia", "California"): (59, 1.05),
+    ("Virginia", "Ohio"): (11, 1.12),
+    ("Oregon", "California"): (12, 1.25),
+    ("Oregon", "Ohio"): (49, 1.10),
+    ("California", "Ohio"): (52, 1.02),
+}
+WORLD = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
+WORLD_MS = (  # above the diagonal, row by row
+    (67, 49, 96, 124, 136, 143, 124),
+    (11, 143, 172, 76, 90, 67),
+    (130, 159, 86, 99, 77),
+    (34, 210, 223, 199),
+    (238, 235, 228),
+    (14, 12),
+    (24,),
+)
+WORLD_GBPS = (  # below the diagonal, row by row
+    (0.79,),
+    (1.10, 1.12),
+    (0.523, 0.524, 0.694),
+    (0.46, 0.500, 0.529, 1.10),
+    (0.42, 1.16, 1.05, 0.366, 0.342),
+    (0.404, 1.02, 0.799, 0.36, 0.358, 1.14),
+    (0.482, 1.05, 1.14, 0.465, 0.335, 1.09, 1.08),
+)
+
+
+def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], across: Any) -> Network:
+    """Return hosts grouped in regions; `inside` and `across(a, b)` are (ms, Gbit/s) within a region and between two."""
+    region = [index for index, size in enumerate(sizes) for _ in range(size)]
+    links = [[inside if a == b else across(a, b) for b in region] for a in region]
+    bandwidth = tuple(tuple(gbps * 1e9 for _, gbps in row) for row in links)
+    latency = tuple(tuple(ms / 1e3 for ms, _ in row) for row in links)
+    return Network(bandwidth, latency, name=name)
+
+
+def _four(a: int, b: int) -> tuple[float, float]:
+    pair = (FOUR_REGIONS[a], FOUR_REGIONS[b])
+    return FOUR_REGIONS_LINKS.get(pair) or FOUR_REGIONS_LINKS[pair[1], pair[0]]
+
+
+def _world(a: int, b: int) -> tuple[float, float]:
+    low, high = min(a, b), max(a, b)
+    return WORLD_MS[low][high - low - 1], WORLD_GBPS[high - 1][low]
+
+
+@functools.cache
+def presets() -> dict[str, Network]:
+    """Return the named networks: the levels, `free`, and DT-FM's cases 1 to 5 of 64 hosts each.
+
+    >>> presets()["worldwide"].notation()
+    '<64 hosts, 335mbps to 2gbps, 10ms to 238ms>'
+    """
+    named = [
+        _regions("data-centre", [8] * 8, (0, 100), lambda a, b: (0, 3.125)),
+        _regions("spot", [4] * 8 + [1] * 32, (0, 100), lambda a, b: (0, 1.25)),
+        _regions("two-universities", [32] * 2, (1, 5), lambda a, b: (11, 1.12)),
+        _regions("four-regions", [16] * 4, (10, 2), _four),
+        _regions("worldwide", [8] * 8, (10, 2), _world),
+    ]
+    found = {level: _level(level) for level in (*LEVELS, "free")}
+    return found | {network.name: network for network in named}
+
+
+def _level(text: str) -> Network:
+    network = read_notation(text)
+    assert network is not None
+    return network
+
+
+def parse_network(text: str) -> Network:
+    """Return the network that `text` means: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file.
+
+    >>> parse_network("100mbps+20ms").latency_s
+    0.02
+    """
+    name = text.strip()
+    if name in presets():
+        return presets()[name]
+    network = read_notation(name)
+    if network is not None:
+        return network
+    if Path(name).suffix in (".toml", ".csv"):
+        return load_network(Path(name))
+    known = ", ".join(presets())
+    raise ValueError(
+        f"A network is a preset, text such as '100mbps+20ms', or a .toml or .csv file, but got {text!r}. Known: {known}."
+    )
+
+
+def load_network(path: Path) -> Network:
+    """Return the network in a file; raises ValueError naming the file and what is wrong with it.
+
+    TOML holds the fields of `Network` by name. CSV has one line a link with columns source, target, bandwidth_bps and
+    latency_s; a link given in one direction only holds for both.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ValueError(f"The network file {str(path)!r} must be readable, but: {error.strerror}.") from None
+    try:
+        return _from_csv(text, path.stem) if path.suffix == ".csv" else _from_toml(text, path.stem)
+    except ValueError as error:
+        raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
+
+
+def _from_toml(text: str, name: str) -> Network:
+    values = tomllib.loads(text)
+    known = [item.name for item in fields(Network)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"Unknown field `{unknown[0]}`. Known: {', '.join(known)}.")
+    if "bandwidth_bps" not in values:
+        raise ValueError("`bandwidth_bps` must be given.")
+    return Network(**({"name": name} | values))
+
+
+def _from_csv(text: str, name: str) -> Network:
+    columns = ("source", "target", "bandwidth_bps", "latency_s")
+    reader = csv.DictReader(text.splitlines())
+    if set(reader.fieldnames or ()) != set(columns):
+        raise ValueError(f"The columns must be {', '.join(columns)}, but got {', '.join(reader.fieldnames or ())}.")
+    links: dict[tuple[int, int], tuple[float, float]] = {}
+    for line in reader:
+        try:
+            ends, (bandwidth, latency) = (
+                (int(line["source"]), int(line["target"])),
+                (float(line["bandwidth_bps"]), float(line["latency_s"])),
+            )
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"A line must hold two host numbers and two numbers, but got {list(line.values())!r}."
+            ) from None
+        if ends in links:
+            raise ValueError(f"A link must be given once, but got {ends[0]} to {ends[1]} twice.")
+        links[ends] = (bandwidth, latency)
+    size = max((max(ends) for ends in links), default=-1) + 1
+    if size < 2 or min(min(ends) for ends in links) < 0:
+        raise ValueError(f"The links must join hosts 0, 1, ..., but got {sorted(links)}.")
+    matrices: list[list[list[float]]] = [[[0.0] * size for _ in range(size)] for _ in range(2)]
+    for a in range(size):
+        for b in range(size):
+            if a != b:
+                link = links.get((a, b)) or links.get((b, a))
+                if link is None:
+                    raise ValueError(f"Every pair of hosts must have a link, but got none between {a} and {b}.")
+                matrices[0][a][b], matrices[1][a][b] = link
+    return replace(Network(_rows(matrices[0]), _rows(matrices[1])), name=name)
+
+
+def _rows(matrix: list[list[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in matrix)

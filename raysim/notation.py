@@ -1,0 +1,128 @@
+"""The one notation: the `repr` of a codec, compressor or schedule, its parser, and the checks of its arguments.
+
+Imports nothing of raysim, so that every room may use it.
+
+>>> from raysim.codecs import CODECS
+>>> parse("TopK(1)", CODECS)
+TopK(1.0)
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+
+
+class Notation:
+    """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
+
+    notation: ClassVar[str | None] = None  # the name where it is no Python identifier (`1F1B`)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name under which the class is written."""
+        return cls.notation or cls.__name__
+
+    def __repr__(self) -> str:
+        arguments = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING:
+                arguments.append(repr(value))
+            elif value != field.default:
+                arguments.append(f"{field.name}={value!r}")
+        return f"{self.name()}({', '.join(arguments)})" if arguments else self.name()
+
+    def _coerce(self, **values: object) -> None:
+        """Replace fields by their checked values, in `__post_init__` of a frozen dataclass."""
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+
+def check_real(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+    """Return `value` as a float in [low, high], or (low, high] with `open_low`; raises ValueError by field and value."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (low <= value <= high) or (open_low and value == low):  # type: ignore[operator]
+        interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+        raise ValueError(f"`{field}` must be in {interval}, but got {value!r}.")
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_integer(field: str, value: object, low: int, high: int | None = None) -> int:
+    """Return `value` as an int in low..high (no upper end where `high` is None); raises ValueError by field and value."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise ValueError(f"`{field}` must be an integer {limits}, but got {value!r}.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
+    """Return `value` if it is one of `choices`; raises ValueError by field and value."""
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"`{field}` must be one of {', '.join(known)}, but got {value!r}.")
+    return str(value)
+
+
+def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
+    """Return the object that `text` writes: the inverse of `repr`, by syntax tree and never by evaluation.
+
+    `names` maps what may be written to its class. Raises ValueError naming the unknown or wrong part.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {text!r}.")
+    aliases = {name: f"_{name}" for name in names if not name.isidentifier()}
+    source = text.strip()
+    for name, alias in aliases.items():
+        source = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, source)
+    classes: dict[str, type[T]] = {aliases.get(name, name): cls for name, cls in names.items()}
+    try:
+        tree = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"{text!r} is no {kind}: expected a name with arguments, such as 'TopK(0.1)'.") from None
+
+    def build(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int() | float() | str() | None as value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return -value
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return tuple(build(element) for element in elements)
+            case ast.Name(id=name):
+                return construct(name, [], {})
+            case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
+                if any(isinstance(argument, ast.Starred) for argument in positional):
+                    raise ValueError(f"{text!r} is no {kind}: `*` has no place in it.")
+                named = {keyword.arg: build(keyword.value) for keyword in keywords if keyword.arg}
+                if len(named) != len(keywords):
+                    raise ValueError(f"{text!r} is no {kind}: `**` or an argument given twice has no place in it.")
+                return construct(name, [build(argument) for argument in positional], named)
+        raise ValueError(f"{text!r} is no {kind}: `{ast.unparse(node)}` has no place in it.")
+
+    def construct(name: str, positional: list[Any], named: dict[str, Any]) -> T:
+        if name not in classes:
+            known = ", ".join(sorted(names))
+            raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.")
+        cls = classes[name]
+        signature = inspect.signature(cls)
+        try:
+            signature.bind(*positional, **named)
+        except TypeError as error:
+            raise ValueError(f"`{name}` in {text!r} takes {signature}: {error}.") from None
+        try:
+            return cls(*positional, **named)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{str(error).rstrip('.')} (in {text!r}).") from None
+
+    result = build(tree)
+    if not isinstance(result, tuple(names.values())):
+        raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
+    return result

@@ -1,0 +1,103 @@
+"""Checkpoints: whole folders of safetensors, one file a worker, with a manifest; no pickle.
+
+A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one end's copy
+of every memory: both ends of a delta method are equal, and restored from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+FORMAT = 1
+KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read: one sentence with its path and what is wrong."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk: the state in which `step` begins."""
+
+    path: Path
+    step: int
+
+
+def pack_tensors(tensors: dict[str, Tensor]) -> np.ndarray:
+    """Return named tensors as bytes of safetensors, in an array that Ray moves without a copy."""
+    return np.frombuffer(save({name: tensor.contiguous() for name, tensor in tensors.items()}), dtype=np.uint8)
+
+
+def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
+    """Return the tensors of `pack_tensors`; raises CheckpointError."""
+    try:
+        return load(data.tobytes())
+    except SafetensorError as error:
+        raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
+
+
+def write_checkpoint(folder: Path, step: int, parts: Sequence[np.ndarray]) -> Checkpoint:
+    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed."""
+    path = folder / f"step-{step:08d}"
+    draft = folder / f".{path.name}.{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    files = {}
+    for worker, part in enumerate(parts):
+        name = f"worker-{worker}.safetensors"
+        _write(draft / name, memoryview(part))
+        files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part).hexdigest()}
+    _write(draft / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
+    shutil.rmtree(path, ignore_errors=True)
+    draft.rename(path)
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old.path, ignore_errors=True)
+    return Checkpoint(path, step)
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return the checkpoints of a folder, oldest first; unfinished ones are not among them."""
+    found = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
+    """Return the parts of a checkpoint, one a worker; raises CheckpointError where a file is missing or not as written."""
+    manifest = checkpoint.path / "manifest.json"
+    try:
+        entries = json.loads(manifest.read_bytes())
+        written, files = entries["format"], entries["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).") from None
+    if written != FORMAT:
+        raise CheckpointError(f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}.")
+    parts = []
+    for name, entry in files.items():
+        try:
+            part = np.fromfile(checkpoint.path / name, dtype=np.uint8)
+        except OSError as error:
+            raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error}).") from None
+        if part.nbytes != entry["bytes"] or hashlib.sha256(part).hexdigest() != entry["sha256"]:
+            raise CheckpointError(
+                f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written. Remove it to resume from the one before."
+            )
+        parts.append(part)
+    return parts
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,395 @@
+"""Engines: who runs the workers. One protocol, written once; inline in this process, or on Ray actors.
+
+The order of submission is the schedule: an actor runs its calls in the order submitted, also while one waits for its packet.
+So a step is submitted whole, packets pass from call to call as references, and only the reports of the step's end are fetched.
+This module is the only one of raysim that imports Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from raysim.config import ConfigError
+from raysim.network.memory import check_memory
+from raysim.network.schedule import calls, needs, order
+from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.plan import Workload
+from raysim.pipeline.worker import Evaluated, StepReport, Worker
+
+Ref = Any  # a value inline, a reference on Ray
+
+
+class _Call(NamedTuple):
+    """A call of a worker's row, and the call whose packet it takes."""
+
+    worker: int
+    index: int
+    source: tuple[int, int] | None
+
+
+class Engine(ABC):
+    """Drives the workers through steps, evaluations and checkpoints."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.plan = plan = workload.plan
+        self.incarnation = 0
+        self._calls = self._ordered_calls()
+        tied = {stage for owners in plan.tied for stage, _ in owners}
+        self._owners = sorted({self._worker_of[stage] for stage in tied})
+
+    def _ordered_calls(self) -> list[_Call]:
+        """Return all calls of a step in an order that respects rows and packets."""
+        plan = self.plan
+        self._worker_of = plan.config.parsed_schedule.workers(plan.num_stages)
+        call_of, firsts = {}, {}
+        for worker, row in enumerate(plan.rows):
+            for index, actions in enumerate(calls(row, plan.num_stages)):
+                call_of |= dict.fromkeys(actions, (worker, index))
+                firsts[actions[0]] = (worker, index)
+        ordered = []
+        for action in order(plan.rows, plan.num_stages):
+            if action in firsts:
+                source = needs(action, plan.num_stages)
+                ordered.append(_Call(*firsts[action], call_of[source] if source else None))
+        self._last_sink = call_of[[action for action in plan.rows[0] if action.op == "B" and action.stage == 0][-1]]
+        return ordered
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.plan.rows)
+
+    def step(self, step: int) -> list[StepReport]:
+        """Run one training step on all workers: all of them step, or none does.
+
+        Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and only a
+        checkpoint brings them back.
+        """
+        clip = self.plan.config.optimizer.clip_norm is not None
+        everyone = range(self.num_workers)
+        inside = (step, self.incarnation)
+        packets: dict[tuple[int, int], Ref] = {}
+        try:
+            for worker, index, source in self._calls:
+                packet = packets.pop(source) if source else None  # passing the reference on drops ours, and frees the packet
+                packets[worker, index] = self._submit(worker, "run", *inside, index, packet)
+            # Calls run without a gap, so the last backward of the first stage stands for every action of every worker.
+            done: list[Ref] = [packets.pop(self._last_sink)]
+            packets.clear()
+            if self._owners:
+                shared = [self._submit(w, "share_tied", *inside, *done, num_returns=2) for w in self._owners]
+                payloads = [payload for payload, _ in shared]
+                done = [token for _, token in shared]
+                done += [self._submit(w, "take_tied", *inside, *payloads) for w in self._owners]
+            if clip:
+                done = [self._submit(w, "gradient_norm2", *inside, *done) for w in everyone]
+            return self._fetch([self._submit(w, "update", *inside, *done) for w in everyone])
+        except (DivergedError, StageError) as error:
+            raise self._first_fault() or error from None
+
+    def _first_fault(self) -> DivergedError | StageError | None:
+        """Return the fault that comes first in the order of actions: the same one in every engine."""
+        faults = self._fetch([self._submit(worker, "fault") for worker in range(self.num_workers)])
+        place = {action: index for index, action in enumerate(order(self.plan.rows, self.plan.num_stages))}
+        found = [fault for fault in faults if fault is not None]
+        return min(found, key=lambda fault: place[fault.action]).error if found else None  # type: ignore[no-any-return]
+
+    def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
+        """Return loss and correct predictions summed over a split, with links in an evaluation `mode`."""
+        total = Evaluated(0.0, 0, 0)
+        window = 2 * self.num_workers  # batches under way at once: enough to fill the pipeline, bounded in memory
+        batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
+        for start in range(0, len(batches), window):
+            ends = []
+            for batch in batches[start : start + window]:
+                packet: Ref = None
+                for worker in range(self.num_workers):
+                    packet = self._submit(worker, "infer", self.incarnation, split, batch, mode, packet)
+                ends.append(packet)
+            for result in self._fetch(ends):
+                total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
+        return total
+
+    def batchnorm(self, change: str) -> None:
+        """Move BatchNorm statistics at all workers, see `Worker.batchnorm`."""
+        self._fetch([self._submit(worker, "batchnorm", self.incarnation, change) for worker in range(self.num_workers)])
+
+    def state(self) -> list[np.ndarray]:
+        """Return the state of each worker, to be written as a checkpoint."""
+        return self._fetch([self._submit(worker, "state", self.incarnation) for worker in range(self.num_workers)])
+
+    def load(self, step: int, parts: Sequence[np.ndarray]) -> None:
+        """Give every worker the state in which `step` begins: its own part and its neighbours', for the ends that it shares."""
+        handles = [self._put(part) for part in parts]
+        loads = []
+        for worker in range(self.num_workers):
+            around = [handles[w] for w in range(len(parts)) if self._neighbours(w, worker)]
+            loads.append(self._submit(worker, "load", step, *around))
+        self._fetch(loads)
+
+    def _neighbours(self, one: int, other: int) -> bool:
+        stages = [{s for s, w in enumerate(self._worker_of) if w == worker} for worker in (one, other)]
+        return any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
+
+    def _modules(self, worker: int) -> dict[int, nn.Module]:
+        return {s: self.workload.modules[s] for s, w in enumerate(self._worker_of) if w == worker}
+
+    def _needs_data(self, worker: int) -> bool:
+        return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))
+
+    @abstractmethod
+    def start(self) -> None:
+        """Bring up all workers at step 0, anew after a loss. Raises ConfigError where they have no place."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop what was started."""
+
+    @abstractmethod
+    def clock_offsets_s(self) -> list[float]:
+        """Return what to take from each worker's clock to have the driver's."""
+
+    @abstractmethod
+    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref: ...
+
+    @abstractmethod
+    def _fetch(self, refs: list[Ref]) -> list[Any]: ...
+
+    @abstractmethod
+    def _put(self, value: Any) -> Ref: ...
+
+
+class InlineEngine(Engine):
+    """All workers in this process, one action after the other."""
+
+    def start(self) -> None:
+        import copy
+
+        config = self.plan.config
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'.")
+        device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+        _check_memory(self.plan.memories, host_memory_bytes())
+        self.workers = [
+            Worker(self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation)
+            for worker in range(self.num_workers)
+        ]
+
+    def close(self) -> None:
+        self.workers = []
+
+    def clock_offsets_s(self) -> list[float]:
+        return [0.0] * self.num_workers
+
+    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
+        with torch.random.fork_rng():  # stages seed torch's generator, which here is the caller's
+            return getattr(self.workers[worker], method)(*arguments)
+
+    def _fetch(self, refs: list[Ref]) -> list[Any]:
+        return refs
+
+    def _put(self, value: Any) -> Ref:
+        return value
+
+
+class RayEngine(Engine):
+    """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self._actors: list[Any] = []
+        self._own_ray = False
+        self._stored: tuple[Any, ...] = ()
+
+    def start(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._stop_actors()
+        if not ray.is_initialized():
+            self._connect()
+        plan, config = self.plan, self.plan.config
+        if not self._stored:  # modules and data go to the object store once, also for stages that start again
+            modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
+            self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
+        plan_ref, module_refs, data_ref = self._stored
+        nodes, gpus = self._place()
+        actor = ray.remote(Worker)
+        for worker, node in enumerate(nodes):
+            options = actor.options(
+                num_cpus=config.cpus_per_stage,
+                num_gpus=gpus,
+                max_concurrency=1,  # the order of submission is the schedule
+                max_restarts=0,  # a worker that came back by itself would have fresh weights and say nothing
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            data = data_ref if self._needs_data(worker) else None
+            device = "cuda" if gpus else "cpu"
+            self._actors.append(options.remote(plan_ref, worker, module_refs[worker], data, device, self.incarnation))
+        self._fetch([self._submit(worker, "clock_s") for worker in range(self.num_workers)])
+
+    def restart(self) -> None:
+        """Bring up all workers anew, as another incarnation, at step 0."""
+        self.incarnation += 1
+        self.start()
+
+    def close(self) -> None:
+        import ray
+
+        self._stop_actors()
+        self._stored = ()
+        if self._own_ray and ray.is_initialized():
+            ray.shutdown()
+            self._own_ray = False
+
+    def clock_offsets_s(self) -> list[float]:
+        """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
+        import ray
+
+        offsets = []
+        here = ray.get_runtime_context().get_node_id()
+        for worker, node in enumerate(self._nodes):
+            best = (float("inf"), 0.0)
+            for _ in range(0 if node == here else 10):
+                before = time.perf_counter()
+                (there,) = self._fetch([self._submit(worker, "clock_s")])
+                after = time.perf_counter()
+                best = min(best, (after - before, there - (before + after) / 2))
+            offsets.append(best[1])
+        return offsets
+
+    def _connect(self) -> None:
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = os.environ.get("RAY_ADDRESS")
+        self._own_ray = True
+        if address:
+            ray.init(address=address, log_to_driver=False)
+            return
+        _check_memory(self.plan.memories, host_memory_bytes())
+        wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
+        ray.init(
+            address="local",
+            num_cpus=max(wanted, os.cpu_count() or 1),  # our own Ray: stages may share cores, and their records say so
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+
+    def _place(self) -> tuple[list[str], float]:
+        """Return the node of each worker, neighbours side by side, and the GPUs of each; raises ConfigError without room."""
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        config = self.plan.config
+        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]}
+        free = {node: available_resources_per_node().get(node, {}) for node in memory}
+        total_gpus = sum(resources.get("GPU", 0.0) for resources in free.values())
+        gpus = config.gpus_per_stage
+        if gpus is None:
+            share = -(-self.num_workers // int(total_gpus)) if total_gpus >= 1 else 0
+            gpus = 1 / share if share and config.device != "cpu" else 0.0
+        if config.device == "cuda" and not gpus:
+            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+        room = {}
+        for node, resources in free.items():
+            fits = resources.get("CPU", 0.0) / config.cpus_per_stage
+            if gpus:  # a fraction is of one GPU, so shares of different GPUs do not add up
+                whole = int(1 / gpus) * int(resources.get("GPU", 0.0)) if gpus <= 1 else resources.get("GPU", 0.0) / gpus
+                fits = min(fits, whole)
+            room[node] = int(fits + 1e-9)
+        if sum(room.values()) < self.num_workers:
+            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+            raise ConfigError(
+                f"{self.num_workers} stages of {asked} each need room for {self.num_workers}, but Ray's {len(room)} free nodes "
+                f"have room for {sum(room.values())}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+            )
+        here = ray.get_runtime_context().get_node_id()
+        self._nodes = assign(room, self.num_workers, config.placement, first=here)
+        if len(memory) > 1 or not self._own_ray:
+            _check_memory(self.plan.memories, {node: int(size) for node, size in memory.items()}, self._nodes)
+        return self._nodes, gpus
+
+    def _stop_actors(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
+        call = getattr(self._actors[worker], method)
+        return (call if num_returns == 1 else call.options(num_returns=num_returns)).remote(*arguments)
+
+    def _fetch(self, refs: list[Ref]) -> list[Any]:
+        import ray
+        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+
+        timeout_s = self.plan.config.timeout_s
+        try:
+            return list(ray.get(refs, timeout=timeout_s))
+        except GetTimeoutError:
+            raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s") from None
+        except (RayActorError, ObjectLostError) as error:
+            raise WorkerLostError(_one_line(error)) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, (RayActorError, ObjectLostError)):
+                raise WorkerLostError(_one_line(error.cause)) from None
+            if isinstance(error, (DivergedError, StageError)):
+                raise error.cause from None
+            raise
+
+    def _put(self, value: Any) -> Ref:
+        import ray
+
+        return ray.put(value)
+
+
+ENGINES: dict[str, Callable[[Workload], Engine]] = {"ray": RayEngine, "inline": InlineEngine}
+
+
+def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
+    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
+
+    >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
+    (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
+    """
+    nodes = sorted(room, key=lambda node: (node != first, -room[node] if placement == "pack" else 0, node))
+    shares = dict.fromkeys(nodes, 0)
+    for _ in range(count):
+        open_nodes = [node for node in nodes if shares[node] < room[node]]
+        chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
+        shares[chosen] += 1
+    return [node for node in nodes for _ in range(shares[node])]
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of this machine, or what its container may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return min(total, int(file.read()))
+    except (OSError, ValueError):  # no control group, or "max"
+        return total
+
+
+def _check_memory(memories: Sequence[Any], capacity: Any, nodes: Sequence[str] | None = None) -> None:
+    try:
+        check_memory(memories, capacity, nodes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,110 @@
+"""One end of one direction of one boundary: it holds the compressor's state and keeps the accounts."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import Identity, Packet
+from raysim.compressors import Compressor, Context, State
+
+EVALUATION_MODES = ("off", "on", "on_direct")
+
+
+class LinkAccount(NamedTuple):
+    """What crossed one end of a link in one step; squared norms are summed over its packets where they were measured."""
+
+    boundary: int
+    direction: str
+    sender: bool
+    packets: int = 0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+    codec_s: float = 0.0  # encoding at the sender, decoding at the receiver
+    sent_norm2: float | None = None  # of the tensors to send
+    received_norm2: float | None = None  # of the tensors that arrive
+    error_norm2: float | None = None  # of their difference
+    memory_norm2: float | None = None  # of all that the compressor remembers, at the step's end
+
+
+class Link:
+    """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary."""
+
+    def __init__(self, compressor: Compressor, boundary: int, direction: str, *, sender: bool, device: torch.device) -> None:
+        self.compressor = compressor
+        self.boundary = boundary
+        self.direction = direction
+        self.sender = sender
+        self.device = device
+        self.state: State = {}
+        self.last_codec_s = 0.0  # of the last message
+        self.last_dense_bytes = 0
+        self._unpublished: list[State] = []
+        self._account = self._empty_account()
+
+    def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Packet:
+        """Return the packet of `x` and move the memory; with `measure`, also account what the receiver will lack.
+
+        Raises NonFiniteError where `x` holds NaN or infinity: then nothing has moved.
+        """
+        start = time.perf_counter()
+        packet, changes = self.compressor.encode(x, self.state, context)
+        self._add(packet, x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        if measure:
+            received, _ = self.compressor.decode(packet, self.state, context, self.device)
+            self._measure(x.detach().double(), received.double())
+        self._move(changes)
+        return packet
+
+    def receive(self, packet: Packet, context: Context) -> Tensor:
+        """Return the tensor of a packet and move the memory; it may be a read-only view of the packet's memory."""
+        start = time.perf_counter()
+        x, changes = self.compressor.decode(packet, self.state, context, self.device)
+        self._add(packet, x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        self._move(changes)
+        return x
+
+    def send_evaluation(self, x: Tensor, mode: str, key: int) -> Packet:
+        """Return the packet of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+        codec = Identity() if mode == "off" else self.compressor.evaluation(mode)
+        return codec.encode(x, key)
+
+    def end_step(self, *, measure: bool = False) -> LinkAccount:
+        """Publish the changes that wait for the step's end; return the step's account and open the next."""
+        for changes in self._unpublished:
+            self.compressor.commit(self.state, changes)
+        self._unpublished.clear()
+        account, self._account = self._account, self._empty_account()
+        if measure and self.sender and self.state:
+            account = account._replace(memory_norm2=sum(float(row.double().square().sum()) for row in self.state.values()))
+        return account
+
+    def _move(self, changes: State) -> None:
+        if self.compressor.commits_at == "step":
+            self._unpublished.append(changes)
+        else:
+            self.compressor.commit(self.state, changes)
+
+    def _add(self, packet: Packet, dense_bytes: int, seconds: float) -> None:
+        self.last_codec_s, self.last_dense_bytes = seconds, dense_bytes
+        account = self._account
+        self._account = account._replace(
+            packets=account.packets + 1,
+            wire_bytes=account.wire_bytes + packet.wire_bytes,
+            dense_bytes=account.dense_bytes + dense_bytes,
+            codec_s=account.codec_s + seconds,
+        )
+
+    def _measure(self, sent: Tensor, received: Tensor) -> None:
+        account = self._account
+        self._account = account._replace(
+            sent_norm2=(account.sent_norm2 or 0.0) + float(sent.square().sum()),
+            received_norm2=(account.received_norm2 or 0.0) + float(received.square().sum()),
+            error_norm2=(account.error_norm2 or 0.0) + float((sent - received).square().sum()),
+        )
+
+    def _empty_account(self) -> LinkAccount:
+        return LinkAccount(self.boundary, self.direction, self.sender)

@@ -1,0 +1,150 @@
+"""A stage: a slice of the model with its optimiser, on one device. Torch only; it knows nothing of packets or neighbours."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from raysim.config import RunConfig
+from raysim.pipeline.optimizer import make_optimizer
+from raysim.workloads.models import loss as model_loss
+
+
+class _Saved(NamedTuple):
+    """What a microbatch leaves between its forward and its backward."""
+
+    x: Tensor
+    y: Tensor | None  # with its graph; None where it is computed again
+    key: int
+    targets: Tensor | None
+    buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
+
+
+class Stage:
+    """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
+
+    The last stage is given targets: its forward ends in the loss, of which each microbatch counts 1/num_microbatches.
+    """
+
+    def __init__(self, module: nn.Module, config: RunConfig, device: torch.device, *, last: bool) -> None:
+        self.module = module.to(device).train()
+        self.config = config
+        self.device = device
+        self.last = last
+        self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
+        self._saved: dict[int, _Saved] = {}
+        self._estimated: list[_BatchNorm] = []
+        self._restorable: list[_BatchNorm] = []
+        self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
+
+    def forward(self, microbatch: int, x: Tensor, key: int, targets: Tensor | None = None) -> Tensor:
+        """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout."""
+        x = x.detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        if self.config.recompute:
+            buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            with torch.no_grad():
+                y = self._compute(x, key, targets)
+            self._saved[microbatch] = _Saved(x, None, key, targets, buffers)
+        else:
+            y = self._compute(x, key, targets)
+            self._saved[microbatch] = _Saved(x, y, key, targets, {})
+        return y.detach()
+
+    def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Add a microbatch's gradients to the parameters'; return the gradient of its input, None for integers.
+
+        `gradient` is that of the activation sent; the last stage starts from its loss and is given none.
+        """
+        saved = self._saved.pop(microbatch)
+        y = saved.y
+        if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
+            y = self._compute(saved.x, saved.key, saved.targets, saved.buffers)
+        if gradient is None:
+            gradient = torch.full_like(y, 1 / self.config.num_microbatches)
+        torch.autograd.backward(y, gradient)
+        return saved.x.grad
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the accumulated gradients by parameter name."""
+        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+
+    def update(self, learning_rate: float, scale: float = 1.0) -> None:
+        """Step the optimiser on the gradients times `scale`, and clear them."""
+        if scale != 1.0:
+            torch._foreach_mul_(list(self.gradients().values()), scale)
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of weights, buffers and optimiser slots, by flat names."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.module.state_dict().items()}
+        if self.optimizer is not None:
+            for index, slots in self.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{index}.{slot}": x for slot, x in slots.items() if isinstance(x, Tensor)}
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take what `state` returned; what the optimiser has not begun to keep is cleared."""
+        prefix = "model."
+        self.module.load_state_dict({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
+        if self.optimizer is not None:
+            slots: dict[int, dict[str, Tensor]] = {}
+            for name, x in tensors.items():
+                if name.startswith("optimizer."):
+                    _, index, slot = name.split(".", 2)
+                    slots.setdefault(int(index), {})[slot] = x
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        self._saved.clear()
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""
+        x = x.clone()  # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
+        with torch.no_grad():
+            self.module.eval()
+            for norm in self._estimated:
+                norm.train()
+            y = self._call(x)
+            self.module.train()
+        return y
+
+    def estimate_batchnorm(self) -> None:
+        """Set BatchNorm statistics aside and let `infer` average new ones, until `use_estimate`."""
+        self._estimated = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._aside = [(norm.momentum, copy.deepcopy(dict(norm.named_buffers()))) for norm in self._estimated]
+        for norm in self._estimated:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain average over batches
+
+    def use_estimate(self) -> None:
+        """Let `infer` use the new statistics, until `restore_batchnorm`."""
+        self._restorable, self._estimated = self._estimated, []
+
+    def restore_batchnorm(self) -> None:
+        """Put the statistics of training back."""
+        for norm, (momentum, buffers) in zip(self._restorable, self._aside, strict=True):
+            norm.momentum = momentum
+            for name, buffer in norm.named_buffers():
+                buffer.copy_(buffers[name])
+        self._restorable, self._aside = [], []
+
+    def _compute(self, x: Tensor, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        torch.default_generator.manual_seed(key)  # counter-based: no random state to keep, whatever the order of actions
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+        y = self._call(x, buffers)
+        return y if targets is None else model_loss(y, targets)
+
+    def _call(self, x: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        low_precision = self.config.dtype == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low_precision):
+            y: Tensor = torch.func.functional_call(self.module, buffers, (x,)) if buffers else self.module(x)
+        return y.to(torch.bfloat16) if low_precision and not self.last else y

@@ -1,0 +1,372 @@
+"""A worker: one or more stages and their link ends. A plain class, without Ray; both engines drive the same one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
+from raysim.codecs.packet import to_bytes, to_tensor
+from raysim.codecs.sparse import Support
+from raysim.compressors import Context
+from raysim.network.schedule import Action, calls, needs, phase, sends
+from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
+from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.link import Link, LinkAccount
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.stage import Stage
+from raysim.workloads.data import Data
+from raysim.workloads.models import loss, num_correct
+
+
+class ActionRecord(NamedTuple):
+    """What one action took, in seconds of this worker's clock, and what it sent."""
+
+    stage: int
+    op: str
+    microbatch: int
+    start_s: float
+    end_s: float
+    decode_s: float
+    compute_wall_s: float
+    compute_cpu_s: float
+    encode_s: float
+    wire_bytes: int
+    dense_bytes: int
+
+
+class StepReport(NamedTuple):
+    """What a worker says of a finished step."""
+
+    losses: list[float]  # one a microbatch, of the last stage
+    links: list[LinkAccount]
+    tied_bytes: int  # of the gradients of tied parameters, sent to their other owners
+    actions: list[ActionRecord]  # of profiled steps
+    gradient_norm: float | None  # over all stages, where it is clipped
+
+
+class Fault(NamedTuple):
+    """The action at which a worker's step broke off, and why."""
+
+    action: Action
+    error: DivergedError | StageError
+
+
+class Evaluated(NamedTuple):
+    """Sums over one evaluated batch."""
+
+    loss: float
+    correct: int
+    predictions: int
+
+
+class Worker:
+    """Runs the actions of its row, in whatever step it is told, and answers with packets and reports.
+
+    Every call names the step and the incarnation of the stages that it is meant for, so that nothing late or lost can mix
+    two of them.
+    """
+
+    def __init__(
+        self, plan: Plan, index: int, modules: dict[int, nn.Module], data: Data | None, device: str = "cpu", incarnation: int = 0
+    ) -> None:
+        config = plan.config
+        self.plan = plan
+        self.index = index
+        self.incarnation = incarnation
+        self.data = data  # of the workers that own the first or the last stage
+        self.device = torch.device(device)
+        self.stages = {s: Stage(module, config, self.device, last=s == plan.num_stages - 1) for s, module in modules.items()}
+        self.links: dict[tuple[int, str, bool], Link] = {}
+        for boundary, methods in enumerate(config.compressors()):
+            ends = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
+            for method, (direction, source, target) in zip(methods, ends, strict=True):
+                for stage, sender in ((source, True), (target, False)):
+                    if stage in self.stages:
+                        self.links[boundary, direction, sender] = Link(method, boundary, direction, sender=sender, device=self.device)
+        row = plan.rows[index]
+        self._calls = calls(row, plan.num_stages)
+        self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self._begin(0)
+
+    def _begin(self, step: int) -> None:
+        self.step = step
+        self._next_call = 0
+        self._fault: Fault | None = None
+        self._losses: dict[int, float] = {}
+        self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
+        self._actions: list[ActionRecord] = []
+        self._tied_bytes = 0
+
+    # A step: `run` for every call of the row, then the rounds that end it, `update` last.
+
+    def run(self, step: int, incarnation: int, call: int, packet: Packet | None = None) -> Packet | None:
+        """Run a call of the row, one or more actions: the first takes `packet`, the last one's packet is returned.
+
+        Calls must come in order and without a gap: so the last one can only succeed where all before it have. Raises
+        DivergedError at NaN or infinity, StageError where the model fails; no stage steps then.
+        """
+        with self._called(step, incarnation):
+            if call != self._next_call:
+                raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step}, but got {call}")
+            for action in self._calls[call]:
+                try:
+                    packet = self._act(action, packet)
+                except (DivergedError, StageError) as error:
+                    self._fault = Fault(action, error)
+                    raise
+            self._next_call += 1
+        return packet
+
+    def share_tied(self, step: int, incarnation: int, *done: None) -> tuple[dict[int, np.ndarray], None]:
+        """Return the gradients of parameters that other workers own too, by their place in `plan.tied`; and a token."""
+        with self._called(step, incarnation):
+            shared = {}
+            for place, owners in enumerate(self.plan.tied):
+                for stage, name in owners:
+                    if stage in self.stages:
+                        gradient = self.stages[stage].gradients()[name]
+                        shared[place] = to_bytes(gradient)
+                        self._tied_bytes += gradient.nbytes * (len(owners) - 1)
+        return shared, None
+
+    def take_tied(self, step: int, incarnation: int, *shared: dict[int, np.ndarray]) -> None:
+        """Replace the gradients of tied parameters by their sum over the owners, in the order of stages at all of them."""
+        with self._called(step, incarnation):
+            for place, owners in enumerate(self.plan.tied):
+                for stage, name in owners:
+                    if stage in self.stages:
+                        gradient = self.stages[stage].gradients()[name]
+                        parts = [to_tensor(one[place], gradient.dtype, self.device) for one in shared if place in one]
+                        total = parts[0].clone()
+                        for part in parts[1:]:
+                            total += part
+                        gradient.copy_(total.view_as(gradient))
+
+    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> float:
+        """Return the squared norm of the gradients of this worker's parameters; a tied one counts at its first owner."""
+        with self._called(step, incarnation):
+            elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
+            return sum(
+                float(gradient.double().square().sum())
+                for stage in self.stages
+                for name, gradient in self.stages[stage].gradients().items()
+                if (stage, name) not in elsewhere
+            )
+
+    def update(self, step: int, incarnation: int, *done: float | None) -> StepReport:
+        """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens."""
+        with self._called(step, incarnation):
+            config = self.plan.config.optimizer
+            norm, scale = None, 1.0
+            if config.clip_norm is not None:
+                norm = math.sqrt(sum(part for part in done if part is not None))
+                scale = min(1.0, config.clip_norm / (norm + 1e-6))
+            rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
+            for stage in self.stages.values():
+                stage.update(rate, scale)
+            self._synchronize()
+            links = [link.end_step(measure=self.plan.measures(step)) for link in self.links.values()]
+            report = StepReport([self._losses[m] for m in sorted(self._losses)], links, self._tied_bytes, self._actions, norm)
+        self._begin(step + 1)
+        return report
+
+    def fault(self) -> Fault | None:
+        """Return what broke off the step at hand at this worker, if anything did."""
+        return self._fault
+
+    # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
+
+    def infer(self, incarnation: int, split: str, batch: int, mode: str, packet: Packet | None) -> Packet | Evaluated:
+        """Take one batch of a split through this worker's stage; `mode` says what the links do, see `Link.send_evaluation`."""
+        self._check_incarnation(incarnation)
+        (index, stage), *others = self.stages.items()
+        assert not others, "evaluation goes one stage a worker"
+        with self._threads():
+            x = packet.decode(self.device) if packet is not None else self._evaluation_inputs(split, batch)
+            y = stage.infer(x)
+            if not stage.last:
+                key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
+                return self.links[index, "forward", True].send_evaluation(y, mode, key)
+            targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
+            return Evaluated(float(loss(y, targets)) * len(targets), num_correct(y, targets), targets.numel())
+
+    def batchnorm(self, incarnation: int, change: str) -> None:
+        """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
+        self._check_incarnation(incarnation)
+        for stage in self.stages.values():
+            {"estimate": stage.estimate_batchnorm, "use": stage.use_estimate, "restore": stage.restore_batchnorm}[change]()
+
+    # Checkpoints.
+
+    def state(self, incarnation: int) -> np.ndarray:
+        """Return all that training has made of this worker, as bytes of safetensors: one end's copy of every memory."""
+        self._check_incarnation(incarnation)
+        tensors: dict[str, Tensor] = {}
+        for index, stage in self.stages.items():
+            tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
+        for (boundary, direction, sender), link in self.links.items():
+            if sender and link.state:
+                tensors[f"link.{boundary}.{direction}.keys"] = torch.tensor(list(link.state))  # in order of last use
+                tensors[f"link.{boundary}.{direction}.rows"] = torch.stack(list(link.state.values()))
+        return pack_tensors(tensors)
+
+    def load(self, step: int, *parts: np.ndarray) -> None:
+        """Take the state in which `step` begins from the parts of a checkpoint, whichever workers' they are."""
+        for part in parts:
+            tensors = unpack_tensors(part)
+            for index, stage in self.stages.items():
+                own = {name: x for name, x in tensors.items() if name.startswith(f"stage.{index}.")}
+                if own:
+                    stage.load({name.removeprefix(f"stage.{index}."): x for name, x in own.items()})
+            for (boundary, direction, sender), link in self.links.items():
+                name = f"link.{boundary}.{direction}"
+                if f"{name}.keys" in tensors and (sender or link.compressor.two_ended):
+                    rows = tensors[f"{name}.rows"].to(self.device)
+                    keys = tensors[f"{name}.keys"].tolist()
+                    link.state = {key: row.clone() for key, row in zip(keys, rows, strict=True)}
+        self._begin(step)
+
+    def clock_s(self) -> float:
+        """Return the clock that this worker's records are stamped with."""
+        return time.perf_counter()
+
+    # Inside.
+
+    def _act(self, action: Action, packet: Packet | None) -> Packet | None:
+        start = time.perf_counter()
+        stage, microbatch = self.stages[action.stage], action.microbatch
+        sent, sending = None, None
+        try:
+            x = self._receive(action, packet)
+            decoded, decoded_cpu = time.perf_counter(), self._cpu_s()
+            if action.op == "F":
+                key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, microbatch)
+                assert x is not None
+                y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+            else:
+                y = stage.backward(microbatch, x)
+            self._synchronize()
+            computed, computed_cpu = time.perf_counter(), self._cpu_s()
+            if sends(action, self.plan.num_stages):
+                sending = self._link(action, sender=True)
+                assert y is not None
+                sent = sending.send(y, self._context(action, sending), measure=self.plan.measures(self.step))
+                self._remember_support(sending, microbatch, sent)
+            elif action.op == "F":
+                assert y is not None
+                self._losses[microbatch] = float(y)
+                if not math.isfinite(self._losses[microbatch]):
+                    self._diverged(action, "loss")
+        except NonFiniteError:
+            assert sending is not None
+            what = "activation" if action.op == "F" else "gradient"
+            self._diverged(action, f"{what} at boundary {sending.boundary}, {sending.direction}")
+        except DivergedError:
+            raise
+        except Exception as error:
+            where = f"stage {action.stage}, {action}, step {self.step}"
+            raise StageError(f"{where}: {type(error).__name__}: {error}") from error
+        if self.plan.profiles(self.step):
+            times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
+            encode_s = sending.last_codec_s if sending is not None else 0.0
+            sizes = (sent.wire_bytes, sending.last_dense_bytes) if sent is not None and sending is not None else (0, 0)
+            self._actions.append(ActionRecord(*action, *times, encode_s, *sizes))
+        return sent
+
+    def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
+        """Return what the action works on: a decoded packet, or the data; None for the backward of the last stage."""
+        if needs(action, self.plan.num_stages) is not None:
+            assert packet is not None
+            link = self._link(action, sender=False)
+            x = link.receive(packet, self._context(action, link))
+            self._remember_support(link, action.microbatch, packet)
+            return x
+        if action.op == "B":
+            return None
+        epoch, ids = self.plan.microbatch(self.step, action.microbatch)
+        return self._split("train").inputs(ids, epoch, self.plan.config.seed, True).to(self.device)
+
+    def _targets(self, microbatch: int) -> Tensor:
+        return self._split("train").targets(self.plan.microbatch(self.step, microbatch)[1]).to(self.device)
+
+    def _evaluation_inputs(self, split: str, batch: int) -> Tensor:
+        return self._split(split).inputs(self.plan.evaluation_ids(split, batch), 0, self.plan.config.seed, False).to(self.device)
+
+    def _split(self, name: str):  # type: ignore[no-untyped-def]
+        assert self.data is not None, "only workers with the first or the last stage hold data"
+        return getattr(self.data, name)
+
+    def _link(self, action: Action, *, sender: bool) -> Link:
+        if action.op == "F":
+            return self.links[action.stage if sender else action.stage - 1, "forward", sender]
+        return self.links[action.stage - 1 if sender else action.stage, "backward", sender]
+
+    def _context(self, action: Action, link: Link) -> Context:
+        config, microbatch = self.plan.config, action.microbatch
+        epoch, ids = self.plan.microbatch(self.step, microbatch)
+        replica = 0
+        return Context(
+            direction=link.direction,
+            boundary=link.boundary,
+            step=self.step,
+            epoch=epoch,
+            microbatch=microbatch,
+            sample_ids=tuple(ids.tolist()),
+            replica=replica,
+            num_stages=self.plan.num_stages,
+            num_microbatches=config.num_microbatches,
+            phase=self._phases[action],
+            key=derive_key(config.seed, replica, link.boundary, link.direction, self.step, microbatch),
+            support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
+            learning_rate=learning_rate(config.optimizer, self.step, self.plan.steps_per_epoch, self.plan.num_steps),
+        )
+
+    def _remember_support(self, link: Link, microbatch: int, packet: Packet) -> None:
+        """Keep the positions of a forward packet, at both ends, for the gradient that comes back at them."""
+        if self.plan.config.shared_indices and link.direction == "forward":
+            codec = link.compressor.codec
+            assert isinstance(codec, TopK)
+            self._supports[link.boundary, microbatch] = codec.support(packet, self.device)
+
+    def _diverged(self, action: Action, where: str) -> NoReturn:
+        raise DivergedError(self.step, str(action), where)
+
+    @contextmanager
+    def _called(self, step: int, incarnation: int) -> Iterator[None]:
+        self._check_incarnation(incarnation)
+        if step != self.step:
+            raise StageError(f"worker {self.index} is at step {self.step}, but was called for step {step}")
+        with self._threads():
+            yield
+
+    def _check_incarnation(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            raise StageError(f"worker {self.index} is of incarnation {self.incarnation}, but was called for {incarnation}")
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Compute with `threads_per_stage`: another number would give other gradient bits."""
+        before, wanted = torch.get_num_threads(), self.plan.config.threads_per_stage
+        if before != wanted:
+            torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            if before != wanted:
+                torch.set_num_threads(before)
+
+    def _cpu_s(self) -> float:
+        return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()

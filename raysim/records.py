@@ -1,0 +1,278 @@
+"""What a run leaves behind: Parquet with explicit schemas, units in the names, and a version.
+
+While a run goes, rows are written in numbered parts, each whole and renamed into place; a finished run has one file a table. A
+run that is killed loses at most what came after its last flush. While the folder `parts` is there, it is the truth.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+_STEP = ("step", pa.int32())
+_REPLICA = ("replica", pa.int16())
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "steps": pa.schema(
+        [
+            _STEP,
+            ("epoch", pa.int32()),
+            ("loss", pa.float64()),
+            ("learning_rate", pa.float64()),
+            ("gradient_norm", pa.float64()),  # before clipping; null where it is not clipped
+            ("seconds", pa.float64()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),
+        ]
+    ),
+    "evals": pa.schema(
+        [
+            _STEP,  # steps done before it
+            ("mode", pa.string()),  # links in evaluation: "on", "off", or "on_direct"
+            ("batchnorm", pa.string()),  # statistics of training ("running"), or "estimated" anew under the mode
+            ("loss", pa.float64()),
+            ("accuracy", pa.float64()),
+            ("perplexity", pa.float64()),
+            ("predictions", pa.int64()),
+            ("seconds", pa.float64()),
+        ]
+    ),
+    "links": pa.schema(
+        [
+            _STEP,
+            _REPLICA,
+            ("boundary", pa.int16()),  # null for tied parameters, which cross between their owners
+            ("direction", pa.string()),  # "forward", "backward" or "tied"
+            ("codec", pa.string()),
+            ("packets", pa.int32()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),
+            ("gain", pa.float64()),  # squared norm received over squared norm to send, where measured
+            ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, where measured
+            ("residual_norm", pa.float64()),  # of all that the sender remembers, where measured
+            ("encode_s", pa.float64()),
+            ("decode_s", pa.float64()),
+        ]
+    ),
+    "actions": pa.schema(
+        [
+            _STEP,
+            _REPLICA,
+            ("stage", pa.int16()),
+            ("op", pa.string()),
+            ("microbatch", pa.int32()),
+            ("start_s", pa.float64()),  # of the driver's clock, from the run's start
+            ("end_s", pa.float64()),
+            ("decode_s", pa.float64()),
+            ("compute_wall_s", pa.float64()),
+            ("compute_cpu_s", pa.float64()),
+            ("encode_s", pa.float64()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),
+            ("inlined", pa.bool_()),  # whether the packet travelled through the driver; null where no packet crossed a process
+        ]
+    ),
+}
+
+STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
+
+
+class RecordsError(ValueError):
+    """A run's folder cannot be written or read: one sentence with its path and what is wrong."""
+
+
+class Recorder:
+    """Writes the tables of one run into its folder; only one process at a time may."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parts = folder / "parts"
+        self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
+        self._lock: IO[str] | None = None
+
+    def open(self) -> None:
+        """Make the folder and lock it; raises RecordsError where that cannot be done."""
+        try:
+            self._parts.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
+        except OSError as error:
+            raise RecordsError(f"The run's folder {self.folder} cannot be written: {error.strerror or error}.") from None
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            (self.folder / ".lock").unlink(missing_ok=True)
+            self._lock = None
+
+    def add(self, table: str, row: Mapping[str, Any]) -> None:
+        """Keep a row for the next flush."""
+        self._rows[table].append(row)
+
+    def flush(self) -> None:
+        """Write the rows kept since the last flush as one part a table."""
+        for table, rows in self._rows.items():
+            if rows:
+                number = max((int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob(f"{table}-*.parquet")), default=-1) + 1
+                write_table(pa.Table.from_pylist(list(rows), SCHEMAS[table]), self._parts / f"{table}-{number:05d}.parquet")
+                rows.clear()
+
+    def forget(self, step: int) -> None:
+        """Drop all rows of `step` and later: what a restart or a resumed run does again. An evaluation at `step` goes too."""
+        for table, schema in SCHEMAS.items():
+            self._rows[table].clear()
+            paths = sorted(self._parts.glob(f"{table}-*.parquet"))
+            if not paths:
+                continue
+            whole = pa.concat_tables([pq.read_table(path, schema=schema) for path in paths])
+            kept = whole.filter(pa.compute.less(whole["step"], step) if table != "evals" else pa.compute.less_equal(whole["step"], step))
+            write_table(kept, paths[0])
+            for path in paths[1:]:
+                path.unlink()
+
+    def write_run(self, row: Mapping[str, Any]) -> None:
+        """Write `run.parquet`, one row, anew."""
+        write_table(pa.table({key: pa.array([value], type=_type_of(key, value)) for key, value in row.items()}), self.folder / "run.parquet")
+
+    def compact(self) -> None:
+        """Make one file a table of the parts, then drop the parts."""
+        self.flush()
+        for table in SCHEMAS:
+            write_table(read_parts(self.folder, table), self.folder / f"{table}.parquet")
+        done = self.folder / ".parts-done"
+        self._parts.rename(done)  # from here on the files are the truth
+        shutil.rmtree(done)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file whole and rename it into place; the schema version is in its metadata."""
+    metadata = {**(table.schema.metadata or {}), b"raysim_schema_version": str(SCHEMA_VERSION).encode()}
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(table.replace_schema_metadata(metadata), draft, compression="zstd")
+    draft.replace(path)
+
+
+def read_parts(folder: Path, table: str) -> pa.Table:
+    """Return a table from the parts of a run that goes on or broke off."""
+    paths = sorted((folder / "parts").glob(f"{table}-*.parquet"))
+    if not paths:
+        return SCHEMAS[table].empty_table()
+    return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table]) for path in paths])
+
+
+class Run:
+    """A run's folder: its tables as DataFrames, its status, its weights.
+
+    >>> run = Run("results/none")
+    Traceback (most recent call last):
+    raysim.records.RecordsError: There is no run in results/none: it has no run.parquet.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "run.parquet").is_file():
+            raise RecordsError(f"There is no run in {self.folder}: it has no run.parquet.")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The one row of `run.parquet`: configuration, versions, final metrics, status."""
+        rows: list[dict[str, Any]] = pq.read_table(self.folder / "run.parquet").to_pylist()
+        return rows[0]
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`; a run that was killed still says "running"."""
+        return str(self.row["status"])
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step: loss, learning rate, seconds, wire and dense bytes."""
+        return self._table("steps")
+
+    @property
+    def evals(self) -> pd.DataFrame:
+        """A row an evaluation: loss and accuracy with compression on and off."""
+        return self._table("evals")
+
+    @property
+    def links(self) -> pd.DataFrame:
+        """A row a step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        return self._table("links")
+
+    @property
+    def actions(self) -> pd.DataFrame:
+        """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
+        return self._table("actions")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        if (self.folder / "parts").is_dir():
+            return read_parts(self.folder, name).to_pandas()
+        return pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name]).to_pandas()
+
+    def weights(self) -> dict[str, Any]:
+        """Return the model's tensors of the newest checkpoint, by the names of the uncut model's layers."""
+        from raysim.pipeline.checkpoint import checkpoints, read_checkpoint, unpack_tensors
+
+        found = checkpoints(self.folder / "checkpoints")
+        if not found:
+            raise RecordsError(f"The run in {self.folder} has no checkpoint yet.")
+        weights = {}
+        for part in read_checkpoint(found[-1]):
+            for name, tensor in unpack_tensors(part).items():
+                kind, _, rest = name.partition(".")
+                place, _, parameter = rest.partition(".model.")
+                if kind == "stage" and place.isdigit() and parameter:
+                    weights[parameter] = tensor
+        return weights
+
+
+_TYPES: Sequence[tuple[type, pa.DataType]] = (
+    (bool, pa.bool_()),
+    (int, pa.int64()),
+    (float, pa.float64()),
+    (str, pa.string()),
+)
+_NULLABLE = {
+    "num_stages": pa.int64(),
+    "cuts": pa.list_(pa.string()),
+    "steps": pa.int64(),
+    "epochs": pa.int64(),
+    "gpus_per_stage": pa.float64(),
+    "optimizer.momentum": pa.float64(),
+    "optimizer.betas": pa.list_(pa.float64()),
+    "optimizer.epsilon": pa.float64(),
+    "optimizer.decay_epochs": pa.float64(),
+    "optimizer.clip_norm": pa.float64(),
+    "diverged_step": pa.int64(),
+    "diverged_at": pa.string(),
+    "error": pa.string(),
+}
+
+
+def _type_of(key: str, value: object) -> pa.DataType:
+    """Return the Arrow type of a column of `run.parquet`: fixed for the fields that may be null, else by the value."""
+    if key in _NULLABLE:
+        return _NULLABLE[key]
+    if key in ("forward", "backward"):  # one notation, or one a boundary
+        return pa.list_(pa.string())
+    if value is None or key.startswith("final_"):
+        return pa.float64()
+    return next(arrow for python, arrow in _TYPES if isinstance(value, python))

@@ -1,0 +1,127 @@
+"""What layers cost, counted without computing: a model is run on fake tensors, which have a shape and no values.
+
+Fake tensors rather than torch's meta device: they choose the kernels that real ones would, so that attention saves for
+backward what it will save (the meta device falls back to the form that saves the whole attention matrix).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from raysim.workloads.splits import DataShape
+
+
+class LayerCost(NamedTuple):
+    """One layer of a model, for one microbatch."""
+
+    name: str
+    flops: int  # of forward: two per multiplication and addition
+    output_shape: tuple[int, ...]
+    output_dtype: torch.dtype
+    output_bytes: int
+
+
+class Shadow:
+    """A copy of a model on fake tensors, in training mode, and the cost of each of its layers for `batch` samples.
+
+    Raises ValueError naming the layer that fails, or that does not return one tensor.
+
+    >>> from raysim.workloads.data import DataShape
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> shadow = Shadow(model, DataShape((1, 8, 8), "float32", 10), batch=2)
+    >>> [(layer.name, layer.flops, layer.output_shape) for layer in shadow.layers]
+    [('0', 0, (2, 64)), ('1', 2560, (2, 10))]
+    >>> shadow.saved_bytes(0, 2)
+    512
+    """
+
+    def __init__(self, model: nn.Sequential, shape: DataShape, batch: int) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._modules = named_layers(model)
+        with self._mode:
+            # deepcopy takes what its memo holds as copied already, so no weight is copied, and tied ones stay tied
+            state: dict[int, Any] = {id(x): self._mode.from_tensor(x) for x in [*model.parameters(), *model.buffers()]}
+            self._copies = list(named_layers(copy.deepcopy(model, state).train()).values())
+            self._state = {storage(x) for x in state.values() if isinstance(x, Tensor)}
+        dtype = torch.int64
+        if shape.input_dtype != "int64":  # as the model's parameters: a model in bfloat16 is fed bfloat16
+            dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
+        self._input = ((batch, *shape.input_shape), dtype)
+        self.layers = self._count()
+
+    def saved_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward.
+
+        Distinct memory only, parameters and buffers left out; what the stage receives counts where it is kept.
+        """
+        found: dict[int, int] = {}
+        alive = []
+
+        def keep(x: Tensor) -> Tensor:
+            alive.append(x)
+            if storage(x) not in self._state:
+                found[storage(x)] = x.untyped_storage().nbytes()
+            return x
+
+        shape, dtype = (
+            self._input if start == 0 else (self.layers[start - 1].output_shape, self.layers[start - 1].output_dtype)
+        )
+        with self._mode, torch.enable_grad(), saved_tensors_hooks(keep, lambda x: x):
+            x = torch.empty(shape, dtype=dtype, requires_grad=start > 0 and dtype.is_floating_point)
+            for index in range(start, stop):
+                x = self._run(index, x)
+                alive.append(x)
+        return sum(found.values())
+
+    def _count(self) -> list[LayerCost]:
+        layers = []
+        with self._mode, torch.no_grad():
+            x = torch.empty(self._input[0], dtype=self._input[1])
+            for index, name in enumerate(self._modules):
+                with FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS) as counter:
+                    x = self._run(index, x)
+                size = x.numel() * x.element_size()
+                layers.append(LayerCost(name, counter.get_total_flops(), tuple(x.shape), x.dtype, size))
+        return layers
+
+    def _run(self, index: int, x: Tensor) -> Tensor:
+        name = list(self._modules)[index]
+        try:
+            y = self._copies[index](x)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise ValueError(f"Layer `{name}` failed on a tensor of shape {tuple(x.shape)}: {reason}.") from error
+        if not isinstance(y, Tensor):
+            raise ValueError(
+                f"Layer `{name}` must return one tensor, but got {type(y).__name__}. Wrap it in a module that does."
+            )
+        return y
+
+
+def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:
+    """Return the layers by name, in order; unlike `named_children`, a module used twice counts twice."""
+    return {name: module for name, module in model.named_modules(remove_duplicate=False) if name and "." not in name}
+
+
+def storage(x: Tensor) -> int:
+    """Return what identifies the memory of a tensor while it lives; fake tensors have no address."""
+    return int(x.untyped_storage()._cdata)
+
+
+def _attention_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_: object, **__: object
+) -> int:
+    """Return the operations of the two matrix products; as torch's own count for GPUs, a causal mask saves none."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (width + value[3])
+
+
+# the one kernel of attention that torch's counter does not know
+_CPU_FLOPS: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}

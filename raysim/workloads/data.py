@@ -1,0 +1,50 @@
+"""Data sets by name, and the order in which training reads them.
+
+What a split is lives in `splits`, how each set is read in `images` and `text`, the order in `order`. Options are
+keyword arguments of the loading functions; heavy libraries are imported where a set needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from raysim.workloads.images import cifar10, digits
+from raysim.workloads.options import bind_options
+from raysim.workloads.order import batch_ids, steps_per_epoch
+from raysim.workloads.splits import Data, DataShape, ImageSplit, Split, TextSplit
+from raysim.workloads.text import text, topics, wikitext2
+
+__all__ = [
+    "DATASETS",
+    "Data",
+    "DataShape",
+    "ImageSplit",
+    "Split",
+    "TextSplit",
+    "batch_ids",
+    "load_data",
+    "steps_per_epoch",
+]
+
+DATASETS: dict[str, Callable[..., Data]] = {
+    "cifar10": cifar10,
+    "digits": digits,
+    "text": text,
+    "topics": topics,
+    "wikitext2": wikitext2,
+}
+
+
+def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
+    """Return the data set `name`; raises ValueError naming the wrong name, option (`data.length`) or path.
+
+    Splits are the same for every `seed`, so that runs of different seeds are measured on the same samples: `seed` is for
+    sets that are drawn, and none here is. The order is `batch_ids`; augmentation takes its key with each batch.
+
+    >>> data = load_data("digits", {}, seed=0)
+    >>> len(data.train), len(data.test), data.shape
+    (1437, 360, DataShape(input_shape=(1, 8, 8), input_dtype='float32', num_classes=10))
+    """
+    if name not in DATASETS:
+        raise ValueError(f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}.")
+    return DATASETS[name](**bind_options("data", name, DATASETS[name], options))

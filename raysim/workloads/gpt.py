@@ -1,0 +1,246 @@
+"""Decoder-only language models: one of any size, and GPT-2 with the weights that transformers loads."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raysim.notation import check_integer, check_real
+from raysim.workloads.options import check_flag, import_hub, local_or_hub
+from raysim.workloads.splits import DataShape
+
+
+def gpt(
+    shape: DataShape,
+    *,
+    num_blocks: int = 4,
+    width: int = 128,
+    num_heads: int = 4,
+    dropout: float = 0.0,
+    tied: bool = False,
+) -> nn.Sequential:
+    """Return a decoder laid out and initialised as GPT-2 (Radford et al. 2019): `embedding`, `block0`.., `head`.
+
+    Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends.
+
+    >>> from raysim.workloads.splits import DataShape
+    >>> model = gpt(DataShape((64,), "int64", 256), num_blocks=2)
+    >>> [name for name, _ in model.named_children()]
+    ['embedding', 'block0', 'block1', 'head']
+    """
+    num_blocks = check_integer("model.num_blocks", num_blocks, 1)
+    width = check_integer("model.width", width, 1)
+    num_heads = check_integer("model.num_heads", num_heads, 1)
+    dropout = check_real("model.dropout", dropout, 0, 1)
+    if width % num_heads:
+        raise ValueError(f"`model.width` must be a multiple of `model.num_heads` ({num_heads}), but got {width}.")
+    check_flag("model.tied", tied)
+    length = _text_length("gpt", shape)
+    model = _assemble(length, shape.num_classes, num_blocks, width, num_heads, (dropout, dropout, dropout))
+    _initialise(model, num_blocks)
+    if tied:
+        _tie(model)
+    return model
+
+
+def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
+    """Return GPT-2 with the weights of `path`, a local folder or a hub name: `embedding`, `block0`.., `head`.
+
+    The layers are raysim's own and give the logits of transformers' `GPT2LMHeadModel`. `dropout`, where it is given,
+    replaces the rates of the folder's configuration.
+    """
+    length = _text_length("gpt2", shape)
+    if dropout is not None:
+        dropout = check_real("model.dropout", dropout, 0, 1)
+    config, weights = _load_gpt2(path)
+    if length > config.n_positions:
+        raise ValueError(
+            f"`data.length` must be at most the positions of {path!r} ({config.n_positions}), but got {length}."
+        )
+    if shape.num_classes > config.vocab_size:
+        raise ValueError(
+            f"The data has {shape.num_classes} tokens, but {path!r} knows {config.vocab_size}. "
+            "Set `data.tokenizer` to the model's own."
+        )
+    rates = (
+        (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) if dropout is None else (dropout, dropout, dropout)
+    )
+    with torch.device("meta"):  # only the structure: the weights are at hand
+        model = _assemble(config.n_positions, config.vocab_size, config.n_layer, config.n_embd, config.n_head, rates)
+    model.load_state_dict(weights, assign=True)
+    if config.tie_word_embeddings:
+        _tie(model)
+    return model
+
+
+class Embedding(nn.Module):
+    """Token plus position."""
+
+    def __init__(self, length: int, num_tokens: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Embedding(length, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, length, width) of (batch, length) tokens."""
+        y: Tensor = self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
+        return y
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_dropout = attention_dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, length, width)."""
+        heads = self.query_key_value(x).unflatten(
+            2, (3, self.num_heads, -1)
+        )  # (batch, length, 3, head, width of a head)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()
+        rate = self.attention_dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
+        z: Tensor = self.dropout(self.projection(y.transpose(1, 2).flatten(2)))
+        return z
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each behind a norm and added to what came in."""
+
+    def __init__(self, width: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, num_heads, dropout, attention_dropout)
+        self.norm2 = nn.LayerNorm(width)
+        self.expansion = nn.Linear(width, 4 * width)
+        self.projection = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, length, width)."""
+        x = x + self.attention(self.norm1(x))
+        y = F.gelu(self.expansion(self.norm2(x)), approximate="tanh")
+        z: Tensor = x + self.dropout(self.projection(y))
+        return z
+
+
+class Head(nn.Module):
+    """The last norm, and a score for each token."""
+
+    def __init__(self, num_tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.projection = nn.Linear(width, num_tokens, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, length, token)."""
+        y: Tensor = self.projection(self.norm(x))
+        return y
+
+
+def _assemble(
+    length: int, num_tokens: int, num_blocks: int, width: int, num_heads: int, rates: tuple[float, float, float]
+) -> nn.Sequential:
+    """Return the layers, not initialised; `rates` are the dropout of embedding, residuals and attention."""
+    layers: dict[str, nn.Module] = {"embedding": Embedding(length, num_tokens, width, rates[0])}
+    for index in range(num_blocks):
+        layers[f"block{index}"] = Block(width, num_heads, rates[1], rates[2])
+    layers["head"] = Head(num_tokens, width)
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _initialise(model: nn.Sequential, num_blocks: int) -> None:
+    """Draw weights as GPT-2 does: deviation 0.02, less for what is added to the residual stream, biases zero."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            added = name.startswith("block") and name.endswith("projection")
+            nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * num_blocks) if added else 0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _tie(model: nn.Sequential) -> None:
+    embedding, head = model.get_submodule("embedding.token"), model.get_submodule("head.projection")
+    head.weight = embedding.weight
+
+
+def _text_length(name: str, shape: DataShape) -> int:
+    if len(shape.input_shape) != 1 or shape.input_dtype != "int64":
+        raise ValueError(
+            f"Model `{name}` needs text of (length,) in int64, "
+            f"but the data has {shape.input_shape} in {shape.input_dtype}. Choose another `model` or `data`."
+        )
+    return shape.input_shape[0]
+
+
+# transformers' name within a block -> ours, and whether its weight is stored transposed
+_GPT2_BLOCK = {
+    "ln_1": ("norm1", False),
+    "attn.c_attn": ("attention.query_key_value", True),
+    "attn.c_proj": ("attention.projection", True),
+    "ln_2": ("norm2", False),
+    "mlp.c_fc": ("expansion", True),
+    "mlp.c_proj": ("projection", True),
+}
+
+
+def _load_gpt2(path: str) -> tuple[Any, dict[str, Tensor]]:
+    """Return the configuration and the weights under our names, in float32."""
+    place = local_or_hub("model.path", path)
+    transformers = import_hub("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(place)
+    except Exception as error:
+        raise ValueError(f"`model.path` {path!r} cannot be loaded: {_first_line(error)}.") from error
+    if config.model_type != "gpt2":
+        raise ValueError(f"`model.path` must hold a GPT-2, but {path!r} holds a {config.model_type}.")
+    expected = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "add_cross_attention": (False,),
+        "layer_norm_epsilon": (1e-5,),
+        "n_inner": (None, 4 * config.n_embd),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+    }
+    for field, values in expected.items():
+        if getattr(config, field) not in values:
+            raise ValueError(
+                f"`{field}` of the GPT-2 in {path!r} must be {values[0]!r}, but is {getattr(config, field)!r}."
+            )
+    try:
+        model, loaded = transformers.GPT2LMHeadModel.from_pretrained(place, output_loading_info=True)
+    except Exception as error:
+        raise ValueError(f"`model.path` {path!r} cannot be loaded: {_first_line(error)}.") from error
+    missing = sorted(set(loaded["missing_keys"]) - {"lm_head.weight"})
+    if missing:
+        raise ValueError(f"`model.path` {path!r} lacks the weights {', '.join(missing[:3])}.")
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    weights = {
+        "embedding.token.weight": state["transformer.wte.weight"],
+        "embedding.position.weight": state["transformer.wpe.weight"],
+        "head.norm.weight": state["transformer.ln_f.weight"],
+        "head.norm.bias": state["transformer.ln_f.bias"],
+        "head.projection.weight": state["lm_head.weight"],
+    }
+    for index in range(config.n_layer):
+        for theirs, (ours, transposed) in _GPT2_BLOCK.items():
+            weight = state[f"transformer.h.{index}.{theirs}.weight"]
+            weights[f"block{index}.{ours}.weight"] = weight.t().contiguous() if transposed else weight
+            weights[f"block{index}.{ours}.bias"] = state[f"transformer.h.{index}.{theirs}.bias"]
+    return config, weights
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,168 @@
+"""Data sets of images: scikit-learn's digits, and CIFAR-10 from Parquet files or from the hub."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.codecs.random import derive_key
+from raysim.notation import check_choice
+from raysim.workloads.options import check_path, import_hub
+from raysim.workloads.order import permutation
+from raysim.workloads.splits import Data, DataShape, ImageSplit, limit
+
+DIGITS_TEST = 360
+NUM_CLASSES = 10
+CIFAR10_HUB = "uoft-cs/cifar10"
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2023, 0.1994, 0.2010)  # as the code of Rudakov et al. 2023 has them
+IMAGE_COLUMNS = ("img", "image")
+
+
+def digits(*, train_samples: int | None = None, test_samples: int | None = None) -> Data:
+    """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels, 16 grey levels: 1,437 to train, 360 to test.
+
+    Needs no network. Which are which is drawn once, the same for every run.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    order = permutation(len(bunch.target), derive_key("digits", "split"))
+    images, labels = bunch.images.astype(np.uint8)[order, None], bunch.target.astype(np.int64)[order]
+    num_train = limit("data.train_samples", train_samples, len(order) - DIGITS_TEST)
+    num_test = limit("data.test_samples", test_samples, DIGITS_TEST)
+    train, test = slice(num_train), slice(len(order) - DIGITS_TEST, len(order) - DIGITS_TEST + num_test)
+    mean, std, scale = (0.3054,), (0.3763,), 16.0
+    return Data(
+        ImageSplit(images[train], labels[train], mean, std, scale),
+        ImageSplit(images[test], labels[test], mean, std, scale),
+        DataShape((1, 8, 8), "float32", NUM_CLASSES),
+    )
+
+
+def cifar10(
+    *,
+    path: str | None = None,
+    augment: str = "random",
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Data:
+    """Return CIFAR-10 from `path`, or from the hub without one.
+
+    `path` is a folder that holds train*.parquet and test*.parquet at any depth, or one Parquet file, of which the last
+    tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` is of
+    training alone: crop and flip `random` anew each epoch (the paper's way), `fixed` for each sample, or `none`.
+    """
+    check_choice("data.augment", augment, ["random", "fixed", "none"])
+    train, test = _read_folder(path) if path is not None else _read_hub()
+    splits = []
+    for (encoded, labels), wanted, field, style in (
+        (train, train_samples, "data.train_samples", augment),
+        (test, test_samples, "data.test_samples", "none"),
+    ):
+        count = limit(field, wanted, len(encoded))
+        images = _decode(encoded[:count])
+        splits.append(ImageSplit(images, _labels(labels[:count]), CIFAR10_MEAN, CIFAR10_STD, augment=style))
+    if splits[0].images.shape[1:] != splits[1].images.shape[1:]:
+        sizes = [split.images.shape[2:] for split in splits]
+        raise ValueError(f"Images to train and to test on must be of one size, but got {sizes[0]} and {sizes[1]}.")
+    return Data(splits[0], splits[1], DataShape(splits[0].images.shape[1:], "float32", NUM_CLASSES))
+
+
+Rows = tuple[list[bytes], list[int]]  # encoded images and their labels
+
+
+def _read_folder(path: str) -> tuple[Rows, Rows]:
+    found = check_path("data.path", path)
+    if found.is_file():
+        images, labels = _read_parquet([found])
+        cut = len(labels) - len(labels) // 10
+        if cut == len(labels):
+            raise ValueError(
+                f"`data.path` must hold 10 images or more to test on a tenth, but {path!r} holds {len(labels)}."
+            )
+        return (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
+    rows = []
+    for split in ("train", "test"):
+        files = sorted(found.rglob(f"{split}*.parquet"))
+        if not files:
+            raise ValueError(f"`data.path` must hold {split}*.parquet, but {path!r} has no such file.")
+        rows.append(_read_parquet(files))
+    return rows[0], rows[1]
+
+
+def _read_parquet(files: list[Path]) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    images: list[bytes] = []
+    labels: list[int] = []
+    for file in files:
+        try:
+            schema = pyarrow.parquet.read_schema(file)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"`data.path` must hold Parquet files, but {file} is none: {error}.") from error
+        column = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+        if column is None or "label" not in schema.names:
+            raise ValueError(
+                f"{file} must have a column `img` or `image` and a column `label`, but has {', '.join(schema.names)}."
+            )
+        kind = schema.field(column).type
+        if not pyarrow.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+            raise ValueError(f"Column `{column}` of {file} must hold {{bytes, path}}, but holds {kind}.")
+        table = pyarrow.parquet.read_table(file, columns=[column, "label"])
+        for chunk in table.column(column).chunks:
+            images += chunk.field("bytes").to_pylist()
+        labels += table.column("label").to_pylist()
+    return images, labels
+
+
+def _read_hub() -> tuple[Rows, Rows]:
+    datasets = import_hub("datasets")
+    try:
+        loaded = datasets.load_dataset(CIFAR10_HUB)
+    except Exception as error:
+        raise ValueError(
+            f"{CIFAR10_HUB} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
+        ) from error
+    rows = []
+    for split in ("train", "test"):
+        table = loaded[split].cast_column("img", datasets.Image(decode=False))
+        rows.append(([image["bytes"] for image in table["img"]], list(table["label"])))
+    return rows[0], rows[1]
+
+
+def _decode(encoded: list[bytes]) -> NDArray[np.uint8]:
+    """Return (sample, channel, height, width), decoded in threads, as Pillow works outside the lock."""
+    image_library = import_hub("PIL.Image")
+
+    def decode(start: int) -> NDArray[np.uint8]:
+        arrays = []
+        for index in range(start, min(start + 500, len(encoded))):
+            try:
+                with image_library.open(io.BytesIO(encoded[index])) as image:
+                    arrays.append(np.asarray(image.convert("RGB")))
+            except (OSError, TypeError, SyntaxError) as error:
+                raise ValueError(f"Image {index} under `data.path` cannot be decoded: {error}.") from error
+        if len({array.shape for array in arrays}) > 1:
+            raise ValueError("Images under `data.path` must be of one size.")
+        return np.stack(arrays)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        parts = list(threads.map(decode, range(0, len(encoded), 500)))
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError("Images under `data.path` must be of one size.")
+    return np.ascontiguousarray(np.concatenate(parts).transpose(0, 3, 1, 2))
+
+
+def _labels(labels: list[int]) -> NDArray[np.int64]:
+    array = np.asarray(labels)
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= NUM_CLASSES:
+        raise ValueError("Column `label` must hold integers from 0 to 9.")
+    return array.astype(np.int64)

@@ -1,0 +1,112 @@
+"""Models by name or by import path, their loss, and their initialisation from the seed alone.
+
+A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
+after any of them (`partition`). Those of images are in `vision`, those of text in `gpt`. The key of the seed comes from
+`raysim.codecs.random.derive_key`, as all keys do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raysim.codecs.random import derive_key
+from raysim.workloads.gpt import gpt, gpt2
+from raysim.workloads.options import bind_options
+from raysim.workloads.splits import DataShape
+from raysim.workloads.vision import cnn, resnet18
+
+__all__ = ["MODELS", "build_model", "cnn", "gpt", "gpt2", "loss", "num_correct", "resnet18"]
+
+MODELS: dict[str, Callable[..., nn.Sequential]] = {"cnn": cnn, "gpt": gpt, "gpt2": gpt2, "resnet18": resnet18}
+
+
+def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed: int) -> nn.Sequential:
+    """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
+
+    `name` is one of `MODELS`, or `package.module:function` of your own: the function is called with the options, and
+    with the data's shape if it has an argument `shape`, and returns an `nn.Sequential`. Raises ValueError naming what is
+    wrong.
+
+    >>> from raysim.workloads.data import DataShape
+    >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
+    7
+    """
+    function = _import(name) if ":" in name else MODELS.get(name)
+    if function is None:
+        known = ", ".join(sorted(MODELS))
+        raise ValueError(f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.")
+    arguments = bind_options("model", name, function, options)
+    if "shape" in inspect.signature(function).parameters:
+        arguments["shape"] = shape
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_key(seed, "model"))
+        try:
+            model = function(**arguments)
+        except Exception as error:
+            if name in MODELS:
+                raise
+            raise ValueError(f"Model `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"Model `{name}` must return an nn.Sequential, to be cut between layers, but got {type(model).__name__}."
+        )
+    return model
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy in float32, over samples and positions.
+
+    >>> loss(torch.zeros(2, 3, 10), torch.zeros(2, 3, dtype=torch.int64))
+    tensor(2.3026)
+    """
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+
+
+def num_correct(logits: Tensor, targets: Tensor) -> int:
+    """Return how many targets have the greatest logit.
+
+    >>> num_correct(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))
+    1
+    """
+    return int((logits.argmax(dim=-1) == targets).sum())
+
+
+def _import(name: str) -> Callable[..., nn.Sequential]:
+    """Return the function that `package.module:function` names, looking in the current folder too."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = _import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"Model `{name}` cannot be imported: {type(error).__name__}: {str(error).rstrip('.')}."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"Model `{name}` cannot be imported: `{module_name}` has no function `{function_name}`.")
+    found: Callable[..., nn.Sequential] = function
+    return found
+
+
+def _import_module(name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        if folder in sys.path:
+            raise
+    sys.path.insert(0, folder)  # stays: what the module imports later, and workers that take over the path, need it
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except Exception:
+        sys.path.remove(folder)
+        raise

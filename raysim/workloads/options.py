@@ -1,0 +1,75 @@
+"""Options of models and data sets: checked against the function they go to, by their full key (`model.width`)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def bind_options(
+    section: str, name: str, function: Callable[..., object], options: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return `options` as keyword arguments of `function`; raises ValueError for one unknown or missing.
+
+    Options are the arguments that can be given by name; `shape`, which the caller gives, is none.
+    """
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.name != "shape"
+    ]
+    known = {parameter.name for parameter in parameters}
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
+    )
+    for option in options:
+        if option not in known and not takes_any:
+            keys = ", ".join(f"{section}.{each}" for each in sorted(known)) or "none"
+            raise ValueError(f"Unknown option `{section}.{option}` of `{name}`. Known: {keys}.")
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise ValueError(f"`{section}.{parameter.name}` must be given with `{section} = {name!r}`.")
+    return dict(options)
+
+
+def check_flag(field: str, value: object) -> bool:
+    """Return `value` if it is true or false; raises ValueError by field and value."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{field}` must be true or false, but got {value!r}.")
+    return value
+
+
+def check_path(field: str, value: object) -> Path:
+    """Return `value` as the path of a file or folder that exists; raises ValueError by field and value."""
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(f"`{field}` must be the path of a file or folder, but got {value!r}.")
+    path = Path(value).expanduser()
+    if not path.exists():
+        raise ValueError(f"`{field}` must be a file or folder that exists, but got {str(value)!r}.")
+    return path
+
+
+def local_or_hub(field: str, value: object) -> str:
+    """Return the local folder that `value` names, or else `value` as a hub name ("gpt2", "owner/name").
+
+    Raises ValueError for what can be neither.
+    """
+    if isinstance(value, (str, Path)) and str(value):
+        path = Path(value).expanduser()
+        if path.is_dir():
+            return str(path)
+        text = str(value)
+        if not path.exists() and not text.startswith((".", "/", "~")) and text.count("/") <= 1:
+            return text
+    raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {str(value)!r}.")
+
+
+def import_hub(library: str) -> Any:
+    """Return an optional library; raises ValueError naming the extra that installs it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ValueError(f"`{library}` is needed and cannot be imported: `pip install raysim[hub]`.") from error

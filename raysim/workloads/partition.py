@@ -1,0 +1,186 @@
+"""A model cut into stages: at named layers, or so that no stage computes more than it must.
+
+Decides where to cut and counts what each stage holds; who runs a stage, and how, is the pipeline's business.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from raysim.notation import check_integer
+from raysim.workloads.costs import LayerCost, Shadow, named_layers
+from raysim.workloads.splits import DataShape
+
+
+class Tied(NamedTuple):
+    """One parameter that two stages use: each owns an equal copy, and their gradients belong together."""
+
+    stage: int
+    name: str  # as in the stage's `named_parameters`
+    other_stage: int
+    other_name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The stages of a model and what each costs for one microbatch; see `partition`."""
+
+    stages: list[nn.Sequential]
+    """The model's layers under their names; each stage owns its parameters."""
+    cuts: tuple[str, ...]
+    """The names of the last layers of all stages but the last."""
+    boundary_shapes: tuple[tuple[int, ...], ...]
+    """For each cut, the shape of the tensor that crosses it for one microbatch."""
+    num_parameters: tuple[int, ...]
+    """For each stage, how many numbers it learns; what is tied counts in each of its stages."""
+    flops_forward: tuple[int, ...]
+    """For each stage, the operations of one microbatch's forward, two for a multiplication and addition."""
+    saved_bytes: tuple[int, ...]
+    """For each stage, the bytes that one microbatch keeps between forward and backward, parameters left out."""
+    tied: tuple[Tied, ...]
+    """Parameters that are in two stages; one that is in more has an entry for each after the first."""
+
+
+def partition(
+    model: nn.Sequential,
+    shape: DataShape,
+    *,
+    num_stages: int | None = None,
+    cuts: Sequence[str] | None = None,
+    batch: int,
+) -> Partition:
+    """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
+
+    Size is the operations of forward, and the bytes of the layers' outputs where these are equal; of equally good cuts
+    the first are taken. `batch` is the number of samples in a microbatch. Nothing is computed. Raises ValueError naming
+    the field, or the layer that is unfit.
+
+    >>> from raysim.workloads.data import DataShape
+    >>> from raysim.workloads.models import build_model
+    >>> shape = DataShape((1, 8, 8), "float32", 10)
+    >>> parts = partition(build_model("cnn", {}, shape, seed=0), shape, num_stages=3, batch=4)
+    >>> parts.cuts, parts.boundary_shapes, parts.num_parameters
+    (('conv2', 'conv4'), ((4, 16, 8, 8), (4, 32, 4, 4)), (2480, 13888, 52682))
+    """
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward or not len(model):
+        raise ValueError(
+            f"A model to be cut must be an nn.Sequential of layers, with no forward of its own, "
+            f"but got {type(model).__name__}."
+        )
+    if (num_stages is None) == (cuts is None):
+        raise ValueError("Exactly one of `num_stages` and `cuts` must be given.")
+    modules = named_layers(model)
+    names = list(modules)
+    if num_stages is not None and check_integer("num_stages", num_stages, 1) > len(names):
+        raise ValueError(f"`num_stages` must be at most the number of layers ({len(names)}), but got {num_stages}.")
+    ends = [*_ends(cuts, names), len(names)] if cuts is not None else []
+    shadow = Shadow(model, shape, batch)
+    if num_stages is not None:
+        ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
+    _check_boundaries(shadow.layers, ends, shape, batch)
+    spans = list(pairwise([0, *ends]))
+    parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
+    return Partition(
+        stages=[copy.deepcopy(part) for part in parts],
+        cuts=tuple(names[end - 1] for end in ends[:-1]),
+        boundary_shapes=tuple(shadow.layers[end - 1].output_shape for end in ends[:-1]),
+        num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
+        flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
+        saved_bytes=tuple(shadow.saved_bytes(start, stop) for start, stop in spans),
+        tied=_find_tied(parts),
+    )
+
+
+def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
+    """Return where each of `num_stages` runs of `costs` ends, so that the largest sum is least; the first such ends.
+
+    Costs are compared by their first number, and by their second where the first are equal.
+
+    >>> balance([(3, 0), (1, 0), (1, 0), (1, 0)], 2)
+    [1, 4]
+    """
+    count = len(costs)
+    scale = sum(second for _, second in costs) + 1  # one unit of the first outweighs all of the second
+    sums = list(accumulate((first * scale + second for first, second in costs), initial=0))
+    # least[stages][start]: the least largest sum when layers from `start` on are cut into so many stages
+    least = [{}, {start: sums[count] - sums[start] for start in range(count)}]
+    for stages in range(2, num_stages + 1):
+        least.append(
+            {
+                start: min(max(sums[end] - sums[start], least[-1][end]) for end in range(start + 1, count - stages + 2))
+                for start in range(count - stages + 1)
+            }
+        )
+    bound, ends = least[num_stages][0], [0]
+    for stages in range(num_stages - 1, 0, -1):
+        start = ends[-1]
+        ends.append(
+            next(
+                end
+                for end in least[stages]
+                if end > start and max(sums[end] - sums[start], least[stages][end]) <= bound
+            )
+        )
+    return [*ends[1:], count]
+
+
+def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
+    """Return the number of layers up to each cut."""
+    if isinstance(cuts, str) or not isinstance(cuts, Sequence):
+        raise ValueError(f"`cuts` must be a list of names of layers, but got {cuts!r}.")
+    known = ", ".join(names)
+    for cut in cuts:
+        if cut not in names:
+            raise ValueError(f"`cuts` must name layers of the model ({known}), but got {cut!r}.")
+        if cut == names[-1]:
+            raise ValueError(f"`cuts` must leave a layer after the last cut, but got {cut!r}, the last layer.")
+    ends = [names.index(cut) + 1 for cut in cuts]
+    if any(first >= second for first, second in pairwise(ends)):
+        raise ValueError(f"`cuts` must be in the order of the layers ({known}), each once, but got {list(cuts)}.")
+    return ends
+
+
+def _check_boundaries(layers: list[LayerCost], ends: list[int], shape: DataShape, batch: int) -> None:
+    for end in ends:
+        layer = layers[end - 1]
+        if layer.output_shape[:1] != (batch,):
+            raise ValueError(
+                f"Layer `{layer.name}` must keep the samples ({batch}) on the first axis, "
+                f"but returns the shape {layer.output_shape}."
+            )
+        if not layer.output_dtype.is_floating_point:
+            raise ValueError(
+                f"Layer `{layer.name}` must return floating-point numbers, so that a gradient can come back, "
+                f"but returns {layer.output_dtype}."
+            )
+    if len(layers[-1].output_shape) == 1 or layers[-1].output_shape[-1] < shape.num_classes:
+        raise ValueError(
+            f"The last layer `{layers[-1].name}` must return a score for each class ({shape.num_classes}), "
+            f"but returns the shape {layers[-1].output_shape}."
+        )
+
+
+def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
+    """Return the parameters that several parts use; raises ValueError for a shared buffer: its copies would drift."""
+    owners: dict[Tensor, tuple[int, str]] = {}
+    tied = []
+    for stage, part in enumerate(parts):
+        for name, parameter in part.named_parameters():
+            owner, owner_name = owners.setdefault(parameter, (stage, name))
+            if owner != stage:
+                tied.append(Tied(owner, owner_name, stage, name))
+        for name, buffer in part.named_buffers():
+            owner, owner_name = owners.setdefault(buffer, (stage, name))
+            if owner != stage:
+                raise ValueError(
+                    f"Buffer `{owner_name}` of stage {owner} must not be shared with stage {stage}, where it is `{name}`. "
+                    "Cut elsewhere."
+                )
+    return tuple(tied)

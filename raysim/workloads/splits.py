@@ -1,0 +1,149 @@
+"""What a data set is: two splits of samples that live in numpy arrays, read by id.
+
+Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
+(`raysim.codecs.random.derive_key`), so what a sample looks like does not depend on the batch it is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.codecs.random import derive_key
+from raysim.notation import check_integer
+
+PADDING = 4  # pixels by which a random crop moves at most
+
+
+class DataShape(NamedTuple):
+    """What a model must know of the data: shape and type of one sample's input, and how many classes to tell apart."""
+
+    input_shape: tuple[int, ...]  # (channel, height, width) or (length,)
+    input_dtype: str  # "float32" or "int64"
+    num_classes: int
+
+
+class Split(Protocol):
+    """Samples 0..len-1, read in batches."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        """Return the inputs of the samples `ids`; `epoch` and `key` decide on augmentation, which only training has."""
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the int64 targets of the samples `ids`: one a sample, or one a token."""
+
+
+class Data(NamedTuple):
+    """A data set: what is learnt from, what is measured on, and the shape of both."""
+
+    train: Split
+    test: Split
+    shape: DataShape
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """Images kept as uint8 and normalised on access, as (x / scale - mean) / std.
+
+    `augment` moves each image by up to 4 pixels (what comes in is black) and mirrors every other one: `random` anew
+    each epoch, `fixed` once and for all for each sample, `none` not at all.
+
+    >>> split = ImageSplit(np.full((1, 1, 2, 2), 51, np.uint8), np.array([7]), mean=(0.1,), std=(0.5,))
+    >>> split.inputs(np.array([0]), epoch=0, key=0, training=True)
+    tensor([[[[0.2000, 0.2000],
+              [0.2000, 0.2000]]]])
+    """
+
+    images: NDArray[np.uint8]  # (sample, channel, height, width)
+    labels: NDArray[np.int64]  # (sample,)
+    mean: tuple[float, ...]  # per channel, of x / scale
+    std: tuple[float, ...]
+    scale: float = 255.0
+    augment: str = "none"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        """Return (batch, channel, height, width) in float32."""
+        images = self.images[ids]
+        if training and self.augment != "none":
+            images = _crop_and_flip(
+                images, ids, derive_key(key, "augment", epoch if self.augment == "random" else "fixed")
+            )
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return torch.from_numpy(images).float().div_(self.scale).sub_(mean).div_(std)
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the labels, (batch,)."""
+        return torch.from_numpy(self.labels[ids])
+
+
+@dataclass(frozen=True, eq=False)
+class TextSplit:
+    """One flat row of tokens; sample i reads the `length` tokens from i x length on, its targets are one token further.
+
+    >>> split = TextSplit(np.arange(10, dtype=np.uint8), length=4)
+    >>> len(split), split.inputs(np.array([1]), epoch=0, key=0, training=True), split.targets(np.array([1]))
+    (2, tensor([[4, 5, 6, 7]]), tensor([[5, 6, 7, 8]]))
+    """
+
+    tokens: NDArray[np.integer]
+    length: int
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        """Return (batch, length) in int64."""
+        return self._read(ids, 0)
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the next tokens, (batch, length)."""
+        return self._read(ids, 1)
+
+    def _read(self, ids: NDArray[np.int64], shift: int) -> Tensor:
+        positions = ids[:, None] * self.length + np.arange(shift, shift + self.length)
+        return torch.from_numpy(self.tokens[positions].astype(np.int64))
+
+
+def limit(field: str, wanted: int | None, available: int) -> int:
+    """Return how many samples of a split to take: all, or the `wanted` first; raises ValueError by field."""
+    if wanted is None:
+        return available
+    if check_integer(field, wanted, 1) > available:
+        raise ValueError(f"`{field}` must be at most the number of samples ({available}), but got {wanted}.")
+    return int(wanted)
+
+
+def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
+    """Return one random 64-bit number a sample, a function of `key` and its id: SplitMix64 at counter id + 1.
+
+    >>> draws(np.array([3, 5]), key=1) == draws(np.array([5, 3]), key=1)[::-1]
+    array([ True,  True])
+    """
+    z = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
+    """Return each of (batch, channel, height, width) at a place and in a direction drawn for its id."""
+    places = 2 * PADDING + 1
+    chosen = draws(ids, key) % np.uint64(2 * places * places)
+    place, mirrored = np.divmod(chosen.astype(np.int64), 2)
+    top, left = np.divmod(place, places)
+    padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
+    windows = sliding_window_view(padded, images.shape[2:], axis=(2, 3))  # (batch, channel, top, left, height, width)
+    moved = windows[np.arange(len(ids)), :, top, left]
+    return np.where(mirrored[:, None, None, None] == 1, moved[..., ::-1], moved)

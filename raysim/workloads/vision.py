@@ -1,0 +1,102 @@
+"""Models of images: a small convolutional network, and the ResNet-18 of the CIFAR papers."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raysim.notation import check_integer
+from raysim.workloads.splits import DataShape
+
+
+def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
+    """Return five convolutions of `width` to 4 x `width` channels and two linear layers, without BatchNorm.
+
+    What a sample gives does not depend on its microbatch. Every cut but the last is behind a ReLU.
+
+    >>> from raysim.workloads.splits import DataShape
+    >>> [name for name, _ in cnn(DataShape((1, 8, 8), "float32", 10)).named_children()]
+    ['conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'hidden', 'head']
+    """
+    channels, height, breadth = _image_shape("cnn", shape)
+    width = check_integer("model.width", width, 1)
+    spots = math.ceil(math.ceil(height / 2) / 2) * math.ceil(math.ceil(breadth / 2) / 2)
+
+    def conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.ReLU())
+
+    layers: dict[str, nn.Module] = {
+        "conv1": conv(channels, width),
+        "conv2": conv(width, width),
+        "conv3": conv(width, 2 * width, stride=2),
+        "conv4": conv(2 * width, 2 * width),
+        "conv5": conv(2 * width, 4 * width, stride=2),
+        "hidden": nn.Sequential(nn.Flatten(), nn.Linear(4 * width * spots, 8 * width), nn.ReLU()),
+        "head": nn.Linear(8 * width, shape.num_classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def resnet18(shape: DataShape) -> nn.Sequential:
+    """Return ResNet-18 for small images (He et al. 2016, 1512.03385), laid out as in kuangliu/pytorch-cifar.
+
+    The first convolution is 3x3 with stride 1, there is no max-pooling. 11,173,962 parameters for 10 classes.
+
+    >>> from raysim.workloads.splits import DataShape
+    >>> model = resnet18(DataShape((3, 32, 32), "float32", 10))
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    11173962
+    """
+    channels, _, _ = _image_shape("resnet18", shape)
+    stem: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(64),
+        "relu": nn.ReLU(),
+    }
+    layers: dict[str, nn.Module] = {"conv1": nn.Sequential(OrderedDict(stem))}
+    inputs = 64
+    for index, (outputs, stride) in enumerate([(64, 1), (128, 2), (256, 2), (512, 2)], start=1):
+        layers[f"layer{index}"] = nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
+        inputs = outputs
+    layers["linear"] = nn.Sequential(MeanOverSpace(), nn.Linear(inputs, shape.num_classes))
+    return nn.Sequential(OrderedDict(layers))
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions and a way around them, projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, channel, height, width), not negative."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class MeanOverSpace(nn.Module):
+    """The mean over height and width: the average pooling of the paper for images of any size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, channel)."""
+        return x.mean(dim=(2, 3))
+
+
+def _image_shape(name: str, shape: DataShape) -> tuple[int, int, int]:
+    if len(shape.input_shape) != 3 or shape.input_dtype != "float32":
+        raise ValueError(
+            f"Model `{name}` needs images of (channel, height, width) in float32, "
+            f"but the data has {shape.input_shape} in {shape.input_dtype}. Choose another `model` or `data`."
+        )
+    channels, height, breadth = shape.input_shape
+    return channels, height, breadth

@@ -1,0 +1,145 @@
+"""Small vectors, bit packing and byte formulas of the oracles (sections 2.1, 2.4, 3), and the texts of refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from codec_variants import normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raysim.codecs import CODECS, Codec, Quantize, TopK
+from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
+from raysim.codecs.positions import FORMS, decode_positions, encode_positions, index_bytes, smallest_form
+from raysim.codecs.sparse import kept_of, select_topk
+from raysim.notation import parse
+
+
+@pytest.mark.parametrize(
+    ("codec", "values", "expected"),
+    [
+        (Quantize(2), [0, 1, 2, 3], [0, 1, 2, 3]),
+        (Quantize(2), [-1, 0, 1], [-1, 1 / 3, 1]),
+        (Quantize(2), [-3, -1, 0, 0.4, 5], [-3, -1 / 3, -1 / 3, -1 / 3, 5]),
+        (TopK(0.5), [3, -5, 1, 5], [0, -5, 0, 5]),
+        (TopK(0.5), [1, 1, 1, 1], [1, 1, 0, 0]),
+    ],
+    ids=str,
+)
+def test_small_vectors(codec: Codec, values: list[float], expected: list[float]) -> None:
+    y = codec.encode(torch.tensor([values], dtype=torch.float32)).decode()
+    assert torch.allclose(y, torch.tensor([expected], dtype=torch.float32), rtol=1e-7, atol=0)
+
+
+def test_how_many_are_kept() -> None:
+    counts = {0.5: 32768, 0.3: 19661, 0.2: 13108, 0.1: 6554, 0.05: 3277, 0.02: 1311, 0.01: 656}
+    assert {density: kept_of(density, 65536) for density in counts} == counts
+    assert kept_of(0.1, 786432) == 78644 and kept_of(0.07, 100) == 7 and kept_of(1e-9, 10) == 1
+
+
+def test_packing_vectors() -> None:
+    assert pack(torch.tensor([1, 2, 3, 0, 3]), 2).tolist() == [108, 192]
+    assert pack(torch.tensor([5, 2, 7]), 3).tolist() == [171, 128]
+    counts = {(10, 3): 4, (7, 5): 5, (65536, 4): 32768, (1000, 2): 250, (1000, 6): 750}
+    assert {pair: packed_bytes(*pair) for pair in counts} == counts
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), width=st.integers(0, 31))
+def test_packing_is_the_concatenation_of_fields(data: st.DataObject, width: int) -> None:
+    values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=50))
+    packed = pack(torch.tensor(values, dtype=torch.int64), width)
+    stream = "".join(f"{value:0{width}b}" for value in values) if width else ""
+    stream += "0" * (-len(stream) % 8)
+    assert packed.tolist() == [int(stream[i : i + 8], 2) for i in range(0, len(stream), 8)]
+    assert unpack(packed, len(values), width).tolist() == values
+
+
+@given(flags=st.lists(st.booleans(), max_size=60))
+def test_bitmaps(flags: list[bool]) -> None:
+    packed = pack_bits(torch.tensor(flags, dtype=torch.bool))
+    assert packed.tolist() == np.packbits(np.array(flags, dtype=bool)).tolist()
+    assert unpack_bits(packed, len(flags)).tolist() == flags
+
+
+@settings(max_examples=200, deadline=None)
+@given(total=st.integers(1, 5000), data=st.data(), form=st.sampled_from(FORMS))
+def test_positions(total: int, data: st.DataObject, form: str) -> None:
+    chosen = sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=60)))
+    positions = torch.tensor(chosen, dtype=torch.int64)
+    arrays = encode_positions(positions, total, form)
+    assert sum(array.nbytes for array in arrays.values()) == index_bytes(form, len(chosen), total)
+    packet = CODECS["Identity"]().encode(torch.zeros(total))._replace(arrays=arrays)
+    assert decode_positions(packet, len(chosen)).tolist() == chosen
+    assert index_bytes(smallest_form(len(chosen), total), len(chosen), total) == min(
+        index_bytes(form, len(chosen), total) for form in FORMS
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "density", "index", "expected"),
+    [
+        ((1, 65536), 0.1, "int32", 52432),
+        ((1, 65536), 0.1, "bitmap", 34408),
+        ((1, 32768), 0.1, "int32", 26216),
+        ((1, 32768), 0.1, "bitmap", 17204),
+        ((1, 16384), 0.1, "bitmap", 8604),
+        ((1, 786432), 0.1, "int32", 629152),
+        ((1, 786432), 0.1, "bitmap", 412880),
+    ],
+)
+def test_bytes_of_topk(shape: tuple[int, int], density: float, index: str, expected: int) -> None:
+    x = normal(1, 1024).repeat(1, shape[1] // 1024)
+    assert TopK(density, index=index).encode(x).wire_bytes == expected
+    assert TopK(density).encode(x).wire_bytes <= expected
+
+
+def test_selection_takes_no_more_than_there_is() -> None:
+    assert select_topk(torch.tensor([[1.0, -1.0, 2.0]]), 3).tolist() == [0, 1, 2]
+    assert select_topk(torch.empty(2, 0), 0).tolist() == []
+    assert select_topk(torch.tensor([[1.0, 2.0]]), 0).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("TopK(0)", "`density` must be in (0, 1], but got 0 (in 'TopK(0)')."),
+        ("TopK(1.5)", "`density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)')."),
+        ("TopK('abc')", "`density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\")."),
+        ("TopK(True)", None),
+        ("TopK(0.1, per='token')", "`per` must be one of sample, tensor, but got 'token' (in \"TopK(0.1, per='token')\")."),
+        ("TopK(0.1, index='gap')", None),
+        ("TopK(0.1, values=3)", "`values` must be a codec, but got 3 (in 'TopK(0.1, values=3)')."),
+        ("TopK(0.1, values=TopK(0.5))", None),
+        ("Quantize(9)", "`bits` must be an integer from 1 to 8, but got 9 (in 'Quantize(9)')."),
+        ("Quantize(0)", "`bits` must be an integer from 1 to 8, but got 0 (in 'Quantize(0)')."),
+        ("Quantize(2.5)", "`bits` must be an integer from 1 to 8, but got 2.5 (in 'Quantize(2.5)')."),
+        (
+            "Quantize(1, range='absmax')",
+            "`bits` must be at least 2 with `range='absmax'`, which keeps a level for zero, but got 1 "
+            "(in \"Quantize(1, range='absmax')\").",
+        ),
+        ("Quantize(4, rounding='up')", None),
+        ("Cast('float8')", "`target` must be one of bfloat16, float16, but got 'float8' (in \"Cast('float8')\")."),
+        ("Cast", None),
+        ("Nonzero(4)", "`values` must be a codec, but got 4 (in 'Nonzero(4)')."),
+        ("TopKk(0.1)", f"Unknown codec `TopKk` in 'TopKk(0.1)'. Known: {', '.join(sorted(CODECS))}."),
+        ("TopK(0.1", "'TopK(0.1' is no codec: expected a name with arguments, such as 'TopK(0.1)'."),
+        ("__import__('os')", None),
+        ("TopK(*[0.1])", None),
+        ("TopK(density=0.1, density=0.2)", None),
+        ("0.1", None),
+        ("", None),
+    ],
+)
+def test_refusals(text: str, message: str | None) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse(text, CODECS)
+    assert message is None or str(caught.value) == message
+
+
+def test_numbers_are_coerced() -> None:
+    assert repr(parse("TopK(1)", CODECS)) == "TopK(1.0)"
+    assert repr(parse("Quantize(4.0, per='tensor')", CODECS)) == "Quantize(4)"
+    assert parse(" TopK( density = 0.1 ) ", CODECS) == TopK(0.1)
