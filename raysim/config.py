@@ -221,7 +221,7 @@ class RunConfig(_Strict):
         return list(zip(forward, backward, strict=True))
 
     def flat(self) -> dict[str, Any]:
-        """Return every key as it is written (`optimizer.momentum`), with its value; lists as in TOML."""
+        """Return every key as it is written (`optimizer.momentum`), with its value."""
         flat: dict[str, Any] = {}
         for key, value in self.model_dump().items():
             if isinstance(value, dict):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
@@ -133,17 +134,27 @@ class Recorder:
                 rows.clear()
 
     def forget(self, step: int) -> None:
-        """Drop all rows of `step` and later: what a restart or a resumed run does again. An evaluation at `step` goes too."""
+        """Drop what a restarted or resumed run does again: rows of `step` and later, and evaluations after it.
+
+        Part by part, so that being killed in between leaves nothing that doing it again would not mend.
+        """
         for table, schema in SCHEMAS.items():
             self._rows[table].clear()
-            paths = sorted(self._parts.glob(f"{table}-*.parquet"))
-            if not paths:
-                continue
-            whole = pa.concat_tables([pq.read_table(path, schema=schema) for path in paths])
-            kept = whole.filter(pa.compute.less(whole["step"], step) if table != "evals" else pa.compute.less_equal(whole["step"], step))
-            write_table(kept, paths[0])
-            for path in paths[1:]:
-                path.unlink()
+            keep = pc.less_equal if table == "evals" else pc.less
+            for path in self._parts.glob(f"{table}-*.parquet"):
+                part = pq.read_table(path, schema=schema)
+                kept = part.filter(keep(part["step"], step))
+                if kept.num_rows == 0:
+                    path.unlink()
+                elif kept.num_rows < part.num_rows:
+                    write_table(kept, path)
+
+    def discard(self) -> None:
+        """Unlock the folder and remove it where it holds nothing yet: the run did not start."""
+        self.close()
+        for path in (self._parts, self.folder):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
     def write_run(self, row: Mapping[str, Any]) -> None:
         """Write `run.parquet`, one row, anew."""
@@ -176,7 +187,7 @@ def read_parts(folder: Path, table: str) -> pa.Table:
 
 
 class Run:
-    """A run's folder: its tables as DataFrames, its status, its weights.
+    """A run's folder: its tables as DataFrames, and its status.
 
     >>> run = Run("results/none")
     Traceback (most recent call last):
@@ -227,22 +238,6 @@ class Run:
             return read_parts(self.folder, name).to_pandas()
         return pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name]).to_pandas()
 
-    def weights(self) -> dict[str, Any]:
-        """Return the model's tensors of the newest checkpoint, by the names of the uncut model's layers."""
-        from raysim.pipeline.checkpoint import checkpoints, read_checkpoint, unpack_tensors
-
-        found = checkpoints(self.folder / "checkpoints")
-        if not found:
-            raise RecordsError(f"The run in {self.folder} has no checkpoint yet.")
-        weights = {}
-        for part in read_checkpoint(found[-1]):
-            for name, tensor in unpack_tensors(part).items():
-                kind, _, rest = name.partition(".")
-                place, _, parameter = rest.partition(".model.")
-                if kind == "stage" and place.isdigit() and parameter:
-                    weights[parameter] = tensor
-        return weights
-
 
 _TYPES: Sequence[tuple[type, pa.DataType]] = (
     (bool, pa.bool_()),
@@ -271,8 +266,6 @@ def _type_of(key: str, value: object) -> pa.DataType:
     """Return the Arrow type of a column of `run.parquet`: fixed for the fields that may be null, else by the value."""
     if key in _NULLABLE:
         return _NULLABLE[key]
-    if key in ("forward", "backward"):  # one notation, or one a boundary
-        return pa.list_(pa.string())
     if value is None or key.startswith("final_"):
         return pa.float64()
     return next(arrow for python, arrow in _TYPES if isinstance(value, python))

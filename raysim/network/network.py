@@ -70,7 +70,9 @@ class Network:
             if self.sharing not in ("port", "half"):
                 raise ValueError(f'`port_bps` must go with `sharing` "port" or "half", but got {self.sharing!r}.')
         if checked["jitter_s"] > lowest:
-            raise ValueError(f"`jitter_s` must be at most the lowest latency ({lowest:g} s), but got {self.jitter_s!r}.")
+            raise ValueError(
+                f"`jitter_s` must be at most the lowest latency ({lowest:g} s), but got {self.jitter_s!r}."
+            )
         if checked["burst_bytes"] and self.sharing == "inbound":
             raise ValueError(f'`burst_bytes` must be 0 with `sharing` "inbound", but got {self.burst_bytes!r}.')
         sizes = {len(value) for value in (self.bandwidth_bps, self.latency_s) if isinstance(value, tuple)}
@@ -162,10 +164,6 @@ class Network:
         return max(self.p2p_s(a, b, wire_bytes) for a in hosts for b in hosts)
 
 
-FREE = Network(math.inf)
-"""Infinite bandwidth, no latency: what is left is compute, codec and schedule."""
-
-
 def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
     """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
     if isinstance(value, (int, float)):
@@ -243,3 +241,7 @@ def _span(value: float | Matrix, write: object) -> str:
     outside = _off_diagonal(value)
     low, high = write(float(outside.min())), write(float(outside.max()))
     return low if low == high else f"{low} to {high}"
+
+
+FREE = Network(math.inf)
+"""Infinite bandwidth, no latency: what is left is compute, codec and schedule."""

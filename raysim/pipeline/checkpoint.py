@@ -101,3 +101,20 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
+    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
+
+    Raises CheckpointError where there is none, or it is corrupt.
+    """
+    found = checkpoints(Path(run_folder) / "checkpoints")
+    if not found:
+        raise CheckpointError(f"There is no checkpoint in {run_folder}.")
+    weights = {}
+    for part in read_checkpoint(found[-1]):
+        for name, tensor in unpack_tensors(part).items():
+            stage, model, parameter = name.partition(".model.")
+            if model and stage.startswith("stage."):
+                weights[parameter] = tensor
+    return weights

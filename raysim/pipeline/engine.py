@@ -105,7 +105,7 @@ class Engine(ABC):
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
         """Return loss and correct predictions summed over a split, with links in an evaluation `mode`."""
-        total = Evaluated(0.0, 0, 0)
+        total = Evaluated(0.0, 0, 0, 0)
         window = 2 * self.num_workers  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):

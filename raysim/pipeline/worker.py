@@ -61,9 +61,10 @@ class Fault(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Sums over one evaluated batch."""
+    """Sums over evaluated samples; a sample of text is many predictions."""
 
-    loss: float
+    loss: float  # a sample's mean over its predictions
+    samples: int
     correct: int
     predictions: int
 
@@ -197,7 +198,7 @@ class Worker:
                 key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
                 return self.links[index, "forward", True].send_evaluation(y, mode, key)
             targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-            return Evaluated(float(loss(y, targets)) * len(targets), num_correct(y, targets), targets.numel())
+            return Evaluated(float(loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel())
 
     def batchnorm(self, incarnation: int, change: str) -> None:
         """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""

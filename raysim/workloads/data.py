@@ -38,8 +38,8 @@ DATASETS: dict[str, Callable[..., Data]] = {
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     """Return the data set `name`; raises ValueError naming the wrong name, option (`data.length`) or path.
 
-    Splits are the same for every `seed`, so that runs of different seeds are measured on the same samples: `seed` is for
-    sets that are drawn, and none here is. The order is `batch_ids`; augmentation takes its key with each batch.
+    Splits are the same for every `seed`, so that runs of different seeds are measured on the same samples: `seed` is
+    for sets that are drawn, and none here is. The order is `batch_ids`; augmentation takes its key with each batch.
 
     >>> data = load_data("digits", {}, seed=0)
     >>> len(data.train), len(data.test), data.shape

@@ -32,9 +32,8 @@ MODELS: dict[str, Callable[..., nn.Sequential]] = {"cnn": cnn, "gpt": gpt, "gpt2
 def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed: int) -> nn.Sequential:
     """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
 
-    `name` is one of `MODELS`, or `package.module:function` of your own: the function is called with the options, and
-    with the data's shape if it has an argument `shape`, and returns an `nn.Sequential`. Raises ValueError naming what is
-    wrong.
+    `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
+    data's shape if it has an argument `shape`, and returns an `nn.Sequential`. Raises ValueError naming what is wrong.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))

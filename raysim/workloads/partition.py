@@ -180,7 +180,7 @@ def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
             owner, owner_name = owners.setdefault(buffer, (stage, name))
             if owner != stage:
                 raise ValueError(
-                    f"Buffer `{owner_name}` of stage {owner} must not be shared with stage {stage}, where it is `{name}`. "
+                    f"Buffer `{owner_name}` of stage {owner} must not be in stage {stage} too, as `{name}`. "
                     "Cut elsewhere."
                 )
     return tuple(tied)

@@ -146,4 +146,6 @@ def _crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) 
     padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
     windows = sliding_window_view(padded, images.shape[2:], axis=(2, 3))  # (batch, channel, top, left, height, width)
     moved = windows[np.arange(len(ids)), :, top, left]
-    return np.where(mirrored[:, None, None, None] == 1, moved[..., ::-1], moved)
+    flips = np.flatnonzero(mirrored)
+    moved[flips] = moved[flips][..., ::-1]
+    return moved

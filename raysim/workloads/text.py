@@ -69,7 +69,7 @@ def wikitext2(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return WikiText-2 in blocks of `length` tokens, from the folder `path` of text files, or from the hub without one.
+    """Return WikiText-2 in blocks of `length` tokens, from the folder `path` of text files, or from the hub.
 
     Lines are tokenised one by one and empty lines left out, as in the hub's rows, so both ways give the same tokens.
     `train_file` and `test_file` are train.txt and test.txt unless they are named. `tokenizer` is a folder with a

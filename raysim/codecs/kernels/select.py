@@ -1,7 +1,7 @@
 """Top-k selection by magnitude, in numba.
 
 Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A guess
-from a sample of the row, or from the rows before, brackets the threshold; one pass counts what lies above the bracket and
+from the rows before, or from a sample of the row, brackets the threshold; one pass counts what lies above the bracket and
 gathers the few values inside it, among which the exact threshold is found; a second pass writes what is kept. A wrong guess
 costs time and never changes the result.
 """
@@ -14,7 +14,6 @@ from numba import njit
 from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
 
 _SAMPLE = 2048  # values of a long row from which its threshold is guessed
-_LONG = 32768  # rows at least so long are guessed from their own sample, shorter ones from the rows before
 _BINS = 2048
 
 
@@ -104,26 +103,35 @@ def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values)
     scratch = np.empty(length + 64, np.int32)
     bins = np.empty(_BINS + 1, np.int32)
     none = np.int64(mask)  # no number has this magnitude: it is a NaN
-    threshold = np.int64(-1)
-    margin = np.int64(infinity >> 8)
+    center = np.int64(-1)  # about where thresholds were, once one is known
+    margin = np.int64(infinity >> 9)
     out = np.int64(0)
     for row in range(num_rows):
         start = np.int64(row * length)
         low, high = np.int64(0), none
-        if length >= _LONG:
+        sampled = length < 4 * _SAMPLE  # whether a sample is of no more help
+        if center >= 0:
+            low, high = max(center - margin, 0), min(center + margin, none)
+        elif not sampled:
             low, high = _sampled_bracket(bits, start, length, kept, mask, none, inside, bins, scratch)
-        elif threshold >= 0:
-            low, high = max(threshold - margin, 0), min(threshold + margin, none)
+            sampled = True
         while True:
             found, above = _gather(bits, start, length, mask, low, high, inside)
             if above < kept <= above + found:
                 break
             if high == none and above:  # a NaN of all ones, beyond the greatest bracket
                 return False
-            low, high = (high, none) if above >= kept else (np.int64(0), low)
+            if sampled:
+                low, high = (high, none) if above >= kept else (np.int64(0), low)
+            else:
+                low, high = _sampled_bracket(bits, start, length, kept, mask, none, inside, bins, scratch)
+                sampled = True
             margin = min(2 * margin, none)
-        margin -= margin >> 6
         threshold = np.int64(_ranked(inside, found, kept - above, bins, scratch))
+        center = threshold if center < 0 else center + ((threshold - center) >> 3)
+        margin -= margin >> 6  # it doubles on a miss: about one row in forty is gathered twice
+        if sampled and length >= 4 * _SAMPLE and high < none:  # a sample varies far more than whole rows do
+            margin = min(margin, (high - low) >> 2)
         if threshold >= infinity:
             return False
         end = out + kept

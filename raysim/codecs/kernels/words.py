@@ -67,3 +67,13 @@ def ones(typingctx, word):
         return builder.ctpop(arguments[0])
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def leading_zeros(typingctx, word):
+    """Return the number of zeros above the highest one of a uint64 that is not zero."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.ctlz(arguments[0], cgutils.true_bit)
+
+    return types.uint64(types.uint64), codegen

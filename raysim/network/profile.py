@@ -1,0 +1,325 @@
+"""A Profile is what the actions of one step cost: seconds of compute and codec, bytes of every packet, overheads of the host.
+
+It comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet. Seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raysim.network.devices import DEVICES
+from raysim.network.table import OPS
+from raysim.notation import check_choice, check_real
+
+Floats = NDArray[np.float64]
+
+COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes", "inlined")
+STAGE_COSTS = ("update_s", "gradient_bytes")
+OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
+FORMAT = "raysim profile 1"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Profile:
+    """Costs by (replica, stage, op, microbatch); an axis of replicas or microbatches of size 1 means that all are alike.
+
+    Ops are numbered as in `OPS`: forward, backward and, where it is apart, backward for the weights.
+
+    >>> profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0, wire_bytes=1_000_000)
+    >>> profile.num_stages, profile.compute_s.shape
+    (4, (1, 4, 2, 1))
+    """
+
+    compute_s: Floats
+    """Wall seconds of the forward or backward itself, the host otherwise idle."""
+    decode_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """Seconds on the receiver's clock to unpack the packet."""
+    encode_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """Seconds on the sender's clock to pack it."""
+    cpu_s: Floats = field(default_factory=lambda: np.full(1, math.nan))
+    """CPU seconds of the compute, over all its threads: read where cores are shared. NaN where not known: the wall seconds count."""
+    wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes of the packet that leaves the action."""
+    dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes of the tensor in that packet; reported, not simulated."""
+    inlined: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, np.bool_))
+    """Whether the packet travels in the call's reply, by way of the driver's host."""
+    update_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: seconds of the optimiser's update."""
+    gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: bytes that replicas average."""
+    call_s: float = 0.0
+    """Seconds on a worker's clock for every call."""
+    message_s: float = 0.0
+    """Seconds that every packet needs beside its wire, nobody's clock being held."""
+    byte_s: float = 0.0
+    """The same for every byte of it: 0.25e-9 is 4 GB/s through shared memory."""
+    step_s: float = 0.0
+    """Seconds of every step outside of its actions: submitting it, gathering statistics."""
+    source: str = ""
+    """Where the figures come from, in words."""
+
+    def __post_init__(self) -> None:
+        costs = {name: _four_axes(name, getattr(self, name)) for name in COSTS}
+        try:
+            shape = np.broadcast_shapes(*(array.shape for array in costs.values()))
+        except ValueError:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in costs.items())
+            raise ValueError(f"Costs must have shapes that agree, but got {shapes}.") from None
+        if not 1 <= shape[2] <= len(OPS) or not all(shape):
+            raise ValueError(f"`compute_s` must have 2 or 3 ops, and no empty axis, but got shape {shape}.")
+        for name, array in costs.items():
+            whole = np.ascontiguousarray(np.broadcast_to(array, shape))
+            whole.flags.writeable = False
+            object.__setattr__(self, name, whole)
+        for name in STAGE_COSTS:
+            values = _non_negative(name, np.asarray(getattr(self, name), np.float64))
+            object.__setattr__(self, name, np.ascontiguousarray(np.broadcast_to(values, (shape[1],))))
+        for name in OVERHEADS:
+            object.__setattr__(self, name, check_real(name, getattr(self, name), 0, math.inf))
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the size of the axis of replicas; 1 also means any number, all alike."""
+        return int(self.compute_s.shape[0])
+
+    @property
+    def num_stages(self) -> int:
+        """Return the number of stages."""
+        return int(self.compute_s.shape[1])
+
+    @property
+    def num_microbatches(self) -> int | None:
+        """Return the number of microbatches; None where all are alike and any number is meant."""
+        size = int(self.compute_s.shape[3])
+        return size if size > 1 else None
+
+    @classmethod
+    def uniform(
+        cls,
+        num_stages: int,
+        forward_s: float,
+        backward_s: float,
+        *,
+        wire_bytes: float = 0.0,
+        encode_s: float = 0.0,
+        decode_s: float = 0.0,
+        weight_s: float | None = None,
+        **rest: Any,
+    ) -> Profile:
+        """Return equal stages and microbatches; `weight_s` gives the backward for the weights a cost of its own."""
+        times = [forward_s, backward_s] + ([] if weight_s is None else [weight_s])
+        per_op = np.array(times)[None, None, :, None]
+        packets = np.array([1.0, 1.0, 0.0][: len(times)])[None, None, :, None]
+        return cls(
+            compute_s=np.broadcast_to(per_op, (1, num_stages, len(times), 1)),
+            wire_bytes=wire_bytes * packets,
+            encode_s=encode_s * packets,
+            decode_s=decode_s * packets,
+            **rest,
+        )
+
+    @classmethod
+    def analytic(
+        cls,
+        forward_flops: ArrayLike,
+        *,
+        device: str,
+        efficiency: float,
+        wire_bytes: ArrayLike,
+        backward_factor: float = 2.0,
+        dense_bytes: ArrayLike | None = None,
+        codec_bytes_per_s: float = math.inf,
+        **rest: Any,
+    ) -> Profile:
+        """Return a profile of a run that was never made, from shapes and a datasheet.
+
+        `forward_flops` is of one microbatch, a number for each stage. A backward is `backward_factor` forwards (3 with recomputation).
+        `efficiency` is the share of the datasheet's dense 16-bit peak that training reaches: 0.3 to 0.5 is usual, and it is an
+        assumption, not a measurement. `codec_bytes_per_s` is how fast dense bytes are packed, and again unpacked.
+
+        >>> profile = Profile.analytic([3.12e13] * 4, device="A100", efficiency=0.4, wire_bytes=4_194_304)
+        >>> profile.compute_s[0, 0, :, 0]
+        array([0.25, 0.5 ])
+        """
+        check_choice("device", device, DEVICES)
+        speed = DEVICES[device].peak_flops * check_real("efficiency", efficiency, 0, 1, open_low=True)
+        check_real("backward_factor", backward_factor, 0, math.inf, open_low=True)
+        forward = np.atleast_1d(np.asarray(forward_flops, np.float64)) / speed
+        sizes = np.asarray(wire_bytes, np.float64)
+        dense = sizes if dense_bytes is None else np.asarray(dense_bytes, np.float64)
+        codec = dense / check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
+        stages = len(forward)
+        spread = np.ones((1, stages, 2, 1))
+        return cls(
+            compute_s=np.stack([forward, backward_factor * forward], axis=1)[None, :, :, None],
+            wire_bytes=sizes[..., None, None] * spread,
+            dense_bytes=dense[..., None, None] * spread,
+            encode_s=codec[..., None, None] * spread,
+            decode_s=codec[..., None, None] * spread,
+            **({"source": f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"} | rest),
+        )
+
+    def with_network_of(self, other: Profile) -> Profile:
+        """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
+        return replace(self, **{name: getattr(other, name) for name in COSTS if name not in ("compute_s", "cpu_s")})
+
+    def mean_microbatch(self) -> Profile:
+        """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""
+        means = {name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS if name != "inlined"}
+        return replace(self, inlined=np.mean(self.inlined, axis=3, keepdims=True) > 0.5, **means)
+
+    def split_backward(self, weight_share: float = 0.5, penalty: float = 1.0) -> Profile:
+        """Return the profile with backward cut into input and weight parts, for zero-bubble schedules.
+
+        Together they take `penalty` times the joint backward (the issue allows up to 1.1); `weight_share` of it is the weights'.
+        """
+        if self.compute_s.shape[2] != 2:
+            raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
+        check_real("weight_share", weight_share, 0, 1)
+        check_real("penalty", penalty, 0, math.inf, open_low=True)
+        changed: dict[str, NDArray[Any]] = {}
+        for name in COSTS:
+            joint = getattr(self, name)
+            third = np.zeros_like(joint[:, :, 1:])
+            if name in ("compute_s", "cpu_s"):
+                third = joint[:, :, 1:] * weight_share * penalty
+                joint = np.concatenate([joint[:, :, :1], joint[:, :, 1:] * (1 - weight_share) * penalty], axis=2)
+            changed[name] = np.concatenate([joint, third], axis=2)
+        return replace(self, **changed)
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON; `load` gives it back bit for bit."""
+        content: dict[str, Any] = {"format": FORMAT}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "cpu_s" and np.isnan(value).all():
+                continue
+            content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
+        Path(path).write_text(json.dumps(content, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Read a profile that `save` wrote; raises ValueError naming the file."""
+        try:
+            content = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ValueError(f"The profile {str(path)!r} must be readable, but: {error.strerror}.") from None
+        except ValueError:
+            raise ValueError(f"The profile {str(path)!r} must be JSON, but it does not parse.") from None
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ValueError(f"The profile {str(path)!r} must be of format {FORMAT!r}, but it is not.")
+        known = {item.name for item in fields(cls)}
+        if set(content) - known or "compute_s" not in content:
+            raise ValueError(f"The profile {str(path)!r} must have the fields of a profile, but got {sorted(content)}.")
+        arrays = {
+            name: np.array(value, np.bool_ if name == "inlined" else np.float64) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        try:
+            return cls(**arrays)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
+
+
+def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) -> dict[int, Profile]:
+    """Return one profile for each recorded step, by step, from the columns of `actions.parquet` as arrays.
+
+    Read are step, replica, stage, op ("F", "B", "W"; rows of other ops are left out), microbatch, decode_s, compute_wall_s,
+    compute_cpu_s, encode_s, wire_bytes, dense_bytes, inlined. Every step must hold every action once. `overheads` are further fields of
+    `Profile`, such as `call_s` from a calibration.
+    """
+    taken = {
+        "decode_s": "decode_s",
+        "compute_s": "compute_wall_s",
+        "cpu_s": "compute_cpu_s",
+        "encode_s": "encode_s",
+        "wire_bytes": "wire_bytes",
+        "dense_bytes": "dense_bytes",
+        "inlined": "inlined",
+    }
+    keys = ("step", "replica", "stage", "op", "microbatch")
+    for name in (*keys, *taken.values()):
+        if name not in columns:
+            raise ValueError(f"`columns` must hold {name!r}, but got {sorted(columns)}.")
+    letters = np.asarray(columns["op"]).astype(str)
+    chosen = np.isin(letters, list(OPS))
+    if not chosen.any():
+        raise ValueError("`columns` must hold at least one forward or backward, but got none.")
+    op = np.array([OPS.index(letter) for letter in letters[chosen]])
+    step, replica, stage, microbatch = (
+        np.asarray(columns[name])[chosen].astype(np.int64) for name in ("step", "replica", "stage", "microbatch")
+    )
+    values = {
+        name: np.nan_to_num(np.asarray(columns[column])[chosen].astype(np.float64)) for name, column in taken.items()
+    }
+    shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
+    index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
+    profiles: dict[int, Profile] = {}
+    for number in np.unique(step):
+        here = step == number
+        counts = np.bincount(index[here], minlength=math.prod(shape))
+        if (counts != 1).any():
+            wrong = int(np.flatnonzero(counts != 1)[0])
+            r, s, o, m = (int(part) for part in np.unravel_index(wrong, shape))
+            raise ValueError(
+                f"Step {number} must hold every action once, but got {s}{OPS[o]}{m} of replica {r} {counts[wrong]} times."
+            )
+        arrays: dict[str, Any] = {}
+        for name, column in values.items():
+            whole = np.empty(math.prod(shape))
+            whole[index[here]] = column[here]
+            arrays[name] = whole.reshape(shape)
+        arrays["inlined"] = arrays["inlined"] > 0
+        profiles[int(number)] = Profile(**({"source": f"recorded step {number}"} | arrays | overheads))
+    return profiles
+
+
+def mean_profile(profiles: Sequence[Profile]) -> Profile:
+    """Return the mean of profiles of one shape, such as those of a run's recorded steps without its first ones."""
+    if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
+        shapes = [profile.compute_s.shape for profile in profiles]
+        raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
+    means = {
+        name: np.mean([getattr(profile, name) for profile in profiles], axis=0)
+        for name in (*COSTS, *STAGE_COSTS)
+        if name != "inlined"
+    }
+    inlined = np.mean([profile.inlined for profile in profiles], axis=0) > 0.5
+    return replace(profiles[0], inlined=inlined, source=f"mean of {len(profiles)} steps", **means)
+
+
+def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vocabulary: int = 0) -> float:
+    """Return the FLOPs of a forward through GPT blocks, and the head where `vocabulary` is given: 24 w^2 + 4 s w a token and block.
+
+    >>> f"{gpt_forward_flops(12, 768, 1024, batch=1, vocabulary=50257):.3g}"
+    '2.91e+11'
+    """
+    tokens = batch * sequence
+    return float(tokens * (num_blocks * (24 * width**2 + 4 * sequence * width) + 2 * width * vocabulary))
+
+
+def _four_axes(name: str, value: ArrayLike) -> NDArray[Any]:
+    array = np.asarray(value)
+    array = array.astype(np.bool_) if name == "inlined" else _non_negative(name, array.astype(np.float64))
+    if array.ndim == 4:
+        return array
+    if array.size == 1:
+        return array.reshape(1, 1, 1, 1)
+    raise ValueError(f"`{name}` must have axes (replica, stage, op, microbatch), but got shape {array.shape}.")
+
+
+def _non_negative(name: str, array: Floats) -> Floats:
+    wrong = ~(array >= 0) if name != "cpu_s" else array < 0
+    if wrong.any() or np.isinf(array).any():
+        bad = array[wrong | np.isinf(array)][0]
+        raise ValueError(f"`{name}` must be finite and at least 0, but got {bad}.")
+    return array

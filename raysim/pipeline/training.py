@@ -1,0 +1,351 @@
+"""A training run from its first step to its records: steps, evaluations, checkpoints, restarts."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raysim.compressors import AQSGD
+from raysim.config import ConfigError, RunConfig, make_config, read_config
+from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
+from raysim.pipeline.engine import ENGINES, RayEngine
+from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.worker import StepReport
+from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
+
+INLINE_LIMIT_BYTES = 100 * 1024  # Ray sends smaller results through their owner, the driver (reference: max_direct_call_object_size)
+LOSSES_IN_A_ROW = 3  # a step that loses its workers as often is not retried: the cause will not go away
+FLUSH_EVERY_S = 10.0
+
+
+class Event(NamedTuple):
+    """Something to show while a run goes: a row of `steps` or `evals`, or a restart and its reason."""
+
+    kind: str  # "step", "eval" or "restart"
+    row: Mapping[str, Any]
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | str | Path = "digits-cnn",
+    *overrides: str,
+    out: str | Path | None = None,
+    engine: str = "ray",
+    resume: bool = False,
+) -> Run:
+    """Train a pipeline and return its run, whose tables are DataFrames.
+
+    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts. `out` is
+    the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest checkpoint in `out`.
+    Raises ConfigError, before anything starts, where the input is wrong; a run that diverges returns and says so in its status.
+
+    >>> import tempfile
+    >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
+    >>> run.status, len(run.steps), run.evals["mode"].tolist()
+    ('finished', 4, ['on', 'off'])
+    """
+    if isinstance(config, (str, Path)):
+        config = read_config(config, overrides)
+    elif overrides:
+        raise ConfigError(f"Overrides change a recipe or a file, but `config` is {type(config).__name__}: change it there.")
+    if not isinstance(config, RunConfig):
+        config = make_config(config)
+    training = Training(config, out=out, engine=engine, resume=resume)
+    for _ in training.events():
+        pass
+    return Run(training.folder)
+
+
+class Training:
+    """One run: checked when made, done by iterating over `events`."""
+
+    def __init__(self, config: RunConfig, *, out: str | Path | None = None, engine: str = "ray", resume: bool = False) -> None:
+        if engine not in ENGINES:
+            raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.")
+        if resume and out is None:
+            raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
+        self.config = config
+        self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        self.folder = Path(out) if out is not None else Path("results") / config.name / self.run_id
+        self.recorder = Recorder(self.folder)
+        self._row = self._first_row()
+        self._checkpoint: Checkpoint | None = None
+        self._parts: list[Any] | None = None
+        if resume:
+            self._find_resumable()
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
+        self.workload = prepare(config)
+        self.plan = self.workload.plan
+        self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
+        self.engine = ENGINES[engine](self.workload)
+        self._row["engine"] = engine
+
+    def events(self) -> Iterator[Event]:
+        """Train, and yield what happens; the records are complete when it ends, however it ends.
+
+        Raises StageError where the model fails, WorkerLostError where workers die at one step again and again, and passes on
+        KeyboardInterrupt; each is in the records too.
+        """
+        try:
+            self.recorder.open()
+        except RecordsError as error:
+            raise ConfigError(str(error)) from None
+        started = time.perf_counter()
+        before_s = float(self._row["seconds"])
+        status, error_text = "failed", None
+        try:
+            try:
+                self.engine.start()
+            except ConfigError:
+                self.recorder.discard()
+                raise
+            self.recorder.write_run(self._row)
+            self._clock_zero = time.perf_counter()
+            yield from self._train()
+            status = "finished"
+        except DivergedError as error:
+            status, error_text = "diverged", str(error)
+            self._row |= {"diverged_step": error.step, "diverged_at": f"{error.action}: {error.where}"}
+        except (KeyboardInterrupt, GeneratorExit):
+            status = "interrupted"
+            raise
+        except ConfigError:
+            status = "refused"
+            raise
+        except Exception as error:
+            error_text = str(error) or type(error).__name__
+            raise
+        finally:
+            self.engine.close()
+            if status != "refused":
+                self._row |= {"status": status, "error": error_text, "seconds": before_s + time.perf_counter() - started}
+                self._finish(compact=status in ("finished", "diverged"))
+
+    def _train(self) -> Iterator[Event]:
+        step = self._restore()
+        last_flush = time.monotonic()
+        lost_at, losses = -1, 0
+        every, evaluate_every = self.config.checkpoint_every_steps, self.config.evaluate_every_steps
+        while True:
+            try:
+                while step < self.plan.num_steps:
+                    before = time.perf_counter()
+                    reports = self.engine.step(step)
+                    yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
+                    step += 1
+                    last = step == self.plan.num_steps
+                    if last or (evaluate_every and step % evaluate_every == 0):
+                        for row in self._evaluate(step):
+                            yield Event("eval", row)
+                    if last or (every and step % every == 0):
+                        self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
+                        self._checkpoint = write_checkpoint(self._checkpoints, step, self.engine.state())
+                        last_flush = time.monotonic()
+                    elif time.monotonic() - last_flush > FLUSH_EVERY_S:
+                        self.recorder.flush()
+                        last_flush = time.monotonic()
+                return
+            except WorkerLostError as error:
+                losses = losses + 1 if step == lost_at else 1
+                lost_at = step
+                if losses == LOSSES_IN_A_ROW or not isinstance(self.engine, RayEngine):
+                    raise
+                self._row["restarts"] += 1
+                yield Event("restart", {"step": step, "reason": str(error)})
+                self._restart()
+                step = self._restore()
+
+    def _restart(self) -> None:
+        assert isinstance(self.engine, RayEngine)
+        for attempt in range(LOSSES_IN_A_ROW):
+            try:
+                self.engine.restart()
+                return
+            except WorkerLostError:  # lost again while coming up
+                if attempt == LOSSES_IN_A_ROW - 1:
+                    raise
+
+    def _restore(self) -> int:
+        """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
+        self._offsets_s = self.engine.clock_offsets_s()
+        checkpoint = self._checkpoint
+        step = checkpoint.step if checkpoint else 0
+        if checkpoint:
+            parts = self._parts if self._parts is not None else read_checkpoint(checkpoint)
+            self.engine.load(step, parts)
+            self._parts = None
+        self.recorder.forget(step)
+        return step
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _find_resumable(self) -> None:
+        """Check that the folder holds this very run, unfinished, and read its newest checkpoint."""
+        try:
+            old = Run(self.folder).row
+        except RecordsError as error:
+            raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
+        if old["status"] in ("finished", "diverged"):
+            raise ConfigError(f"The run in {self.folder} is {old['status']}: there is nothing to resume.")
+        for key, value in self._row.items():
+            if key in _IDENTITY_EXEMPT or key not in self.config.flat():
+                continue
+            if old.get(key) != value and not (key in ("cuts", "num_stages") and value is None):
+                raise ConfigError(f"`{key}` must be {old.get(key)!r}, as in the run to resume, but got {value!r}.")
+        self.run_id = old["run_id"]
+        self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds") if key in old}
+        self._row["resumed"] = old["resumed"] + 1
+        found = checkpoints(self._checkpoints)
+        if found:
+            self._checkpoint = found[-1]
+            try:
+                self._parts = read_checkpoint(found[-1])
+            except CheckpointError as error:
+                raise ConfigError(str(error)) from None
+
+    def _first_row(self) -> dict[str, Any]:
+        row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
+        for key in ("forward", "backward"):
+            row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
+        return row | {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+            "status": "running",
+            "restarts": 0,
+            "resumed": 0,
+            "diverged_step": None,
+            "diverged_at": None,
+            "error": None,
+            "seconds": 0.0,
+        }
+
+    def _record_step(self, step: int, reports: Sequence[StepReport], seconds: float) -> dict[str, Any]:
+        losses = [loss for report in reports for loss in report.losses]
+        links = self._link_rows(step, reports)
+        row = {
+            "step": step,
+            "epoch": step // self.plan.steps_per_epoch,
+            "loss": math.fsum(losses) / len(losses),
+            "learning_rate": learning_rate(self.config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
+            "gradient_norm": reports[0].gradient_norm,
+            "seconds": seconds,
+            "wire_bytes": sum(link["wire_bytes"] for link in links),
+            "dense_bytes": sum(link["dense_bytes"] for link in links),
+        }
+        self.recorder.add("steps", row)
+        for link in links:
+            self.recorder.add("links", link)
+        for worker, report in enumerate(reports):
+            shift = self._offsets_s[worker] + self._clock_zero
+            for action in report.actions:
+                times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
+                crossed = isinstance(self.engine, RayEngine) and action.wire_bytes > 0
+                inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crossed else None
+                self.recorder.add("actions", action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined})
+        return row
+
+    def _link_rows(self, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
+        """Return a row for each link, of what its two ends account."""
+        ends = sorted((account for report in reports for account in report.links), key=lambda a: (a.direction != "forward", a.boundary))
+        rows = []
+        for (direction, boundary), pair in groupby(ends, key=lambda a: (a.direction, a.boundary)):
+            sender, receiver = sorted(pair, key=lambda account: not account.sender)
+            sent = sender.sent_norm2
+            methods = self.config.compressors()[boundary]
+            rows.append(
+                {
+                    "step": step,
+                    "replica": 0,
+                    "boundary": boundary,
+                    "direction": direction,
+                    "codec": repr(methods[0] if direction == "forward" else methods[1]),
+                    "packets": sender.packets,
+                    "wire_bytes": sender.wire_bytes,
+                    "dense_bytes": sender.dense_bytes,
+                    "gain": _share(sender.received_norm2, sent),
+                    "fidelity": None if not sent or sender.error_norm2 is None else 1 - sender.error_norm2 / sent,
+                    "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
+                    "encode_s": sender.codec_s,
+                    "decode_s": receiver.codec_s,
+                }
+            )
+        tied_bytes = sum(report.tied_bytes for report in reports)
+        if tied_bytes:
+            crossing = {"direction": "tied", "codec": "Identity", "packets": sum(report.tied_bytes > 0 for report in reports)}
+            rows.append({"step": step, "replica": 0, **crossing, "wire_bytes": tied_bytes, "dense_bytes": tied_bytes})
+        return rows
+
+    def _evaluate(self, step: int) -> list[dict[str, Any]]:
+        """Evaluate the same weights with links on and off, and again with BatchNorm statistics estimated under each mode."""
+        modes = ["on", "off"]
+        if any(isinstance(forward, AQSGD) for forward, _ in self.config.compressors()):
+            modes.insert(1, "on_direct")
+        estimate_batches = self.config.evaluate_batchnorm_batches
+        rows = []
+        for batchnorm in ["running", "estimated"] if estimate_batches else ["running"]:
+            for mode in modes:
+                before = time.perf_counter()
+                if batchnorm == "estimated":
+                    self.engine.batchnorm("estimate")
+                    self.engine.evaluate(mode, "train", min(estimate_batches, self.plan.steps_per_epoch))
+                    self.engine.batchnorm("use")
+                total = self.engine.evaluate(mode)
+                if batchnorm == "estimated":
+                    self.engine.batchnorm("restore")
+                loss = total.loss / total.samples
+                row = {
+                    "step": step,
+                    "mode": mode,
+                    "batchnorm": batchnorm,
+                    "loss": loss,
+                    "accuracy": total.correct / total.predictions,
+                    "perplexity": math.exp(min(loss, 700.0)),
+                    "predictions": total.predictions,
+                    "seconds": time.perf_counter() - before,
+                }
+                self.recorder.add("evals", row)
+                rows.append(row)
+                suffix = mode if batchnorm == "running" else f"{mode}_estimated"
+                self._row |= {f"final_loss_{suffix}": loss, f"final_accuracy_{suffix}": row["accuracy"]}
+        return rows
+
+    def _finish(self, *, compact: bool) -> None:
+        """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
+        if compact:
+            self.recorder.compact()
+            steps = Run(self.folder).steps
+            totals = {"wire_bytes": int(steps["wire_bytes"].sum()), "dense_bytes": int(steps["dense_bytes"].sum())}
+            self._row |= totals | {"steps_done": len(steps)}
+            if len(steps):
+                self._row["final_train_loss"] = float(steps["loss"].iloc[-1])
+        else:
+            self.recorder.flush()
+        self.recorder.write_run(self._row)
+        self.recorder.close()
+
+
+# What may differ between a run and its resumption: where and how often, not what.
+_IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
