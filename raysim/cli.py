@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from raysim.records import Run
+    pass
 
 app = typer.Typer(
     help="Which compression of pipeline-parallel training is safe for your model, and how much faster is it on your network?",
@@ -70,7 +69,10 @@ def train(
         try:
             show_training(training)
         except KeyboardInterrupt:
-            _fail(f"interrupted. To go on: raysim train {recipe} {' '.join(overrides or [])} --out {training.folder} --resume", 130)
+            _fail(
+                f"interrupted. To go on: raysim train {recipe} {' '.join(overrides or [])} --out {training.folder} --resume",
+                130,
+            )
         except (StageError, WorkerLostError) as error:
             _fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
         from raysim.records import Run
@@ -114,4 +116,4 @@ def bench_pipeline(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,24 +1,30 @@
 """The configuration of one run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters.
 
-Values are checked here, by field and rule; what needs the data or the model (cuts, divisibility by it, memory) is checked by
+Values are checked here, by field and rule; what needs the data or the model (cuts, divisibility by it, memory) is
+checked by
 `raysim.pipeline.plan`, still before anything starts.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
 from raysim.network.schedule import Schedule, parse_schedule
 
 Notations = str | tuple[str, ...]
+_LARGEST = 2**31 - 1  # of what is counted: the records hold it
+Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
 
 
 class ConfigError(ValueError):
@@ -26,7 +32,14 @@ class ConfigError(ValueError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("no_truth", "Input should be no truth value")
+        return value
 
 
 class Named(BaseModel):
@@ -57,7 +70,7 @@ class OptimizerConfig(_Strict):
     """Of adamw, (0.9, 0.999) where not given."""
     epsilon: float | None = Field(default=None, gt=0)
     """Of adamw, 1e-8 where not given."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Natural = 0
     """Steps in which the learning rate rises linearly."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
     """How the learning rate falls to zero after the warm-up."""
@@ -73,13 +86,17 @@ class OptimizerConfig(_Strict):
         other = {"sgd": ("betas", "epsilon"), "adamw": ("momentum",)}[self.name]
         for field in other:
             if getattr(self, field) is not None:
-                raise ValueError(f"`optimizer.{field}` has no effect with `optimizer.name` = {self.name!r}. Leave it out.")
+                raise ValueError(
+                    f"`optimizer.{field}` has no effect with `optimizer.name` = {self.name!r}. Leave it out."
+                )
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
         if self.decay == "constant":
             for field, default in (("decay_epochs", None), ("decay_every", "step")):
                 if getattr(self, field) != default:
-                    raise ValueError(f"`optimizer.{field}` has no effect with `optimizer.decay` = 'constant'. Leave it out.")
+                    raise ValueError(
+                        f"`optimizer.{field}` has no effect with `optimizer.decay` = 'constant'. Leave it out."
+                    )
         return self
 
 
@@ -97,11 +114,11 @@ class RunConfig(_Strict):
     """`cnn`, `resnet18`, `gpt`, `gpt2`, or `package.module:function` that returns an `nn.Sequential`."""
     data: Named = Named(name="digits")
     """`digits`, `topics`, `text`, `cifar10` or `wikitext2`."""
-    num_stages: int | None = Field(default=None, ge=1)
+    num_stages: Positive | None = None
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = None
     """Names of the layers after which the model is cut, instead of `num_stages`."""
-    num_microbatches: int = Field(default=4, ge=1)
+    num_microbatches: Positive = 4
     """Equal parts of a batch that follow each other through the stages."""
     schedule: str = "1F1B"
     """`GPipe` or `1F1B`."""
@@ -112,19 +129,19 @@ class RunConfig(_Strict):
     shared_indices: bool = False
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Positive = 32
     """Samples a step."""
-    steps: int | None = Field(default=None, ge=1)
+    steps: Positive | None = None
     """Length of the run, or `epochs`."""
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: Positive | None = None
     """Length of the run; an incomplete last batch is dropped."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of compute and of what links carry; weights stay float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
-    threads_per_stage: int = Field(default=1, ge=1)
+    threads_per_stage: int = Field(default=1, ge=1, le=1024)
     """CPU threads of a stage; another number gives other gradient bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for a stage."""
@@ -134,13 +151,13 @@ class RunConfig(_Strict):
     """Stages over all nodes, or on as few as hold them; neighbours side by side either way."""
     recompute: bool = False
     """Keep only a stage's inputs and run its forward again before the backward."""
-    checkpoint_every_steps: int = Field(default=100, ge=0)
+    checkpoint_every_steps: Natural = 100
     """0 keeps only the last state of a finished run."""
-    evaluate_every_steps: int = Field(default=0, ge=0)
+    evaluate_every_steps: Natural = 0
     """0 evaluates at the end only."""
-    evaluate_batchnorm_batches: int = Field(default=0, ge=0)
+    evaluate_batchnorm_batches: Natural = 0
     """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
-    profile_every_steps: int = Field(default=10, ge=0)
+    profile_every_steps: Natural = 10
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a start, a step or an evaluation batch may take before the stages are given up."""
@@ -148,7 +165,16 @@ class RunConfig(_Strict):
     @field_validator("model", "data", mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Mapping, Named)):
+            raise PydanticCustomError("no_name", "Input should be a name")
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("name")
+    @classmethod
+    def _is_folder(cls, value: str) -> str:
+        if not re.fullmatch(r"[\w+=-][\w.+=-]*", value):
+            raise ValueError(f"`name` must be the name of a folder, of letters, digits and `_+=-.`, but got {value!r}.")
+        return value
 
     @field_validator("schedule")
     @classmethod
@@ -181,6 +207,10 @@ class RunConfig(_Strict):
                 raise ValueError(
                     f"`{field}` must be one compressor or a list of one a boundary ({self.stages - 1}), but got {len(notations)}."
                 )
+        if self.stages == 1:
+            for field in ("forward", "backward", "shared_indices"):
+                if getattr(self, field) not in ("Identity", (), False):
+                    raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
         if self.shared_indices:
             self._check_shared()
         return self
@@ -247,20 +277,28 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises ConfigError where the recipe, the file, a key or a value is wrong.
     """
     name, values = read_source(source)
-    for override in overrides:
-        apply_override(values, override)
+    keys = [apply_override(values, override) for override in overrides]
+    for key in keys:
+        if not _holds(values, key):
+            raise ConfigError(f"The override of `{key}` is undone by another one. Leave one of them out.")
     values.setdefault("name", name)
     return make_config(values)
 
 
-def read_source(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and the values of a recipe or a TOML file; raises ConfigError."""
+def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """Return the name and the values of a recipe or a TOML file; raises ConfigError.
+
+    `derived`: the files that derive from it, whose `base` it is.
+    """
     path = Path(source)
     recipes = recipe_names()
     if str(source) in recipes:
         text = resources.files("raysim.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}.") from None
     elif path.suffix == ".toml":
         raise ConfigError(f"There is no file {str(source)!r}.")
     else:
@@ -271,36 +309,61 @@ def read_source(source: str | Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
     base = values.pop("base", None)  # a recipe derives from another by naming what differs
     if base is not None:
-        parent = read_source(base)[1]
+        if not isinstance(base, str):
+            raise ConfigError(f"`base` must be a recipe or a .toml file, but got {base!r}.")
+        below = (*derived, path.absolute())
+        parent_source: str | Path = path.parent / base if base.endswith(".toml") else base
+        if Path(parent_source).absolute() in below:
+            raise ConfigError(f"`base` must not lead back to where it came from, but {source} has {base!r}.")
+        parent = read_source(parent_source, below)[1]
         for key, value in values.items():
             _merge(parent, key, value)
+        for key in values:
+            if key not in parent:
+                raise ConfigError(f"Just one of `{key}` and `{_EXCLUSIVE[key]}` may be given, but {source} has both.")
         values = parent
     return path.stem, values
 
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with raysim."""
-    return sorted(entry.name.removesuffix(".toml") for entry in resources.files("raysim.recipes").iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in resources.files("raysim.recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; raises ConfigError."""
+def apply_override(values: dict[str, Any], override: str) -> str:
+    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; return the key.
+
+    Raises ConfigError where it is no such text, or the key cannot be one.
+    """
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"An override is written key=value, but got {override!r}.")
     try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        value = text
-    _merge(values, key, value)
+        parsed = {}
+    _merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
+    return key
 
 
 _EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
+_EMPTIES = {
+    ("optimizer.name", "sgd"): ("betas", "epsilon"),
+    ("optimizer.name", "adamw"): ("momentum",),
+    ("optimizer.decay", "constant"): ("decay_epochs", "decay_every"),
+}
 
 
 def _merge(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
+    if key in ("model.name", "data.name"):
+        key = key.removesuffix(".name")
+    top = values
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})
@@ -316,6 +379,18 @@ def _merge(values: dict[str, Any], key: str, value: Any) -> None:
         return
     values.pop(_EXCLUSIVE.get(key, ""), None)
     values[last] = value
+    optimizer = top.get("optimizer")
+    if isinstance(optimizer, dict):  # what the new choice gives no meaning goes with the old one
+        for option in _EMPTIES.get((key, str(value)), ()):
+            optimizer.pop(option, None)
+
+
+def _holds(values: Any, key: str) -> bool:
+    """Return whether nested values have a dotted key."""
+    first, _, rest = key.partition(".")
+    if isinstance(values, str):
+        return key == "name"
+    return first in values and (not rest or _holds(values[first], rest))
 
 
 def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
@@ -324,10 +399,15 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in first["loc"] if part not in ("str", "tuple[str, ...]"))
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"]).strip()
-        return text if "`" in text and not key or key in text else f"`{key}`: {text}"
+        return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
     if first["type"] == "extra_forbidden":
         known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
         prefix = "optimizer." if key.startswith("optimizer.") else ""
         return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}."
-    rule = first["msg"][0].lower() + first["msg"][1:]
-    return f"`{key}`: {rule}, but got {first['input']!r}."
+    if first["type"] == "missing":
+        return f"`{key}` must be given."
+    rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(
+        first["type"],
+        first["msg"].removeprefix("Input should be ").partition(", ")[0],  # what follows tells how pydantic read it
+    )
+    return f"`{key}` must be {rule}, but got {first['input']!r}."

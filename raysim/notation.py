@@ -18,6 +18,8 @@ from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
+MAX_LENGTH = 1000  # of a text to parse, in characters: no notation of ours comes near it
+
 
 class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
@@ -78,15 +80,21 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """
     if not isinstance(text, str):
         raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {text!r}.")
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"A {kind} is written in at most {MAX_LENGTH} characters, but got {len(text)}.")
     aliases = {name: f"_{name}" for name in names if not name.isidentifier()}
+    written = {alias: name for name, alias in aliases.items()}
     source = text.strip()
     for name, alias in aliases.items():
         source = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, source)
-    classes: dict[str, type[T]] = {aliases.get(name, name): cls for name, cls in names.items()}
+    example = "1F1B" if "1F1B" in names else "TopK(0.1)"
+    malformed = f"{text!r} is no {kind}: expected a name with arguments, such as '{example}'."
+    if any(alias in text for alias in written):
+        raise ValueError(malformed)
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"{text!r} is no {kind}: expected a name with arguments, such as 'TopK(0.1)'.") from None
+        raise ValueError(malformed) from None
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -105,24 +113,30 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
                 if len(named) != len(keywords):
                     raise ValueError(f"{text!r} is no {kind}: `**` or an argument given twice has no place in it.")
                 return construct(name, [build(argument) for argument in positional], named)
-        raise ValueError(f"{text!r} is no {kind}: `{ast.unparse(node)}` has no place in it.")
+        raise ValueError(f"{text!r} is no {kind}: `{ast.get_source_segment(source, node)}` has no place in it.")
 
     def construct(name: str, positional: list[Any], named: dict[str, Any]) -> T:
-        if name not in classes:
+        name = written.get(name, name)
+        if name not in names:
             known = ", ".join(sorted(names))
             raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.")
-        cls = classes[name]
+        cls = names[name]
         signature = inspect.signature(cls)
         try:
             signature.bind(*positional, **named)
         except TypeError as error:
-            raise ValueError(f"`{name}` in {text!r} takes {signature}: {error}.") from None
+            bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+            takes = str(inspect.Signature(bare)) if bare else "no arguments"
+            raise ValueError(f"`{name}` in {text!r} takes {takes}: {error}.") from None
         try:
             return cls(*positional, **named)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{str(error).rstrip('.')} (in {text!r}).") from None
 
-    result = build(tree)
+    try:
+        result: T = build(tree)
+    except RecursionError:
+        raise ValueError(malformed) from None
     if not isinstance(result, tuple(names.values())):
         raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
 def show_training(training: Training) -> None:
     """Train to the end, with a bar that shows loss and bytes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
         config = training.config
         task = progress.add_task(config.name, total=training.plan.num_steps, note="starting stages")
@@ -42,26 +49,29 @@ def show_training(training: Training) -> None:
 def tables(run: Run) -> None:
     """Print what crossed each link, and the last evaluations."""
     console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a file or a pipe has no width to fit
     links = run.links
-    groups = links.groupby(["direction", "boundary", "codec"], dropna=False, sort=False)
     if len(links):
-        table = Table("link", "codec", title=f"Sent over {links['step'].nunique()} steps")
-        for name in ("packets", "dense", "wire", "factor", "fidelity", "encode s", "decode s"):
-            table.add_column(name, justify="right")
-        for (direction, boundary, codec), rows in groups:
-            sums = rows[["packets", "dense_bytes", "wire_bytes", "encode_s", "decode_s"]].sum()
-            fidelity = rows["fidelity"].mean()
-            arrow = {"forward": "{0} -> {1}", "backward": "{0} <- {1}"}.get(direction, "tied")
+        table = Table("link", title=f"Sent over {links['step'].nunique()} steps")
+        table.add_column("codec", overflow="fold")
+        for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
+            table.add_column(name, justify="right", no_wrap=True)
+        summed = links.groupby(["direction", "boundary", "codec"], dropna=False, sort=False, as_index=False).agg(
+            {"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"}
+        )
+        arrows = {"forward": "{} -> {}", "backward": "{} <- {}", "tied": "tied parameters"}
+        for row in summed.to_dict("records"):
+            boundary = 0 if row["direction"] == "tied" else int(row["boundary"])
             table.add_row(
-                arrow.format(int(boundary), int(boundary) + 1) if direction != "tied" else "tied parameters",
-                codec,
-                f"{int(sums['packets'])}",
-                format_bytes(sums["dense_bytes"]),
-                format_bytes(sums["wire_bytes"]),
-                f"{sums['dense_bytes'] / sums['wire_bytes']:.2f}x" if sums["wire_bytes"] else "-",
-                "-" if fidelity != fidelity else f"{fidelity:.4f}",
-                f"{sums['encode_s']:.2f}",
-                f"{sums['decode_s']:.2f}",
+                arrows[row["direction"]].format(boundary, boundary + 1),
+                row["codec"],
+                format_bytes(row["dense_bytes"]),
+                format_bytes(row["wire_bytes"]),
+                f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+                "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
+                f"{row['encode_s']:.2f} s",
+                f"{row['decode_s']:.2f} s",
             )
         console.print(table)
     evals = run.evals
@@ -73,6 +83,8 @@ def tables(run: Run) -> None:
             figures = (f"{row[name]:.4f}" for name in ("loss", "accuracy", "perplexity"))
             table.add_row(str(row["mode"]), str(row["batchnorm"]), *figures)
         console.print(table)
-    row = run.row
-    restarts = f", {row['restarts']} restarts" if row["restarts"] else ""
-    console.print(f"{row['status']} in {row['seconds']:.1f} s{restarts}: {run.folder}", soft_wrap=True, highlight=False)
+    about = run.row
+    restarts = f", {about['restarts']} restarts" if about["restarts"] else ""
+    console.print(
+        f"{about['status']} in {about['seconds']:.1f} s{restarts}: {run.folder}", soft_wrap=True, highlight=False
+    )

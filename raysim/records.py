@@ -1,7 +1,8 @@
 """What a run leaves behind: Parquet with explicit schemas, units in the names, and a version.
 
-While a run goes, rows are written in numbered parts, each whole and renamed into place; a finished run has one file a table. A
-run that is killed loses at most what came after its last flush. While the folder `parts` is there, it is the truth.
+While a run goes, rows are written in numbered parts, each whole and renamed into place; a finished run has one file a
+table. A run that is killed loses at most what came after its last flush. While the folder `parts` is there, it is the
+truth.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            ("inlined", pa.bool_()),  # whether the packet travelled through the driver; null where no packet crossed a process
+            (
+                "inlined",
+                pa.bool_(),
+            ),  # whether the packet travelled through the driver; null where no packet crossed a process
         ]
     ),
 }
@@ -106,20 +110,49 @@ class Recorder:
     def open(self) -> None:
         """Make the folder and lock it; raises RecordsError where that cannot be done."""
         try:
-            self._parts.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._acquire()
+            self._reopen()
         except BlockingIOError:
             raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
         except OSError as error:
-            raise RecordsError(f"The run's folder {self.folder} cannot be written: {error.strerror or error}.") from None
+            raise RecordsError(
+                f"The run's folder {self.folder} cannot be written: {error.strerror or error}."
+            ) from None
 
     def close(self) -> None:
         """Unlock the folder."""
         if self._lock is not None:
+            (self.folder / ".lock").unlink(missing_ok=True)  # while it is held: never another's
             self._lock.close()
-            (self.folder / ".lock").unlink(missing_ok=True)
             self._lock = None
+
+    def _acquire(self) -> IO[str]:
+        """Return the lock file, locked; one that its last owner has removed meanwhile locks nothing, and is left."""
+        while True:
+            file = (self.folder / ".lock").open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()
+
+    def _reopen(self) -> None:
+        """Make the parts, of the files where a run was killed between its compaction and its end."""
+        shutil.rmtree(self.folder / ".parts-done", ignore_errors=True)
+        if self._parts.is_dir():
+            return
+        draft = self.folder / ".parts-draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for table in SCHEMAS:
+            file = self.folder / f"{table}.parquet"
+            if file.is_file():
+                shutil.copyfile(file, draft / f"{table}-00000.parquet")
+        draft.rename(self._parts)
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Keep a row for the next flush."""
@@ -129,8 +162,16 @@ class Recorder:
         """Write the rows kept since the last flush as one part a table."""
         for table, rows in self._rows.items():
             if rows:
-                number = max((int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob(f"{table}-*.parquet")), default=-1) + 1
-                write_table(pa.Table.from_pylist(list(rows), SCHEMAS[table]), self._parts / f"{table}-{number:05d}.parquet")
+                number = (
+                    max(
+                        (int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob(f"{table}-*.parquet")),
+                        default=-1,
+                    )
+                    + 1
+                )
+                write_table(
+                    pa.Table.from_pylist(list(rows), SCHEMAS[table]), self._parts / f"{table}-{number:05d}.parquet"
+                )
                 rows.clear()
 
     def forget(self, step: int) -> None:
@@ -158,7 +199,10 @@ class Recorder:
 
     def write_run(self, row: Mapping[str, Any]) -> None:
         """Write `run.parquet`, one row, anew."""
-        write_table(pa.table({key: pa.array([value], type=_type_of(key, value)) for key, value in row.items()}), self.folder / "run.parquet")
+        write_table(
+            pa.table({key: pa.array([value], type=_type_of(key, value)) for key, value in row.items()}),
+            self.folder / "run.parquet",
+        )
 
     def compact(self) -> None:
         """Make one file a table of the parts, then drop the parts."""
@@ -180,7 +224,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def read_parts(folder: Path, table: str) -> pa.Table:
     """Return a table from the parts of a run that goes on or broke off."""
-    paths = sorted((folder / "parts").glob(f"{table}-*.parquet"))
+    paths = sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
     if not paths:
         return SCHEMAS[table].empty_table()
     return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table]) for path in paths])
@@ -205,7 +249,10 @@ class Run:
     @property
     def row(self) -> dict[str, Any]:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
-        rows: list[dict[str, Any]] = pq.read_table(self.folder / "run.parquet").to_pylist()
+        try:
+            rows: list[dict[str, Any]] = pq.read_table(self.folder / "run.parquet").to_pylist()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
         return rows[0]
 
     @property
@@ -234,9 +281,15 @@ class Run:
         return self._table("actions")
 
     def _table(self, name: str) -> pd.DataFrame:
-        if (self.folder / "parts").is_dir():
-            return read_parts(self.folder, name).to_pandas()
-        return pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name]).to_pandas()
+        try:
+            if (self.folder / "parts").is_dir():
+                table = read_parts(self.folder, name)
+            else:
+                table = pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
 
 
 _TYPES: Sequence[tuple[type, pa.DataType]] = (
@@ -262,10 +315,13 @@ _NULLABLE = {
 }
 
 
-def _type_of(key: str, value: object) -> pa.DataType:
-    """Return the Arrow type of a column of `run.parquet`: fixed for the fields that may be null, else by the value."""
+def _type_of(key: str, value: object) -> pa.DataType | None:
+    """Return the Arrow type of a column of `run.parquet`: fixed for the fields that may be null, else by the value.
+
+    None leaves it to Arrow: options of a model or a data set may be lists or tables.
+    """
     if key in _NULLABLE:
         return _NULLABLE[key]
     if value is None or key.startswith("final_"):
         return pa.float64()
-    return next(arrow for python, arrow in _TYPES if isinstance(value, python))
+    return next((arrow for python, arrow in _TYPES if isinstance(value, python)), None)

@@ -25,10 +25,10 @@ from raysim.network.schedule import (
 )
 
 SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
-FAMILIES: list[Schedule] = [GPipe(), OneFOneB(), OneFOneB(extra_warmup=1), OneFOneB(extra_warmup=3)]
+FAMILIES: list[Schedule] = [GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), OneFOneB(ahead=2), OneFOneB(1, 3)]
 every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
 
-families = st.one_of(st.just(GPipe()), st.integers(0, 40).map(lambda n: OneFOneB(extra_warmup=n)))
+families = st.one_of(st.just(GPipe()), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9)))
 
 
 def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
@@ -89,9 +89,16 @@ def test_one_f_one_b_counts(extra: int) -> None:
             # The forwards before the first backward: the warm-up's, and the steady phase's first, where one is left.
             assert [a.op for a in row].index("B") == in_flight
             steady = range(min(p - s - 1 + extra, m), m)
-            pairs = [a for a in row[min(p - s - 1 + extra, m) :][: 2 * len(steady)]]
+            pairs = row[min(p - s - 1 + extra, m) :][: 2 * len(steady)]
             assert [a.op for a in pairs] == ["F", "B"] * len(steady)
             assert [a.microbatch for a in pairs if a.op == "F"] == list(steady)
+
+
+def test_ahead_gives_every_hop_its_own_microbatches() -> None:
+    for p, m in SIZES:
+        for n in (1, 2, 3):
+            counts = [peak_in_flight(row) for row in OneFOneB(ahead=n).rows(p, m)]
+            assert counts == [min((p - 1 - s) * n + 1, m) for s in range(p)]
 
 
 @pytest.mark.parametrize("extra", [0, 2])
@@ -103,9 +110,9 @@ def test_cooldown_messages(extra: int) -> None:
             assert cooldown == [Action(s, "B", k) for k in range(m - count, m)]
     # The compressed epilogue of Optimus-CC: 3, 2, 1 messages for four stages, P(P-1)/2 in all where M >= P-1.
     for p in range(2, 7):
-        epilogue = []
-        for row in OneFOneB().rows(p, 8):
-            epilogue.append(sum(phase(row, i) == "cooldown" and sends(a, p) for i, a in enumerate(row)))
+        epilogue = [
+            sum(phase(row, i) == "cooldown" and sends(a, p) for i, a in enumerate(row)) for row in OneFOneB().rows(p, 8)
+        ]
         assert epilogue == [0, *range(p - 1, 0, -1)]
         assert sum(epilogue) == p * (p - 1) // 2
 
@@ -257,8 +264,9 @@ def test_notation_is_canonical(text: str, canonical: str) -> None:
         ("2F2B", r"Known: 1F1B, GPipe|is no schedule"),
         ("Gpipe", r"^Unknown schedule `Gpipe` in 'Gpipe'\. Known: .*GPipe"),
         ("1F1B(extra_warmup=-1)", r"^`extra_warmup` must be an integer of at least 0, but got -1"),
+        ("1F1B(ahead=0)", r"^`ahead` must be an integer of at least 1, but got 0"),
         ("1F1B(1.5)", r"^`extra_warmup` must be an integer of at least 0, but got 1\.5"),
-        ("GPipe(3)", r"^`GPipe` in 'GPipe\(3\)' takes \(\)"),
+        ("GPipe(3)", r"^`GPipe` in 'GPipe\(3\)' takes no arguments"),
     ],
 )
 def test_wrong_notation_is_refused(text: str, message: str) -> None:

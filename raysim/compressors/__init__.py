@@ -8,7 +8,9 @@ from raysim.compressors.shared import AtSupport
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
-COMPRESSORS: dict[str, type[Compressor]] = {cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain)}
+COMPRESSORS: dict[str, type[Compressor]] = {
+    cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain)
+}
 
 
 def parse(text: str) -> Compressor:

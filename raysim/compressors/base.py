@@ -1,8 +1,8 @@
 """Compressor: a codec and a memory, with the state passed in and the changes to it passed out.
 
-`encode` and `decode` are pure: they read the state and return what changes in it. Who owns the state commits the changes;
-who drops them has made a probe. State is a flat dict of tensors keyed by integers, so that large memories (AQ-SGD's copy of
-every sample) are committed row by row, and a checkpoint needs to know nothing of the method.
+`encode` and `decode` are pure: they read the state and return what changes in it. Who owns the state commits the
+changes; who drops them has made a probe. State is a flat dict of tensors keyed by integers, so that large memories
+(AQ-SGD's copy of every sample) are committed row by row, and a checkpoint needs to know nothing of the method.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Compressor(Notation, ABC):
         Raises NonFiniteError where what would be encoded holds NaN or infinity.
         """
 
-    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
         """Return the tensor that the receiver works on and the receiver's changed rows; `state` is left untouched."""
         return packet.decode(device), {}
 
@@ -77,6 +79,12 @@ class Compressor(Notation, ABC):
         return 4 * self.memory_values(message, num_microbatches, num_samples)
 
 
+def check_codec(value: object) -> None:
+    """Raise ValueError where `value` is no codec: a compressor holds one codec, and no other compressor."""
+    if not isinstance(value, Codec):
+        raise ValueError(f"`codec` must be a codec, but got {value!r}.")
+
+
 @dataclass(frozen=True, repr=False)
 class Plain(Compressor):
     """A codec without memory; written as the bare codec.
@@ -87,6 +95,9 @@ class Plain(Compressor):
     """
 
     codec: Codec
+
+    def __post_init__(self) -> None:
+        check_codec(self.codec)
 
     def __repr__(self) -> str:
         return repr(self.codec)
@@ -109,7 +120,9 @@ def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
     """Return what is remembered under `keys`, in the shape of `rows` and float32; zeros where nothing is."""
     if len(keys) == 1:
         kept = state.get(keys[0])
-        return torch.zeros_like(rows, dtype=torch.float32) if kept is None else kept[None].to(rows.device, torch.float32)
+        return (
+            torch.zeros_like(rows, dtype=torch.float32) if kept is None else kept[None].to(rows.device, torch.float32)
+        )
     memory = torch.zeros_like(rows, dtype=torch.float32)
     for row, key in zip(memory, keys, strict=True):
         if key in state:

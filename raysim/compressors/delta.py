@@ -13,7 +13,17 @@ from torch import Tensor
 from raysim.codecs import Cast, Codec, Identity, Packet
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.packet import DTYPES, dtype_name, nest, to_bytes, to_tensor
-from raysim.compressors.base import KEYS, Compressor, Context, State, as_rows, memory_keys, recall, remember
+from raysim.compressors.base import (
+    KEYS,
+    Compressor,
+    Context,
+    State,
+    as_rows,
+    check_codec,
+    memory_keys,
+    recall,
+    remember,
+)
 from raysim.compressors.feedback import Residual
 from raysim.notation import check_choice, check_integer
 
@@ -22,8 +32,8 @@ from raysim.notation import check_choice, check_integer
 class EF21(Residual):
     """Sends C(x - h) and moves h by it at both ends; the receiver works on h (Richtarik et al. 2021, 2106.05203).
 
-    h starts at zero and is kept in float32 under `key`: microbatch `slot`, `sample` or `link`. The difference is sent in
-    the dtype of x.
+    h starts at zero and is kept in float32 under `key`: microbatch `slot`, `sample` or `link`. The difference is sent
+    in the dtype of x.
 
     >>> from raysim.codecs import TopK
     >>> method, x = EF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
@@ -47,7 +57,9 @@ class EF21(Residual):
         packet = self.codec.encode((rows - reference).to(x.dtype).view(x.shape), context.key)
         return packet, remember(keys, reference + as_rows(packet.decode(x.device), self.key))
 
-    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
         keys = memory_keys(self.key, context)
         delta = as_rows(packet.decode(device), self.key)
         reference = recall(state, keys, delta) + delta
@@ -58,10 +70,11 @@ class EF21(Residual):
 class AQSGD(Compressor):
     """Sends C(a - m) against a copy m of what the same sample sent last time (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    A sample's first visit, and all visits in the first `warmup` epochs, are sent in full (`first="compressed"`: as C(a), to
-    keep a budget of bytes). The receiver works on what is stored: m, rounded to `dtype` ("float32" or "bfloat16") at both
-    ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies are published when the step ends. `capacity`
-    bounds the copies; the least recently used goes first, at both ends alike, and its next visit is a first one.
+    All visits in the first `warmup` epochs are sent in full, and so is a sample's first visit after them
+    (`first="compressed"`: that as C(a), to keep a budget of bytes). The receiver works on what is stored: m, rounded to
+    `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies
+    are published when the step ends. `capacity` bounds the copies; the least recently used goes first, at both ends
+    alike, and its next visit is a first one.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)
@@ -85,8 +98,7 @@ class AQSGD(Compressor):
         self._coerce(warmup=check_integer("warmup", self.warmup, 0))
         if self.capacity is not None:
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
-        if not isinstance(self.codec, Codec):
-            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+        check_codec(self.codec)
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys, rows = memory_keys(self.key, context), as_rows(x.detach(), self.key)
@@ -103,7 +115,9 @@ class AQSGD(Compressor):
         packet = Packet(self.codec, arrays, tuple(x.shape), dtype_name(x))
         return packet, self.decode(packet, state, context, x.device)[1]
 
-    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
         keys = memory_keys(self.key, context)
         row_shape = packet.shape[1:]
         dtype = DTYPES[self.dtype]
@@ -132,7 +146,9 @@ class AQSGD(Compressor):
         return self._dense if mode == "on" and self.first == "dense" else self.codec
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        copies, values = (num_microbatches, math.prod(message)) if self.key == "slot" else (num_samples, math.prod(message[1:]))
+        copies, values = (
+            (num_microbatches, math.prod(message)) if self.key == "slot" else (num_samples, math.prod(message[1:]))
+        )
         return min(copies, self.capacity or copies) * values
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:

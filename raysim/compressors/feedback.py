@@ -10,7 +10,17 @@ from torch import Tensor
 
 from raysim.codecs import Codec, Nonzero, Packet, TopK
 from raysim.codecs.sparse import kept_of, select_topk
-from raysim.compressors.base import KEYS, Compressor, Context, State, as_rows, memory_keys, recall, remember
+from raysim.compressors.base import (
+    KEYS,
+    Compressor,
+    Context,
+    State,
+    as_rows,
+    check_codec,
+    memory_keys,
+    recall,
+    remember,
+)
 from raysim.notation import check_choice
 
 
@@ -23,8 +33,7 @@ class Residual(Compressor):
 
     def __post_init__(self) -> None:
         check_choice("key", self.key, KEYS)
-        if not isinstance(self.codec, Codec):
-            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+        check_codec(self.codec)
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         slots = {"slot": num_microbatches, "link": 1}.get(self.key, num_samples / max(1, message[0]))
@@ -35,8 +44,9 @@ class Residual(Compressor):
 class ErrorFeedback(Residual):
     """Sends C(x + e) and keeps e = x + e - C(x + e) (Seide et al. 2014; on boundaries Rudakov et al. 2023, 2401.07788).
 
-    `key`: the residual belongs to the microbatch's `slot` (as published: row i meets row i of the next step, another sample
-    where data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy propagation).
+    `key`: the residual belongs to the microbatch's `slot` (as published: row i meets row i of the next step, another
+    sample where data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy
+    propagation).
 
     >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
@@ -56,8 +66,8 @@ class ErrorFeedback(Residual):
 class MixedErrorFeedback(Residual):
     """Splits TopK's budget between the message and the residual (Rudakov et al. 2023 name it; our reading, unverified).
 
-    I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e at
-    both; e = x + e - what was sent. Positions in both are sent once, so a packet holds up to k values.
+    I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e
+    at both; e = x + e - what was sent. Positions in both are sent once, so a packet holds up to k values.
 
     >>> MixedErrorFeedback(TopK(0.1), key="sample")
     MixedErrorFeedback(TopK(0.1), key='sample')
@@ -69,6 +79,10 @@ class MixedErrorFeedback(Residual):
         super().__post_init__()
         if not isinstance(self.codec, TopK):
             raise ValueError(f"`codec` must be a TopK, whose budget is split, but got {self.codec!r}.")
+        if self.codec.index != "auto":
+            raise ValueError(
+                f"`index` of the TopK must be 'auto' here, as Nonzero sends positions, but got {self.codec.index!r}."
+            )
         if not isinstance(self.union, bool):
             raise ValueError(f"`union` must be True or False, but got {self.union!r}.")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, Packet
+from raysim.codecs.packet import check_finite
 from raysim.compressors.base import Compressor, Context, State
 
 
@@ -23,14 +24,19 @@ class AtSupport(Compressor):
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert context.support is not None, "the forward packet of this microbatch was not seen"
+        check_finite(x)  # also where nothing is sent
         positions = context.support.positions.to(x.device)
         return self.codec.encode(x.detach().reshape(-1)[positions], context.key), {}
 
-    def decode(self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu") -> tuple[Tensor, State]:
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
         assert context.support is not None, "the forward packet of this microbatch was not sent"
         positions, shape = context.support
         if packet.shape != tuple(positions.shape):
-            raise ValueError(f"A packet holds values of shape {packet.shape}, but its activation kept {tuple(positions.shape)}.")
+            raise ValueError(
+                f"A packet holds values of shape {packet.shape}, but its activation kept {tuple(positions.shape)}."
+            )
         values = packet.decode(device)
         x = torch.zeros(shape, dtype=values.dtype, device=device)
         x.view(-1)[positions.to(device)] = values

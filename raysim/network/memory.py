@@ -1,8 +1,9 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
-Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd saves
-of every microbatch in flight, packets made and not yet consumed, residuals of error feedback, reference copies of delta feedback, and the
-workspace of one action. The interpreter, libraries and allocator slack are not here: give a capacity that leaves room for them.
+Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd
+saves of every microbatch in flight, packets made and not yet consumed, residuals of error feedback, reference copies of delta
+feedback, and the workspace of one action. The interpreter, libraries and allocator slack are not here: give a capacity that
+leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -170,8 +171,7 @@ def check_memory(
         arithmetic = "; ".join(memory.explain() for memory in here)
         where = f" of node {node}" if nodes is not None else ""
         raise ValueError(
-            f"The stages{where} must fit in {format_bytes(limit)}, but need {format_bytes(total)}: {arithmetic}. "
-            f"{REMEDIES[largest]}."
+            f"The stages{where} must fit in {format_bytes(limit)}, but need {format_bytes(total)}: {arithmetic}. {REMEDIES[largest]}."
         )
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: whole folders of safetensors, one file a worker, with a manifest; no pickle.
 
-A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one end's copy
-of every memory: both ends of a delta method are equal, and restored from it.
+A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one
+end's copy of every memory: both ends of a delta method are equal, and restored from it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,20 @@ def write_checkpoint(folder: Path, step: int, parts: Sequence[np.ndarray]) -> Ch
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed."""
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
+    for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)
     draft.mkdir(parents=True)
     files = {}
     for worker, part in enumerate(parts):
         name = f"worker-{worker}.safetensors"
-        _write(draft / name, memoryview(part))
-        files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part).hexdigest()}
+        _write(draft / name, part.data)
+        files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
     _write(draft / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
-    shutil.rmtree(path, ignore_errors=True)
+    aside = folder / f".{path.name}.old"
+    if path.exists():  # written again by a run that went back: out of the way whole, too
+        path.rename(aside)
     draft.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old.path, ignore_errors=True)
     return Checkpoint(path, step)
@@ -77,18 +81,25 @@ def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
     manifest = checkpoint.path / "manifest.json"
     try:
         entries = json.loads(manifest.read_bytes())
-        written, files = entries["format"], entries["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).") from None
+        written = entries["format"]
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error})."
+        ) from None
     if written != FORMAT:
-        raise CheckpointError(f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}.")
+        raise CheckpointError(
+            f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}."
+        )
     parts = []
-    for name, entry in files.items():
+    for name, (size, digest) in files.items():
         try:
             part = np.fromfile(checkpoint.path / name, dtype=np.uint8)
         except OSError as error:
-            raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error}).") from None
-        if part.nbytes != entry["bytes"] or hashlib.sha256(part).hexdigest() != entry["sha256"]:
+            raise CheckpointError(
+                f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error})."
+            ) from None
+        if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
             raise CheckpointError(
                 f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written. Remove it to resume from the one before."
             )

@@ -1,16 +1,19 @@
 """Engines: who runs the workers. One protocol, written once; inline in this process, or on Ray actors.
 
-The order of submission is the schedule: an actor runs its calls in the order submitted, also while one waits for its packet.
-So a step is submitted whole, packets pass from call to call as references, and only the reports of the step's end are fetched.
-This module is the only one of raysim that imports Ray.
+The order of submission is the schedule: an actor runs its calls in the order submitted, also while one waits for its
+packet. So a step is submitted whole, packets pass from call to call as references, and only the reports of the step's
+end are fetched. This module is the only one of raysim that imports Ray.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +22,7 @@ from torch import nn
 
 from raysim.config import ConfigError
 from raysim.network.memory import check_memory
-from raysim.network.schedule import calls, needs, order
+from raysim.network.schedule import Action, calls, needs, order, sinks
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.worker import Evaluated, StepReport, Worker
@@ -31,7 +34,7 @@ class _Call(NamedTuple):
     """A call of a worker's row, and the call whose packet it takes."""
 
     worker: int
-    index: int
+    place: int  # in the worker's row
     source: tuple[int, int] | None
 
 
@@ -50,17 +53,18 @@ class Engine(ABC):
         """Return all calls of a step in an order that respects rows and packets."""
         plan = self.plan
         self._worker_of = plan.config.parsed_schedule.workers(plan.num_stages)
-        call_of, firsts = {}, {}
+        call_of: dict[Action, tuple[int, int]] = {}
+        firsts: dict[Action, tuple[int, int]] = {}
         for worker, row in enumerate(plan.rows):
-            for index, actions in enumerate(calls(row, plan.num_stages)):
-                call_of |= dict.fromkeys(actions, (worker, index))
-                firsts[actions[0]] = (worker, index)
+            for place, actions in enumerate(calls(row, plan.num_stages)):
+                call_of |= dict.fromkeys(actions, (worker, place))
+                firsts[actions[0]] = (worker, place)
         ordered = []
         for action in order(plan.rows, plan.num_stages):
             if action in firsts:
                 source = needs(action, plan.num_stages)
                 ordered.append(_Call(*firsts[action], call_of[source] if source else None))
-        self._last_sink = call_of[[action for action in plan.rows[0] if action.op == "B" and action.stage == 0][-1]]
+        self._last_sink = call_of[sinks(plan.rows[self._worker_of[0]])[-1]]
         return ordered
 
     @property
@@ -71,17 +75,19 @@ class Engine(ABC):
     def step(self, step: int) -> list[StepReport]:
         """Run one training step on all workers: all of them step, or none does.
 
-        Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and only a
-        checkpoint brings them back.
+        Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and
+        only a checkpoint brings them back.
         """
         clip = self.plan.config.optimizer.clip_norm is not None
         everyone = range(self.num_workers)
         inside = (step, self.incarnation)
         packets: dict[tuple[int, int], Ref] = {}
         try:
-            for worker, index, source in self._calls:
-                packet = packets.pop(source) if source else None  # passing the reference on drops ours, and frees the packet
-                packets[worker, index] = self._submit(worker, "run", *inside, index, packet)
+            for worker, place, source in self._calls:
+                packet = (
+                    packets.pop(source) if source else None
+                )  # passing the reference on drops ours, and frees the packet
+                packets[worker, place] = self._submit(worker, "run", *inside, place, packet)
             # Calls run without a gap, so the last backward of the first stage stands for every action of every worker.
             done: list[Ref] = [packets.pop(self._last_sink)]
             packets.clear()
@@ -101,7 +107,7 @@ class Engine(ABC):
         faults = self._fetch([self._submit(worker, "fault") for worker in range(self.num_workers)])
         place = {action: index for index, action in enumerate(order(self.plan.rows, self.plan.num_stages))}
         found = [fault for fault in faults if fault is not None]
-        return min(found, key=lambda fault: place[fault.action]).error if found else None  # type: ignore[no-any-return]
+        return min(found, key=lambda fault: place[fault.action]).error if found else None
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
         """Return loss and correct predictions summed over a split, with links in an evaluation `mode`."""
@@ -172,15 +178,17 @@ class InlineEngine(Engine):
     """All workers in this process, one action after the other."""
 
     def start(self) -> None:
-        import copy
-
         config = self.plan.config
         if config.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'.")
+            raise ConfigError(
+                "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
+            )
         device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
         _check_memory(self.plan.memories, host_memory_bytes())
         self.workers = [
-            Worker(self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation)
+            Worker(
+                self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation
+            )
             for worker in range(self.num_workers)
         ]
 
@@ -275,7 +283,7 @@ class RayEngine(Engine):
         address = os.environ.get("RAY_ADDRESS")
         self._own_ray = True
         if address:
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, log_to_driver=False, logging_level="error")
             return
         _check_memory(self.plan.memories, host_memory_bytes())
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
@@ -284,6 +292,7 @@ class RayEngine(Engine):
             num_cpus=max(wanted, os.cpu_count() or 1),  # our own Ray: stages may share cores, and their records say so
             include_dashboard=False,
             log_to_driver=False,
+            logging_level="error",
         )
 
     def _place(self) -> tuple[list[str], float]:
@@ -292,8 +301,10 @@ class RayEngine(Engine):
         from ray._private.state import available_resources_per_node
 
         config = self.plan.config
-        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]}
-        free = {node: available_resources_per_node().get(node, {}) for node in memory}
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
+        available = available_resources_per_node()  # type: ignore[no-untyped-call]
+        free = {node: available.get(node, {}) for node in memory}
         total_gpus = sum(resources.get("GPU", 0.0) for resources in free.values())
         gpus = config.gpus_per_stage
         if gpus is None:
@@ -305,7 +316,9 @@ class RayEngine(Engine):
         for node, resources in free.items():
             fits = resources.get("CPU", 0.0) / config.cpus_per_stage
             if gpus:  # a fraction is of one GPU, so shares of different GPUs do not add up
-                whole = int(1 / gpus) * int(resources.get("GPU", 0.0)) if gpus <= 1 else resources.get("GPU", 0.0) / gpus
+                whole = (
+                    int(1 / gpus) * int(resources.get("GPU", 0.0)) if gpus <= 1 else resources.get("GPU", 0.0) / gpus
+                )
                 fits = min(fits, whole)
             room[node] = int(fits + 1e-9)
         if sum(room.values()) < self.num_workers:
@@ -333,7 +346,7 @@ class RayEngine(Engine):
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
         import ray
-        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
         timeout_s = self.plan.config.timeout_s
         try:
@@ -345,6 +358,9 @@ class RayEngine(Engine):
         except RayTaskError as error:
             if isinstance(error.cause, (RayActorError, ObjectLostError)):
                 raise WorkerLostError(_one_line(error.cause)) from None
+            for ref in refs:  # the others failed with it: look at them, or Ray reports each as unhandled
+                with suppress(RayError):
+                    ray.get(ref, timeout=timeout_s)
             if isinstance(error, (DivergedError, StageError)):
                 raise error.cause from None
             raise
@@ -359,7 +375,8 @@ ENGINES: dict[str, Callable[[Workload], Engine]] = {"ray": RayEngine, "inline": 
 
 
 def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
-    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
+    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold
+    them.
 
     >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
     (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
@@ -377,8 +394,7 @@ def host_memory_bytes() -> int:
     """Return the memory of this machine, or what its container may use."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            return min(total, int(file.read()))
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     except (OSError, ValueError):  # no control group, or "max"
         return total
 

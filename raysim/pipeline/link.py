@@ -33,7 +33,9 @@ class LinkAccount(NamedTuple):
 class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary."""
 
-    def __init__(self, compressor: Compressor, boundary: int, direction: str, *, sender: bool, device: torch.device) -> None:
+    def __init__(
+        self, compressor: Compressor, boundary: int, direction: str, *, sender: bool, device: torch.device
+    ) -> None:
         self.compressor = compressor
         self.boundary = boundary
         self.direction = direction
@@ -79,7 +81,9 @@ class Link:
         self._unpublished.clear()
         account, self._account = self._account, self._empty_account()
         if measure and self.sender and self.state:
-            account = account._replace(memory_norm2=sum(float(row.double().square().sum()) for row in self.state.values()))
+            account = account._replace(
+                memory_norm2=sum(float(row.double().square().sum()) for row in self.state.values())
+            )
         return account
 
     def _move(self, changes: State) -> None:

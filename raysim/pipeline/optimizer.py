@@ -18,7 +18,11 @@ def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) 
         return None
     if config.name == "sgd":
         return torch.optim.SGD(
-            owned, lr=config.learning_rate, momentum=config.momentum or 0.0, weight_decay=config.weight_decay, fused=True
+            owned,
+            lr=config.learning_rate,
+            momentum=config.momentum or 0.0,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
     return torch.optim.AdamW(
         owned,

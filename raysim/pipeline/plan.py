@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from torch import nn
 
-from raysim.config import ConfigError, RunConfig
 from raysim.codecs.packet import DTYPES
+from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, in_flight, packets_in_flight
 from raysim.network.schedule import Row
 from raysim.pipeline.optimizer import slots_per_parameter
@@ -101,7 +101,9 @@ def prepare(config: RunConfig) -> Workload:
 def _prepare(config: RunConfig) -> Workload:
     data = load_data(config.data.name, config.data.options, config.seed)
     if len(data.train) < config.batch_size:
-        raise ConfigError(f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}.")
+        raise ConfigError(
+            f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."
+        )
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     microbatch_size = config.batch_size // config.num_microbatches
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
@@ -152,7 +154,9 @@ def _memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[St
     for stage, module in enumerate(parts.stages):
         weights = 4 * sum(parameter.numel() for parameter in module.parameters())
         buffers = sum(buffer.nbytes for buffer in module.buffers())
-        messages = [math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
+        messages = [
+            math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1
+        ]
         saved = parts.saved_bytes[stage]
         inputs = messages[0] if stage > 0 else 0
         memories.append(

@@ -67,7 +67,8 @@ class Stage:
             y = self._compute(saved.x, saved.key, saved.targets, saved.buffers)
         if gradient is None:
             gradient = torch.full_like(y, 1 / self.config.num_microbatches)
-        torch.autograd.backward(y, gradient)
+        if y.requires_grad:  # a first stage without parameters has nothing to compute
+            torch.autograd.backward(y, gradient)
         return saved.x.grad
 
     def gradients(self) -> dict[str, Tensor]:
@@ -107,7 +108,9 @@ class Stage:
 
     def infer(self, x: Tensor) -> Tensor:
         """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""
-        x = x.clone()  # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
+        x = (
+            x.clone()
+        )  # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
         with torch.no_grad():
             self.module.eval()
             for norm in self._estimated:
@@ -137,7 +140,9 @@ class Stage:
         self._restorable, self._aside = [], []
 
     def _compute(self, x: Tensor, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        torch.default_generator.manual_seed(key)  # counter-based: no random state to keep, whatever the order of actions
+        torch.default_generator.manual_seed(
+            key
+        )  # counter-based: no random state to keep, whatever the order of actions
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
         y = self._call(x, buffers)

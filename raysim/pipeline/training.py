@@ -6,7 +6,6 @@ import json
 import math
 import platform
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,15 @@ from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
 from raysim.pipeline.engine import ENGINES, RayEngine
-from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 
-INLINE_LIMIT_BYTES = 100 * 1024  # Ray sends smaller results through their owner, the driver (reference: max_direct_call_object_size)
+INLINE_LIMIT_BYTES = (
+    100 * 1024
+)  # Ray sends smaller results through their owner, the driver (reference: max_direct_call_object_size)
 LOSSES_IN_A_ROW = 3  # a step that loses its workers as often is not retried: the cause will not go away
 FLUSH_EVERY_S = 10.0
 
@@ -47,9 +48,10 @@ def train(
 ) -> Run:
     """Train a pipeline and return its run, whose tables are DataFrames.
 
-    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts. `out` is
-    the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest checkpoint in `out`.
-    Raises ConfigError, before anything starts, where the input is wrong; a run that diverges returns and says so in its status.
+    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts.
+    `out` is the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest
+    checkpoint in `out`. Raises ConfigError, before anything starts, where the input is wrong; a run that diverges
+    returns and says so in its status.
 
     >>> import tempfile
     >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
@@ -59,7 +61,9 @@ def train(
     if isinstance(config, (str, Path)):
         config = read_config(config, overrides)
     elif overrides:
-        raise ConfigError(f"Overrides change a recipe or a file, but `config` is {type(config).__name__}: change it there.")
+        raise ConfigError(
+            f"Overrides change a recipe or a file, but `config` is {type(config).__name__}: change it there."
+        )
     if not isinstance(config, RunConfig):
         config = make_config(config)
     training = Training(config, out=out, engine=engine, resume=resume)
@@ -71,7 +75,9 @@ def train(
 class Training:
     """One run: checked when made, done by iterating over `events`."""
 
-    def __init__(self, config: RunConfig, *, out: str | Path | None = None, engine: str = "ray", resume: bool = False) -> None:
+    def __init__(
+        self, config: RunConfig, *, out: str | Path | None = None, engine: str = "ray", resume: bool = False
+    ) -> None:
         if engine not in ENGINES:
             raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.")
         if resume and out is None:
@@ -96,8 +102,8 @@ class Training:
     def events(self) -> Iterator[Event]:
         """Train, and yield what happens; the records are complete when it ends, however it ends.
 
-        Raises StageError where the model fails, WorkerLostError where workers die at one step again and again, and passes on
-        KeyboardInterrupt; each is in the records too.
+        Raises StageError where the model fails, WorkerLostError where workers die at one step again and again, and
+        passes on KeyboardInterrupt; each is in the records too.
         """
         try:
             self.recorder.open()
@@ -131,7 +137,11 @@ class Training:
         finally:
             self.engine.close()
             if status != "refused":
-                self._row |= {"status": status, "error": error_text, "seconds": before_s + time.perf_counter() - started}
+                self._row |= {
+                    "status": status,
+                    "error": error_text,
+                    "seconds": before_s + time.perf_counter() - started,
+                }
                 self._finish(compact=status in ("finished", "diverged"))
 
     def _train(self) -> Iterator[Event]:
@@ -260,12 +270,17 @@ class Training:
                 times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
                 crossed = isinstance(self.engine, RayEngine) and action.wire_bytes > 0
                 inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crossed else None
-                self.recorder.add("actions", action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined})
+                self.recorder.add(
+                    "actions", action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined}
+                )
         return row
 
     def _link_rows(self, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
         """Return a row for each link, of what its two ends account."""
-        ends = sorted((account for report in reports for account in report.links), key=lambda a: (a.direction != "forward", a.boundary))
+        ends = sorted(
+            (account for report in reports for account in report.links),
+            key=lambda a: (a.direction != "forward", a.boundary),
+        )
         rows = []
         for (direction, boundary), pair in groupby(ends, key=lambda a: (a.direction, a.boundary)):
             sender, receiver = sorted(pair, key=lambda account: not account.sender)
@@ -290,7 +305,11 @@ class Training:
             )
         tied_bytes = sum(report.tied_bytes for report in reports)
         if tied_bytes:
-            crossing = {"direction": "tied", "codec": "Identity", "packets": sum(report.tied_bytes > 0 for report in reports)}
+            crossing = {
+                "direction": "tied",
+                "codec": "Identity",
+                "packets": sum(report.tied_bytes > 0 for report in reports),
+            }
             rows.append({"step": step, "replica": 0, **crossing, "wire_bytes": tied_bytes, "dense_bytes": tied_bytes})
         return rows
 

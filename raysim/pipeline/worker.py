@@ -23,8 +23,8 @@ from raysim.pipeline.link import Link, LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.stage import Stage
-from raysim.workloads.data import Data
 from raysim.workloads.models import loss, num_correct
+from raysim.workloads.splits import Data, Split
 
 
 class ActionRecord(NamedTuple):
@@ -72,12 +72,18 @@ class Evaluated(NamedTuple):
 class Worker:
     """Runs the actions of its row, in whatever step it is told, and answers with packets and reports.
 
-    Every call names the step and the incarnation of the stages that it is meant for, so that nothing late or lost can mix
-    two of them.
+    Every call names the step and the incarnation of the stages that it is meant for, so that nothing late or lost can
+    mix two of them.
     """
 
     def __init__(
-        self, plan: Plan, index: int, modules: dict[int, nn.Module], data: Data | None, device: str = "cpu", incarnation: int = 0
+        self,
+        plan: Plan,
+        index: int,
+        modules: dict[int, nn.Module],
+        data: Data | None,
+        device: str = "cpu",
+        incarnation: int = 0,
     ) -> None:
         config = plan.config
         self.plan = plan
@@ -85,14 +91,18 @@ class Worker:
         self.incarnation = incarnation
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
-        self.stages = {s: Stage(module, config, self.device, last=s == plan.num_stages - 1) for s, module in modules.items()}
+        self.stages = {
+            s: Stage(module, config, self.device, last=s == plan.num_stages - 1) for s, module in modules.items()
+        }
         self.links: dict[tuple[int, str, bool], Link] = {}
         for boundary, methods in enumerate(config.compressors()):
             ends = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
             for method, (direction, source, target) in zip(methods, ends, strict=True):
                 for stage, sender in ((source, True), (target, False)):
                     if stage in self.stages:
-                        self.links[boundary, direction, sender] = Link(method, boundary, direction, sender=sender, device=self.device)
+                        self.links[boundary, direction, sender] = Link(
+                            method, boundary, direction, sender=sender, device=self.device
+                        )
         row = plan.rows[index]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
@@ -135,7 +145,7 @@ class Worker:
                 for stage, name in owners:
                     if stage in self.stages:
                         gradient = self.stages[stage].gradients()[name]
-                        shared[place] = to_bytes(gradient)
+                        shared[place] = to_bytes(gradient).copy()  # `take_tied` overwrites the gradient
                         self._tied_bytes += gradient.nbytes * (len(owners) - 1)
         return shared, None
 
@@ -176,7 +186,9 @@ class Worker:
                 stage.update(rate, scale)
             self._synchronize()
             links = [link.end_step(measure=self.plan.measures(step)) for link in self.links.values()]
-            report = StepReport([self._losses[m] for m in sorted(self._losses)], links, self._tied_bytes, self._actions, norm)
+            report = StepReport(
+                [self._losses[m] for m in sorted(self._losses)], links, self._tied_bytes, self._actions, norm
+            )
         self._begin(step + 1)
         return report
 
@@ -198,13 +210,17 @@ class Worker:
                 key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
                 return self.links[index, "forward", True].send_evaluation(y, mode, key)
             targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-            return Evaluated(float(loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel())
+            return Evaluated(
+                float(loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
+            )
 
     def batchnorm(self, incarnation: int, change: str) -> None:
         """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
         self._check_incarnation(incarnation)
         for stage in self.stages.values():
-            {"estimate": stage.estimate_batchnorm, "use": stage.use_estimate, "restore": stage.restore_batchnorm}[change]()
+            {"estimate": stage.estimate_batchnorm, "use": stage.use_estimate, "restore": stage.restore_batchnorm}[
+                change
+            ]()
 
     # Checkpoints.
 
@@ -300,11 +316,15 @@ class Worker:
         return self._split("train").targets(self.plan.microbatch(self.step, microbatch)[1]).to(self.device)
 
     def _evaluation_inputs(self, split: str, batch: int) -> Tensor:
-        return self._split(split).inputs(self.plan.evaluation_ids(split, batch), 0, self.plan.config.seed, False).to(self.device)
+        return (
+            self._split(split)
+            .inputs(self.plan.evaluation_ids(split, batch), 0, self.plan.config.seed, False)
+            .to(self.device)
+        )
 
-    def _split(self, name: str):  # type: ignore[no-untyped-def]
+    def _split(self, name: str) -> Split:
         assert self.data is not None, "only workers with the first or the last stage hold data"
-        return getattr(self.data, name)
+        return self.data.train if name == "train" else self.data.test
 
     def _link(self, action: Action, *, sender: bool) -> Link:
         if action.op == "F":
@@ -351,7 +371,9 @@ class Worker:
 
     def _check_incarnation(self, incarnation: int) -> None:
         if incarnation != self.incarnation:
-            raise StageError(f"worker {self.index} is of incarnation {self.incarnation}, but was called for {incarnation}")
+            raise StageError(
+                f"worker {self.index} is of incarnation {self.incarnation}, but was called for {incarnation}"
+            )
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from raysim.workloads.models import loss
 from raysim.workloads.splits import DataShape
 
 
@@ -38,8 +39,8 @@ class Shadow:
     >>> shadow = Shadow(model, DataShape((1, 8, 8), "float32", 10), batch=2)
     >>> [(layer.name, layer.flops, layer.output_shape) for layer in shadow.layers]
     [('0', 0, (2, 64)), ('1', 2560, (2, 10))]
-    >>> shadow.saved_bytes(0, 2)
-    512
+    >>> shadow.saved_bytes(0, 2)  # the images, and the loss: 20 logarithms, 2 targets, a count
+    612
     """
 
     def __init__(self, model: nn.Sequential, shape: DataShape, batch: int) -> None:
@@ -59,7 +60,8 @@ class Shadow:
     def saved_bytes(self, start: int, stop: int) -> int:
         """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward.
 
-        Distinct memory only, parameters and buffers left out; what the stage receives counts where it is kept.
+        Distinct memory only, parameters and buffers left out; what the stage receives counts where it is kept, and with
+        the last layer goes the loss.
         """
         found: dict[int, int] = {}
         alive = []
@@ -78,6 +80,8 @@ class Shadow:
             for index in range(start, stop):
                 x = self._run(index, x)
                 alive.append(x)
+            if stop == len(self.layers):
+                alive.append(loss(x, torch.zeros(x.shape[:-1], dtype=torch.int64)))
         return sum(found.values())
 
     def _count(self) -> list[LayerCost]:

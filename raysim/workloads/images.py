@@ -96,15 +96,15 @@ def _read_folder(path: str) -> tuple[Rows, Rows]:
 
 
 def _read_parquet(files: list[Path]) -> Rows:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     images: list[bytes] = []
     labels: list[int] = []
     for file in files:
         try:
-            schema = pyarrow.parquet.read_schema(file)
-        except (pyarrow.ArrowException, OSError) as error:
+            schema = pq.read_schema(file)
+        except (pa.ArrowException, OSError) as error:
             raise ValueError(f"`data.path` must hold Parquet files, but {file} is none: {error}.") from error
         column = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
         if column is None or "label" not in schema.names:
@@ -112,9 +112,9 @@ def _read_parquet(files: list[Path]) -> Rows:
                 f"{file} must have a column `img` or `image` and a column `label`, but has {', '.join(schema.names)}."
             )
         kind = schema.field(column).type
-        if not pyarrow.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
             raise ValueError(f"Column `{column}` of {file} must hold {{bytes, path}}, but holds {kind}.")
-        table = pyarrow.parquet.read_table(file, columns=[column, "label"])
+        table = pq.read_table(file, columns=[column, "label"])
         for chunk in table.column(column).chunks:
             images += chunk.field("bytes").to_pylist()
         labels += table.column("label").to_pylist()

@@ -48,7 +48,7 @@ def check_path(field: str, value: object) -> Path:
         raise ValueError(f"`{field}` must be the path of a file or folder, but got {value!r}.")
     path = Path(value).expanduser()
     if not path.exists():
-        raise ValueError(f"`{field}` must be a file or folder that exists, but got {str(value)!r}.")
+        raise ValueError(f"`{field}` must be a file or folder that exists, but got {value!r}.")
     return path
 
 
@@ -64,7 +64,7 @@ def local_or_hub(field: str, value: object) -> str:
         text = str(value)
         if not path.exists() and not text.startswith((".", "/", "~")) and text.count("/") <= 1:
             return text
-    raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {str(value)!r}.")
+    raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {value!r}.")
 
 
 def import_hub(library: str) -> Any:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -43,7 +44,10 @@ class Partition:
     flops_forward: tuple[int, ...]
     """For each stage, the operations of one microbatch's forward, two for a multiplication and addition."""
     saved_bytes: tuple[int, ...]
-    """For each stage, the bytes that one microbatch keeps between forward and backward, parameters left out."""
+    """For each stage, the bytes that one microbatch keeps between forward and backward, parameters left out.
+
+    In the last stage those of the loss are among them.
+    """
     tied: tuple[Tied, ...]
     """Parameters that are in two stages; one that is in more has an entry for each after the first."""
 
@@ -58,9 +62,9 @@ def partition(
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
 
-    Size is the operations of forward, and the bytes of the layers' outputs where these are equal; of equally good cuts
-    the first are taken. `batch` is the number of samples in a microbatch. Nothing is computed. Raises ValueError naming
-    the field, or the layer that is unfit.
+    Size is the operations of forward, and the bytes of the layers' outputs where these are equal; `balance` says which of
+    equally good cuts are taken. `batch` is the number of samples in a microbatch. Nothing is computed. Raises ValueError
+    naming the field, or the layer that is unfit.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -99,36 +103,48 @@ def partition(
 
 
 def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
-    """Return where each of `num_stages` runs of `costs` ends, so that the largest sum is least; the first such ends.
+    """Return where each of `num_stages` runs of `costs` ends, so that the largest sum is least.
 
+    Of these, the ends with the least sum of squares, so that the other stages are balanced too; of these, the first.
     Costs are compared by their first number, and by their second where the first are equal.
 
-    >>> balance([(3, 0), (1, 0), (1, 0), (1, 0)], 2)
-    [1, 4]
+    >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
+    [1, 3, 5]
     """
     count = len(costs)
     scale = sum(second for _, second in costs) + 1  # one unit of the first outweighs all of the second
     sums = list(accumulate((first * scale + second for first, second in costs), initial=0))
-    # least[stages][start]: the least largest sum when layers from `start` on are cut into so many stages
-    least = [{}, {start: sums[count] - sums[start] for start in range(count)}]
+    bound = _least_totals(sums, num_stages, lambda size: size, max)[-1][0]
+    too_much = (sums[-1] + 1) ** 2  # more than the squares of all stages together
+
+    def price(size: int) -> int:
+        return size**2 if size <= bound else too_much
+
+    totals = _least_totals(sums, num_stages, price, add)
+    ends = [0]
+    for rest, total in pairwise(reversed(totals)):
+        prices = {end: price(sums[end] - sums[ends[-1]]) + after for end, after in total.items() if end > ends[-1]}
+        ends.append(next(end for end in prices if prices[end] == rest[ends[-1]]))
+    return [*ends[1:], count]
+
+
+def _least_totals(
+    sums: list[int], num_stages: int, price: Callable[[int], int], join: Callable[[int, int], int]
+) -> list[dict[int, int]]:
+    """Return, for 1 to `num_stages` stages and each layer to start from, the least total price from there on."""
+    count = len(sums) - 1
+    totals = [{start: price(sums[count] - sums[start]) for start in range(count)}]
     for stages in range(2, num_stages + 1):
-        least.append(
+        totals.append(
             {
-                start: min(max(sums[end] - sums[start], least[-1][end]) for end in range(start + 1, count - stages + 2))
+                start: min(
+                    join(price(sums[end] - sums[start]), totals[-1][end])
+                    for end in range(start + 1, count - stages + 2)
+                )
                 for start in range(count - stages + 1)
             }
         )
-    bound, ends = least[num_stages][0], [0]
-    for stages in range(num_stages - 1, 0, -1):
-        start = ends[-1]
-        ends.append(
-            next(
-                end
-                for end in least[stages]
-                if end > start and max(sums[end] - sums[start], least[stages][end]) <= bound
-            )
-        )
-    return [*ends[1:], count]
+    return totals
 
 
 def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:

@@ -1,0 +1,41 @@
+# Two commands: `make demo` trains a compressed pipeline and shows what it left behind; `make test` checks everything.
+# They need Python 3.11 or newer and make; packages go into .venv, at the versions of constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test test-slow lint types clean
+
+demo: .venv/installed
+	rm -rf results/demo
+	$(BIN)/raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)' --out results/demo
+	$(BIN)/python -c "import pandas; print(pandas.read_parquet('results/demo/steps.parquet').tail())"
+
+test: lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) -e '.[dev,hub]'
+	touch $@
+
+clean:
+	rm -rf .venv results build dist

@@ -1,0 +1,165 @@
+"""The cost of Ray: one GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, timed in turn.
+
+Both run 1F1B on the same stages, batches and optimiser, one process and one thread a stage, on loopback; Ray is down
+while torch runs. The figure is the ratio of their step times, pair by pair, with the interval of its median.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from raysim.config import RunConfig, make_config
+from raysim.pipeline.engine import RayEngine
+from raysim.pipeline.optimizer import make_optimizer
+from raysim.pipeline.plan import Workload, prepare
+from raysim.workloads.models import loss as model_loss
+
+WARMUP_STEPS = 3
+
+
+def bench_config(num_stages: int) -> RunConfig:
+    """Return the bench's run: 8 blocks of width 256, 128 bytes of text a sample, 32 samples in 8 microbatches."""
+    return make_config(
+        {
+            "name": "bench-pipeline",
+            "model": {"name": "gpt", "num_blocks": 8, "width": 256, "num_heads": 8, "tied": False},
+            "data": {"name": "topics", "length": 128},
+            "num_stages": num_stages,
+            "batch_size": 32,
+            "num_microbatches": 8,
+            "steps": 1_000_000,
+            "optimizer": {"name": "adamw", "learning_rate": 3e-4},
+        }
+    )
+
+
+def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) -> dict[str, Any]:
+    """Measure and print; return the figures, seconds a step of every run among them."""
+    results: list[dict[str, Any]] = []
+    for stages in num_stages:
+        workload = prepare(bench_config(stages))
+        runs = []
+        for pair in range(pairs):
+            sides = [("torch", _torch_step_s), ("ray", _ray_step_s)]
+            timed = {name: measure(workload, steps) for name, measure in (sides if pair % 2 == 0 else sides[::-1])}
+            runs.append(timed)
+            Console(stderr=True).print(
+                f"{stages} stages, pair {pair + 1}: torch {timed['torch']:.4f} s, Ray {timed['ray']:.4f} s a step"
+            )
+        ratios = sorted(run["ray"] / run["torch"] for run in runs)
+        low, high = median_interval(ratios)
+        results.append(
+            {
+                "num_stages": stages,
+                "steps": steps,
+                "runs": runs,
+                "ratio": statistics.median(ratios),
+                "ratio_low": low,
+                "ratio_high": high,
+            }
+        )
+    table = Table("stages", title=f"Seconds a step, median of {pairs} pairs of {steps} steps")
+    for name in ("torch 1F1B over gloo", "raysim on Ray", "ratio", "interval"):
+        table.add_column(name, justify="right")
+    for result in results:
+        torch_s, ray_s = (statistics.median(run[name] for run in result["runs"]) for name in ("torch", "ray"))
+        interval = f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}"
+        table.add_row(str(result["num_stages"]), f"{torch_s:.4f}", f"{ray_s:.4f}", f"{result['ratio']:.3f}", interval)
+    Console().print(table)
+    return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
+
+
+def median_interval(ordered: list[float]) -> tuple[float, float]:
+    """Return an interval of the median of at least 95 %, from order statistics: no assumption on the distribution.
+
+    >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    (2, 8)
+    """
+    count = len(ordered)
+    cut, tail, term = 0, 0.0, 0.5**count
+    for k in range(count // 2):  # P(fewer than k+1 of count lie below the median)
+        tail += term
+        if 2 * tail > 0.05:
+            break
+        cut = k + 1
+        term *= (count - k) / (k + 1)
+    return ordered[max(0, cut - 1)], ordered[min(count - 1, count - cut)]
+
+
+def _ray_step_s(workload: Workload, steps: int) -> float:
+    engine = RayEngine(workload)
+    try:
+        engine.start()
+        for step in range(WARMUP_STEPS):
+            engine.step(step)
+        start = time.perf_counter()
+        for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
+            engine.step(step)
+        return (time.perf_counter() - start) / steps
+    finally:
+        engine.close()
+
+
+def _torch_step_s(workload: Workload, steps: int) -> float:
+    context = mp.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    receiver, sender = context.Pipe(duplex=False)
+    ranks = []
+    for rank in range(workload.plan.num_stages):
+        ranks.append(context.Process(target=_torch_rank, args=(rank, port, workload, steps, sender), daemon=True))
+        ranks[-1].start()
+    try:
+        if not receiver.poll(600):
+            raise RuntimeError("torch's ranks gave no answer within 600 s.")
+        return float(receiver.recv())
+    finally:
+        for process in ranks:
+            process.join(timeout=30)
+            process.kill()
+
+
+def _torch_rank(rank: int, port: int, workload: Workload, steps: int, answer: Connection) -> None:
+    """Run one stage as torch's users would: PipelineStage, Schedule1F1B, the same optimiser."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    plan, config = workload.plan, workload.plan.config
+    last = plan.num_stages - 1
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=plan.num_stages)
+    module = workload.modules[rank].train()
+    stage = PipelineStage(module, rank, plan.num_stages, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=model_loss)
+    optimizer = make_optimizer(config.optimizer, module.parameters())
+    assert optimizer is not None
+    start = 0.0
+    for step in range(WARMUP_STEPS + steps):
+        if step == WARMUP_STEPS:
+            dist.barrier()
+            start = time.perf_counter()
+        ids = [plan.microbatch(step, m)[1] for m in range(config.num_microbatches)]
+        if rank == 0:
+            schedule.step(torch.cat([workload.data.train.inputs(part, 0, config.seed, True) for part in ids]))
+        elif rank == last:
+            losses: list[torch.Tensor] = []
+            schedule.step(target=torch.cat([workload.data.train.targets(part) for part in ids]), losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    dist.barrier()
+    if rank == 0:
+        answer.send((time.perf_counter() - start) / steps)
+    dist.destroy_process_group()

@@ -1,0 +1,53 @@
+"""One Ray for the whole suite, on CPUs that are only counted; small configurations that train in a second or two."""
+
+import os
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import pytest
+
+SMALL = {
+    "name": "small",
+    "model": {"name": "cnn", "width": 4},
+    "data": {"name": "digits", "train_samples": 64, "test_samples": 20},
+    "num_stages": 3,
+    "batch_size": 16,
+    "num_microbatches": 4,
+    "steps": 6,
+    "optimizer": {"learning_rate": 0.1, "momentum": 0.9},
+    "checkpoint_every_steps": 2,
+    "profile_every_steps": 2,
+    "timeout_s": 120,
+}
+
+
+@pytest.fixture(scope="session")
+def ray():
+    import ray
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Compare with plain torch on the threads that a stage has: another number gives other gradient bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small():
+    """Return a configuration of the small run, changed by nested values."""
+    from raysim.config import make_config
+
+    def build(**changes):
+        return make_config({**SMALL, **changes})
+
+    return build

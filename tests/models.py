@@ -1,0 +1,48 @@
+"""A user's own models, named in configurations by import path."""
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+
+def normed(shape, width: int = 8) -> nn.Sequential:
+    """A small CNN with BatchNorm, and ReLU in place inside a stage."""
+    channels = shape.input_shape[0]
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, width, 3, padding=1),
+            norm1=nn.BatchNorm2d(width),
+            conv2=nn.Conv2d(width, width, 3, padding=1),
+            norm2=nn.BatchNorm2d(width),
+            head=nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, shape.num_classes)),
+        )
+    )
+
+
+def flat(shape) -> nn.Sequential:
+    """A model whose first layer has no parameters, without names."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10))
+
+
+def broken(shape) -> nn.Sequential:
+    """A model that fails in training only, in its last layer."""
+
+    class Fails(nn.Module):
+        def forward(self, x):
+            if type(x) is Tensor and x.device.type == "cpu" and len(x) == 4 and x.requires_grad:
+                self.calls = getattr(self, "calls", 0) + 1
+                if self.calls > 2:
+                    raise RuntimeError("no luck")
+            return x
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10), Fails())
+
+
+def exploding(shape) -> nn.Sequential:
+    """A model whose second layer sends infinity."""
+
+    class Explodes(nn.Module):
+        def forward(self, x):
+            return x / 0.0
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Explodes(), nn.Linear(16, 10))

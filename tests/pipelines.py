@@ -1,0 +1,40 @@
+"""The runs that the laws of the pipeline hold for: every memory, direction, model kind and option that changes a step."""
+
+GPT = {
+    "model": {"name": "gpt", "num_blocks": 3, "width": 16, "num_heads": 2},
+    "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
+}
+TIED = {**GPT, "model": {**GPT["model"], "tied": True}}
+DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
+ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
+
+RUNS = {
+    "identity": {},
+    "gpipe": {"schedule": "GPipe"},
+    "extra-warmup": {"schedule": "1F1B(extra_warmup=1)"},
+    "topk-quantize": {"forward": "TopK(0.1)", "backward": "Quantize(4)"},
+    "per-boundary": {"forward": ["TopK(0.3)", "Quantize(2)"], "backward": ["Cast('bfloat16')", "Nonzero"]},
+    "stochastic": {"forward": "Quantize(4, rounding='stochastic')", "backward": "Quantize(3, rounding='stochastic')"},
+    "feedback": {"forward": "ErrorFeedback(TopK(0.1))", "backward": "ErrorFeedback(TopK(0.1), key='sample')"},
+    "mixed": {"forward": "MixedErrorFeedback(TopK(0.1))", "backward": "MixedErrorFeedback(TopK(0.2), union=True)"},
+    "ef21": {"forward": "EF21(TopK(0.2))", "backward": "EF21(Quantize(4), key='link')"},
+    "aqsgd": {"forward": "AQSGD(Quantize(4))", "backward": "Quantize(8)"},
+    "aqsgd-capacity": {"forward": "AQSGD(TopK(0.3), warmup=0, dtype='bfloat16', capacity=24)"},
+    "shared": {"forward": "TopK(0.3)", "backward": "Quantize(8)", "shared_indices": True},
+    "recompute": {"recompute": True, **DROPOUT},
+    "clip": {"optimizer": {"learning_rate": 0.1, "clip_norm": 0.5}},
+    "gpt": {**GPT, **ADAM, "forward": "TopK(0.1)"},
+    "gpt-tied": {**TIED, **ADAM},
+    "gpt-tied-clip": {**TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
+    "gpt-dropout": {**DROPOUT, **ADAM},
+    "bfloat16": {**GPT, "dtype": "bfloat16", "forward": "TopK(0.3)"},
+    "batchnorm": {
+        "model": {"name": "tests.models:normed"},
+        "num_stages": None,
+        "cuts": ["norm1", "norm2"],
+        "evaluate_batchnorm_batches": 2,
+    },
+    "no-parameters": {"model": {"name": "tests.models:flat"}, "num_stages": None, "cuts": ["0", "1"]},
+    "one-stage": {"num_stages": 1},
+    "one-microbatch": {"num_microbatches": 1},
+}

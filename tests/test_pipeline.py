@@ -1,0 +1,257 @@
+"""Laws of the pipeline on the inline engine: staged gradients are autograd's, schedules agree, resuming is continuing."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED
+from raysim.config import ConfigError
+from raysim.pipeline.engine import InlineEngine
+from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.plan import prepare
+from raysim.workloads.models import loss as model_loss
+
+
+def start(config):
+    engine = InlineEngine(prepare(config))
+    engine.start()
+    return engine
+
+
+def trained(config, steps=3):
+    engine = start(config)
+    reports = [engine.step(step) for step in range(steps)]
+    return engine, [loss for report in reports for loss in report[-1].losses]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def uncut(workload):
+    """Return the model before it was cut, tied parameters one again."""
+    model = torch.nn.Sequential()
+    for module in copy.deepcopy(workload.modules):
+        for name, layer in module.named_children():
+            model.add_module(name, layer)
+    for (_, first), *others in workload.plan.tied:
+        for _, name in others:
+            owner, _, parameter = name.rpartition(".")
+            setattr(model.get_submodule(owner), parameter, model.get_parameter(first))
+    return model
+
+
+def gradients_by_autograd(workload, num_microbatches, step=0):
+    """Return the whole model's gradients, by plain torch."""
+    model = uncut(workload).train()
+    for m in range(num_microbatches):
+        epoch, ids = workload.plan.microbatch(step, m)
+        x = workload.data.train.inputs(ids, epoch, workload.plan.config.seed, True)
+        (model_loss(model(x), workload.data.train.targets(ids)) / num_microbatches).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def staged_gradients(engine, step=0):
+    """Return the gradients that the stages hold just before they update."""
+    held = {}
+    for worker in engine.workers:
+        update = worker.update
+
+        def catch(*arguments, worker=worker, update=update):
+            for stage in worker.stages.values():
+                held.update({name: gradient.clone() for name, gradient in stage.gradients().items()})
+            return update(*arguments)
+
+        worker.update = catch
+    engine.step(step)
+    return held
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "1F1B(extra_warmup=2)"])
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("kind", [{}, GPT, TIED], ids=["cnn", "gpt", "gpt-tied"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_staged_gradients_equal_autograd(small, schedule, num_microbatches, kind, recompute):
+    config = small(schedule=schedule, num_microbatches=num_microbatches, recompute=recompute, **kind)
+    engine = start(config)
+    expected = gradients_by_autograd(engine.workload, num_microbatches)
+    held = staged_gradients(engine)
+    shared = {name: owners[0][1] for owners in engine.plan.tied for _, name in owners}
+    assert {shared.get(name, name) for name in held} == set(expected)
+    for name, gradient in held.items():
+        if shared.get(name) is None:  # a tied gradient is the sum of its owners', in another order than autograd's
+            assert torch.equal(gradient, expected[name]), name
+        else:
+            torch.testing.assert_close(gradient, expected[shared[name]], rtol=1e-5, atol=1e-7)
+
+
+def test_microbatches_average_to_the_whole_batch(small):
+    whole, parts = (gradients_by_autograd(prepare(small(num_microbatches=m)), m) for m in (1, 8))
+    engine = start(small(num_microbatches=8))
+    for name, gradient in staged_gradients(engine).items():
+        torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-6)
+        assert torch.equal(gradient, parts[name])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_schedules_give_the_same_bits(small, run):
+    """Backwards accumulate by microbatch, and links see microbatches in order: so the schedule cannot matter."""
+    states = []
+    for schedule in ("GPipe", "1F1B", "1F1B(extra_warmup=1)"):
+        engine, losses = trained(small(**{**RUNS[run], "schedule": schedule}))
+        states.append((engine.state(), losses))
+    for state, losses in states[1:]:
+        assert losses == states[0][1]
+        assert same(state, states[0][0])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_resumed_equals_not_interrupted(small, run):
+    config = small(**RUNS[run])
+    whole, losses = trained(config, steps=5)
+    first, early = trained(config, steps=2)
+    second = start(config)
+    second.load(2, first.state())
+    late = [loss for step in range(2, 5) for loss in second.step(step)[-1].losses]
+    assert early + late == losses
+    assert same(second.state(), whole.state())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_evaluation_leaves_no_trace(small, run):
+    config = small(**RUNS[run])
+    undisturbed, losses = trained(config)
+    engine = start(config)
+    random_state = torch.get_rng_state()
+    disturbed = []
+    for step in range(3):
+        for mode in ("on", "off", "on_direct"):
+            engine.batchnorm("estimate")
+            engine.evaluate(mode, "train", 1)
+            engine.batchnorm("use")
+            engine.evaluate(mode)
+            engine.batchnorm("restore")
+        disturbed += engine.step(step)[-1].losses
+    assert disturbed == losses
+    assert same(engine.state(), undisturbed.state())
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("kind", [{}, DROPOUT, RUNS["batchnorm"]], ids=["cnn", "dropout", "batchnorm"])
+def test_recomputation_changes_nothing(small, kind):
+    plain, losses = trained(small(**kind))
+    again, recomputed = trained(small(**kind, recompute=True))
+    assert recomputed == losses
+    assert same(plain.state(), again.state())
+
+
+@pytest.mark.parametrize("method", ["ErrorFeedback({})", "EF21({})", "AQSGD({})", "{}"])
+@pytest.mark.parametrize("codec", ["Identity", "TopK(1)", "Nonzero"])
+def test_lossless_settings_equal_no_compression(small, method, codec):
+    text = method.format(codec)
+    _, plain = trained(small())
+    _, compressed = trained(small(forward=text, backward=text.replace("AQSGD", "EF21")))
+    if "21" in text or "AQ" in text:  # to rounding of m + (a - m)
+        assert compressed == pytest.approx(plain, rel=1e-5)
+    else:
+        assert compressed == plain
+
+
+def test_tied_parameters_stay_equal_at_all_owners(small):
+    engine, _ = trained(small(**TIED, **ADAM))
+    (owners,) = engine.plan.tied
+    assert len(owners) == 2
+    stages = {index: stage for worker in engine.workers for index, stage in worker.stages.items()}
+    copies = [dict(stages[stage].module.named_parameters())[name] for stage, name in owners]
+    assert torch.equal(*copies)
+
+
+def test_tied_bytes_are_counted(small):
+    engine = start(small(**TIED))
+    reports = engine.step(0)
+    assert sum(report.tied_bytes for report in reports) == 2 * 256 * 16 * 4  # vocabulary x width, each way
+
+
+def test_clipping_is_by_the_norm_over_all_stages(small):
+    config = small(optimizer={"learning_rate": 1.0, "clip_norm": 0.01})
+    engine = start(config)
+    expected = gradients_by_autograd(engine.workload, 4)
+    norm = torch.cat([g.flatten() for g in expected.values()]).double().norm()
+    before = {n: p.detach().clone() for module in engine.workload.modules for n, p in module.named_parameters()}
+    reports = engine.step(0)
+    assert [report.gradient_norm for report in reports] == pytest.approx([norm.item()] * 3)
+    after = {n: p.detach() for w in engine.workers for s in w.stages.values() for n, p in s.module.named_parameters()}
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in before]).double().norm()
+    assert moved.item() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_shared_indices_send_values_only(small):
+    engine = start(small(forward="TopK(0.25)", backward="Identity", shared_indices=True))
+    links = {(a.boundary, a.direction): a for report in engine.step(0) for a in report.links if a.sender}
+    for boundary, shape in enumerate(engine.plan.boundary_shapes):
+        kept = 4 * shape[0] * -(-np.prod(shape[1:]) // 4)
+        assert links[boundary, "backward"].wire_bytes == 4 * kept
+
+
+def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
+    engine = start(small())
+    for report in engine.step(0):
+        for account in report.links:
+            assert account.packets == 4
+            assert account.wire_bytes == account.dense_bytes == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
+
+
+def test_bfloat16_links_carry_two_bytes_a_value(small):
+    engine = start(small(**GPT, dtype="bfloat16"))
+    for report in engine.step(0):
+        for account in report.links:
+            assert account.dense_bytes == 2 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary])
+
+
+def test_divergence_names_step_boundary_and_direction(small):
+    engine = start(small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]))
+    with pytest.raises(DivergedError) as caught:
+        engine.step(0)
+    assert str(caught.value) == "step 0, 0F0: NaN or infinity in the activation at boundary 0, forward"
+
+
+def test_a_model_that_fails_is_named(small):
+    engine = start(small(model={"name": "tests.models:broken"}, num_stages=2))
+    with pytest.raises(StageError) as caught:
+        engine.step(0)
+    assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
+
+
+def test_calls_out_of_order_are_refused(small):
+    engine = start(small())
+    worker = engine.workers[0]
+    with pytest.raises(StageError, match="awaited call 0 of step 0, but got 1"):
+        worker.run(0, 0, 1)
+    with pytest.raises(StageError, match="is at step 0, but was called for step 1"):
+        worker.run(1, 0, 0)
+    with pytest.raises(StageError, match="is of incarnation 0, but was called for 1"):
+        worker.run(0, 1, 0)
+
+
+def test_threads_are_set_for_stages_and_put_back(small):
+    before = torch.get_num_threads()
+    seen = []
+    engine = start(small(threads_per_stage=before + 1))
+    stage = engine.workers[0].stages[0]
+    forward = stage.forward
+    stage.forward = lambda *arguments: (seen.append(torch.get_num_threads()), forward(*arguments))[1]
+    engine.step(0)
+    assert set(seen) == {before + 1}
+    assert torch.get_num_threads() == before
+
+
+def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatch):
+    engine = InlineEngine(prepare(small(forward="AQSGD(Quantize(4))", data={"name": "digits"})))
+    monkeypatch.setattr("raysim.pipeline.engine.host_memory_bytes", lambda: 10**6)
+    with pytest.raises(ConfigError) as caught:
+        engine.start()
+    # 1,437 samples of 4 x 8 x 8 values in float32 at boundary 0, kept at both its ends
+    assert "1.47 MB reference copies" in str(caught.value)
+    assert "AQSGD's `capacity`" in str(caught.value)

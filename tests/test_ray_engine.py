@@ -1,0 +1,228 @@
+"""The Ray engine: the same bits as inline, and the same again after workers die, wherever and whenever."""
+
+import dataclasses
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+
+from pipelines import RUNS
+from raysim.config import ConfigError
+from raysim.pipeline.checkpoint import load_weights
+from raysim.pipeline.engine import InlineEngine, RayEngine, assign
+from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.training import Training, train
+from raysim.records import Run
+
+MEASURED = ["seconds", "encode_s", "decode_s"]
+
+
+@pytest.fixture
+def engine(ray):
+    """Return a started Ray engine; its actors are killed at the end, Ray stays."""
+    started = []
+
+    def start(config):
+        started.append(RayEngine(prepare(config)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def same_records(one: Run, other: Run) -> None:
+    """Compare all tables but what is measured in seconds, and the weights, bit for bit."""
+    for table in ("steps", "evals", "links"):
+        frames = [getattr(run, table).drop(columns=MEASURED, errors="ignore") for run in (one, other)]
+        assert frames[0].equals(frames[1]), table
+    assert not one.steps["step"].duplicated().any()
+    weights = [load_weights(run.folder) for run in (one, other)]
+    assert all(np.array_equal(weights[0][name].float(), weights[1][name].float()) for name in weights[0])
+
+
+@pytest.mark.parametrize("run", ["topk-quantize", "feedback", "aqsgd-capacity", "shared", "gpt-tied-clip", "gpt-dropout", "batchnorm"])
+def test_engines_agree_bit_for_bit(engine, small, run):
+    config = small(**RUNS[run])
+    inline = InlineEngine(prepare(config))
+    inline.start()
+    on_ray = engine(config)
+    for step in range(3):
+        one, other = inline.step(step), on_ray.step(step)
+        for mine, theirs in zip(one, other, strict=True):
+            assert mine.losses == theirs.losses
+            assert [a._replace(codec_s=0) for a in mine.links] == [a._replace(codec_s=0) for a in theirs.links]
+    assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
+    for mode in ("on", "off", "on_direct"):
+        assert inline.evaluate(mode) == on_ray.evaluate(mode)
+
+
+def test_divergence_is_the_same_fault_in_both_engines(engine, small):
+    config = small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"])
+    with pytest.raises(DivergedError) as caught:
+        engine(config).step(0)
+    assert str(caught.value) == "step 0, 0F0: NaN or infinity in the activation at boundary 0, forward"
+
+
+def test_a_model_that_fails_is_named(engine, small):
+    config = small(model={"name": "tests.models:broken"}, num_stages=2)
+    with pytest.raises(StageError) as caught:
+        engine(config).step(0)
+    assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
+
+
+def test_all_step_or_none_does(engine, small):
+    """A call that fails anywhere leaves every worker before its update, whichever worker it is."""
+    running = engine(small())
+    before = running.state()
+    for worker in range(3):
+        submit = running._submit
+
+        def skip(target, method, *arguments, num_returns=1, worker=worker, submit=submit):
+            if method == "run" and target == worker and arguments[2] == 3:
+                arguments = (*arguments[:2], 99, *arguments[3:])  # a call that the worker does not await
+            return submit(target, method, *arguments, num_returns=num_returns)
+
+        running._submit = skip
+        with pytest.raises(StageError, match="awaited call 3"):
+            running.step(0)
+        running._submit = submit
+        assert all(np.array_equal(a, b) for a, b in zip(before, running.state(), strict=True))
+        running.load(0, before)
+
+
+def test_a_stage_that_hangs_is_given_up(engine, small):
+    running = engine(small())
+    running.plan = dataclasses.replace(running.plan, config=small(timeout_s=2.0))  # a start takes longer than that
+    pid = running._fetch([running._actors[1].__ray_call__.remote(lambda worker: os.getpid())])[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerLostError, match="no answer within `timeout_s` = 2 s"):
+            running.step(0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def kill_at(training, moments):
+    """Train, killing one worker with SIGKILL while the step after each of `moments` is under way."""
+    moments = dict(moments)
+    engine = training.engine
+    step = engine.step
+
+    def disturbed(number):
+        if number in moments:
+            worker = moments.pop(number)
+            pid = engine._fetch([engine._actors[worker].__ray_call__.remote(lambda _: os.getpid())])[0]
+            submit, calls = engine._submit, []
+
+            def counting(*arguments, **options):
+                calls.append(submit(*arguments, **options))
+                if len(calls) == 5:
+                    os.kill(pid, signal.SIGKILL)
+                return calls[-1]
+
+            engine._submit = counting
+            try:
+                return step(number)
+            finally:
+                engine._submit = submit
+        return step(number)
+
+    engine.step = disturbed
+    executed = []
+    for event in training.events():
+        if event.kind == "step":
+            executed.append(event.row["step"])
+    assert not moments
+    return executed
+
+
+def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path):
+    config = small(forward="AQSGD(TopK(0.3), warmup=0)", backward="ErrorFeedback(TopK(0.2))", steps=7)
+    undisturbed = train(config, out=tmp_path / "whole")
+    training = Training(config, out=tmp_path / "killed")
+    executed = kill_at(training, {5: 1})
+    run = Run(training.folder)
+    assert run.row["restarts"] == 1
+    assert executed == [0, 1, 2, 3, 4, 4, 5, 6]  # the checkpoint at 4 stands, step 4 is run again
+    same_records(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_five_kills_at_random_steps(ray, small, tmp_path):
+    config = small(forward="EF21(TopK(0.3))", backward="ErrorFeedback(TopK(0.2))", steps=30, checkpoint_every_steps=4)
+    undisturbed = train(config, out=tmp_path / "whole")
+    chance = random.Random(1)
+    for attempt in range(5):
+        moment = chance.randrange(1, 30)
+        training = Training(config, out=tmp_path / f"killed-{attempt}")
+        executed = kill_at(training, {moment: chance.randrange(3)})
+        assert len(executed) - 30 <= 4
+        same_records(Run(training.folder), undisturbed)
+
+
+def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
+    training = Training(small(), out=tmp_path / "run")
+    step = training.engine.step
+
+    def deadly(number):
+        if number == 3:
+            ray.kill(training.engine._actors[0])
+        return step(number)
+
+    training.engine.step = deadly
+    with pytest.raises(WorkerLostError):
+        list(training.events())
+    row = Run(tmp_path / "run").row
+    assert (row["status"], row["restarts"]) == ("failed", 2)
+
+
+def test_stages_without_room_are_refused(ray, small, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        train(small(cpus_per_stage=5), out=tmp_path / "run")
+    assert str(caught.value) == (
+        "3 stages of 5 CPU each need room for 3, but Ray's 1 free nodes have room for 1. "
+        "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(ray, small, tmp_path):
+    with pytest.raises(ConfigError, match="`device` = 'cuda' needs a GPU, and Ray has none free"):
+        train(small(device="cuda"), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("room", "count", "placement", "expected"),
+    [
+        ({"a": 8, "b": 8}, 4, "spread", "aabb"),
+        ({"a": 8, "b": 8}, 5, "spread", "aaabb"),
+        ({"a": 1, "b": 8}, 4, "spread", "abbb"),
+        ({"a": 8, "b": 8}, 4, "pack", "aaaa"),
+        ({"a": 3, "b": 8}, 6, "pack", "aaabbb"),
+        ({"a": 2, "b": 8, "c": 4}, 10, "pack", "aabbbbbbbb"),
+    ],
+)
+def test_neighbours_are_placed_side_by_side(room, count, placement, expected):
+    assert "".join(assign(room, count, placement, first="a")) == expected
+
+
+def test_every_action_of_a_profiled_step_is_recorded(ray, small, tmp_path):
+    run = train(small(forward="TopK(0.1)"), out=tmp_path / "run")
+    actions = run.actions
+    assert sorted(actions["step"].unique()) == [1, 3, 5]
+    for _, step in actions.groupby("step"):
+        assert len(step) == 3 * 2 * 4
+        forward = step[(step["op"] == "F") & (step["stage"] < 2)]
+        assert (forward["wire_bytes"] > 0).all()
+        assert forward["inlined"].all()
+        ends = step.set_index(["stage", "op", "microbatch"])
+        for stage in (1, 2):
+            for m in range(4):  # a packet is not received before it was sent, by clocks that agree
+                assert ends.loc[(stage, "F", m), "end_s"] > ends.loc[(stage - 1, "F", m), "end_s"]
+        spent = step[["decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
+        assert (spent <= step["end_s"] - step["start_s"] + 1e-9).all()
