@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def show_training(training: Training) -> None:
     """Train to the end, with a bar that shows loss and bytes."""
+    events = training.events()  # raises before anything is shown
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,7 +30,7 @@ def show_training(training: Training) -> None:
         config = training.config
         task = progress.add_task(config.name, total=training.plan.num_steps, note="starting stages")
         wire = dense = 0
-        for event in training.events():
+        for event in events:
             row = event.row
             if event.kind == "step":
                 wire += row["wire_bytes"]

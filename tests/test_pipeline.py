@@ -251,7 +251,7 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
     engine = InlineEngine(prepare(small(forward="AQSGD(Quantize(4))", data={"name": "digits"})))
     monkeypatch.setattr("raysim.pipeline.engine.host_memory_bytes", lambda: 10**6)
     with pytest.raises(ConfigError) as caught:
-        engine.start()
+        engine.check()
     # 1,437 samples of 4 x 8 x 8 values in float32 at boundary 0, kept at both its ends
     assert "1.47 MB reference copies" in str(caught.value)
     assert "AQSGD's `capacity`" in str(caught.value)

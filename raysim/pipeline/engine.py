@@ -8,6 +8,7 @@ end are fetched. This module is the only one of raysim that imports Ray.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -153,6 +154,10 @@ class Engine(ABC):
         return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))
 
     @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError where it is plain, before anything starts, that the stages have no place here."""
+
+    @abstractmethod
     def start(self) -> None:
         """Bring up all workers at step 0, anew after a loss. Raises ConfigError where they have no place."""
 
@@ -177,14 +182,15 @@ class Engine(ABC):
 class InlineEngine(Engine):
     """All workers in this process, one action after the other."""
 
-    def start(self) -> None:
-        config = self.plan.config
-        if config.device == "cuda" and not torch.cuda.is_available():
+    def check(self) -> None:
+        if self.plan.config.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
             )
-        device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
         _check_memory(self.plan.memories, host_memory_bytes())
+
+    def start(self) -> None:
+        device = "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
         self.workers = [
             Worker(
                 self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation
@@ -217,6 +223,12 @@ class RayEngine(Engine):
         self._actors: list[Any] = []
         self._own_ray = False
         self._stored: tuple[Any, ...] = ()
+
+    def check(self) -> None:
+        import ray
+
+        if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
+            _check_memory(self.plan.memories, host_memory_bytes())
 
     def start(self) -> None:
         import ray
@@ -283,16 +295,15 @@ class RayEngine(Engine):
         address = os.environ.get("RAY_ADDRESS")
         self._own_ray = True
         if address:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             return
-        _check_memory(self.plan.memories, host_memory_bytes())
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         ray.init(
             address="local",
             num_cpus=max(wanted, os.cpu_count() or 1),  # our own Ray: stages may share cores, and their records say so
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="error",
+            logging_level=logging.ERROR,
         )
 
     def _place(self) -> tuple[list[str], float]:

@@ -97,18 +97,23 @@ class Training:
         self.plan = self.workload.plan
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
         self.engine = ENGINES[engine](self.workload)
+        self.engine.check()
         self._row["engine"] = engine
 
     def events(self) -> Iterator[Event]:
-        """Train, and yield what happens; the records are complete when it ends, however it ends.
+        """Return what happens while it trains; the records are complete when that ends, however it ends.
 
-        Raises StageError where the model fails, WorkerLostError where workers die at one step again and again, and
-        passes on KeyboardInterrupt; each is in the records too.
+        Raises ConfigError at once where the folder cannot be written. The iteration raises ConfigError where the stages
+        have no room, StageError where the model fails, WorkerLostError where workers die at one step again and again,
+        and passes on KeyboardInterrupt; the last three are in the records too.
         """
         try:
             self.recorder.open()
         except RecordsError as error:
             raise ConfigError(str(error)) from None
+        return self._events()
+
+    def _events(self) -> Iterator[Event]:
         started = time.perf_counter()
         before_s = float(self._row["seconds"])
         status, error_text = "failed", None

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,8 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     arguments = bind_options("model", name, function, options)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
+    if function in _SIZED:
+        _check_size(name, function, arguments)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))
         try:
@@ -59,6 +63,21 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
             f"Model `{name}` must return an nn.Sequential, to be cut between layers, but got {type(model).__name__}."
         )
     return model
+
+
+_SIZED = (cnn, gpt, resnet18)  # their structure is made of arguments alone
+
+
+def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError where the parameters alone are more than this machine's memory: before any are made."""
+    with torch.device("meta"):
+        size = sum(parameter.nbytes for parameter in function(**arguments).parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise ValueError(
+            f"Model `{name}` needs {size / 1e9:.1f} GB for its parameters, but this machine has {memory / 1e9:.1f} GB. "
+            "Make the model smaller."
+        )
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

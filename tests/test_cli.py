@@ -1,0 +1,84 @@
+"""The command line as typed: what it prints, and one sentence with exit code 2 for bad input, before anything starts."""
+
+import subprocess
+import sys
+
+import pytest
+
+from raysim.records import Run
+
+
+def raysim(*arguments, cwd, timeout=120):
+    return subprocess.run(
+        [sys.executable, "-m", "raysim.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_training_prints_links_and_evaluations(tmp_path):
+    done = raysim(
+        *["train", "digits-cnn", "steps=5", "forward=TopK(0.1)", "backward=Quantize(8)"],
+        *["--engine", "inline", "--out", "run"],
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Sent over 5 steps" in done.stdout
+    assert "0 -> 1" in done.stdout
+    assert "TopK(0.1)" in done.stdout
+    assert "2 <- 3" in done.stdout
+    assert "Evaluated after 5 steps" in done.stdout
+    assert "finished in" in done.stdout
+    assert Run(tmp_path / "run").status == "finished"
+
+
+def test_divergence_is_said_and_exits_with_1(tmp_path):
+    done = raysim("train", "digits-cnn", "steps=9", "optimizer.learning_rate=1e30", "--engine", "inline", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "raysim: the run diverged: step" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "Unknown recipe 'nothing'. Known: digits-cnn, gpt2-wikitext2, resnet18-cifar10"),
+        (["missing.toml"], "There is no file 'missing.toml'."),
+        (["digits-cnn", "densty=1"], "Unknown key `densty`. Known: name, model, data"),
+        (["digits-cnn", "optimizer.lr=1"], "Unknown key `optimizer.lr`. Known: optimizer.name"),
+        (["digits-cnn", "model.widht=1"], "widht"),
+        (["digits-cnn", "forward=TopKk(0.1)"], "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: AQSGD"),
+        (["digits-cnn", "forward=TopK(0)"], "`density` must be in (0, 1], but got 0"),
+        (["digits-cnn", "forward=TopK(1.5)"], "`density` must be in (0, 1], but got 1.5"),
+        (["digits-cnn", "forward=TopK('abc')"], "`density` must be in (0, 1], but got 'abc'"),
+        (["digits-cnn", "backward=Quantize(9)"], "`bits` must be an integer from 1 to 8, but got 9"),
+        (["digits-cnn", 'cuts=["nowhere"]'], "nowhere"),
+        (["digits-cnn", 'cuts=["conv3", "conv2"]'], "`cuts`"),
+        (["digits-cnn", "num_stages=12"], "`num_stages` must be at most the number of layers (7), but got 12"),
+        (["digits-cnn", "num_microbatches=5"], "`num_microbatches` must divide `batch_size` (32), but got 5."),
+        (["digits-cnn", "batch_size=4096"], "`batch_size` must be at most the number of training samples (1437), but got 4096."),
+        (["resnet18-cifar10", "data.path=/nowhere"], "`data.path`"),
+        (["digits-cnn", "--out", "/proc/nowhere/run"], "The run's folder /proc/nowhere/run cannot be written"),
+        (["digits-cnn", "--engine", "tpu"], "`engine` must be one of ray, inline, but got 'tpu'."),
+        (["digits-cnn", "--resume"], "`resume` needs `out`, the folder of the run to go on with."),
+        (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume: there is no run in none"),
+        (["digits-cnn", "model.width=100000"], "`cnn` needs"),
+        (
+            ["topics-gpt", "data.length=1024", "model.width=1024", "forward=AQSGD(TopK(0.3))", "backward=AQSGD(TopK(0.3))"],
+            "GB reference copies",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):
+    done = raysim("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("raysim: ")
+    assert sentence in lines[0]
+    assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+def test_recipes_are_listed(tmp_path):
+    done = raysim("recipes", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in ("digits-cnn", "topics-gpt", "resnet18-cifar10", "resnet18-cifar10-m4", "gpt2-wikitext2"):
+        assert name in done.stdout

@@ -1,0 +1,113 @@
+"""The doors of the house: a module imports only from the rooms below it, and what is heavy only where it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+THIRD_PARTY = {"torch", "ray", "pandas", "optuna", "plotly", "numba", "pyarrow", "pydantic", "typer", "rich", "safetensors"}
+
+# What each room may import of ours, and of the third-party packages that matter.
+ROOMS = {
+    "raysim.notation": (set(), set()),
+    "raysim.codecs": ({"notation"}, {"torch", "numba"}),
+    "raysim.network": ({"notation"}, {"numba"}),
+    "raysim.compressors": ({"codecs", "notation"}, {"torch"}),
+    "raysim.workloads": ({"codecs.random", "notation"}, {"torch", "pyarrow"}),
+    "raysim.config": ({"codecs", "compressors", "network", "notation", "recipes"}, {"pydantic"}),
+    "raysim.records": ({"codecs", "compressors", "network", "notation"}, {"pyarrow", "pandas"}),
+    "raysim.pipeline": (
+        {"codecs", "compressors", "network", "notation", "workloads", "config", "records"},
+        {"torch", "safetensors"},
+    ),
+    "raysim.pipeline.engine": (
+        {"codecs", "compressors", "network", "notation", "workloads", "config", "records", "pipeline"},
+        {"torch", "ray"},
+    ),
+    "raysim.recipes": (set(), set()),
+    "raysim.progress": ({"records", "pipeline", "network"}, {"rich"}),
+    "raysim.bench": ({"*"}, THIRD_PARTY),
+    "raysim.cli": ({"*"}, {"typer", "rich"}),
+    "raysim": ({"*"}, set()),
+    "sweeps": ({"*"}, THIRD_PARTY),
+    "analysis": ({"records", "network", "notation"}, THIRD_PARTY - {"torch", "ray"}),
+}
+
+
+def modules():
+    for package in ("raysim", "sweeps", "analysis"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def room_of(module):
+    found = [room for room in ROOMS if module == room or module.startswith(f"{room}.")]
+    room = max(found, key=len)
+    if room == "raysim" and module != "raysim":
+        raise AssertionError(f"{module} is in no room: give it one in this table")
+    return room
+
+
+def imports_of(path):
+    """Return the modules that a file imports, wherever in it; those for the type checker alone are left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_only_from_the_rooms_below(module, path):
+    room = room_of(module)
+    ours, theirs = ROOMS[room]
+    own = room.removeprefix("raysim.")
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        if top == "raysim" and name != "raysim" and ours != {"*"}:
+            inner = name.removeprefix("raysim.")
+            allowed = any(inner == one or inner.startswith(f"{one}.") for one in {*ours, own})
+            assert allowed, f"{module} imports {name}"
+        elif top in THIRD_PARTY:
+            assert top in theirs, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["recipes"]])
+def test_help_imports_neither_torch_nor_ray(command):
+    code = f"""
+import sys
+sys.argv = ["raysim", *{command!r}]
+from raysim.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = {{"torch", "ray", "pandas", "numba"}} & set(sys.modules)
+assert {command!r} == ["recipes"] or not heavy, heavy
+assert "ray" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_importing_raysim_brings_in_nothing_heavy():
+    code = "import sys, raysim, analysis, sweeps; assert not {'torch', 'ray', 'pandas', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_package_is_documented_and_typed():
+    assert (ROOT / "raysim" / "py.typed").is_file()
+    for _, path in modules():
+        assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip(), path
