@@ -388,7 +388,7 @@ def _merge(values: dict[str, Any], key: str, value: Any) -> None:
 def _holds(values: Any, key: str) -> bool:
     """Return whether nested values have a dotted key."""
     first, _, rest = key.partition(".")
-    if isinstance(values, str):
+    if not isinstance(values, Mapping):  # a bare name
         return key == "name"
     return first in values and (not rest or _holds(values[first], rest))
 
@@ -408,6 +408,6 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
         return f"`{key}` must be given."
     rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(
         first["type"],
-        first["msg"].removeprefix("Input should be ").partition(", ")[0],  # what follows tells how pydantic read it
+        re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
     )
     return f"`{key}` must be {rule}, but got {first['input']!r}."

@@ -44,7 +44,9 @@ def packed(count: int, bits: int) -> int:
 @dataclass(frozen=True)
 class Variant:
     notation: str
-    wire_bytes: Callable[[Shape, int], int] | None = None  # from shape and itemsize; None where bytes depend on the data
+    wire_bytes: Callable[[Shape, int], int] | None = (
+        None  # from shape and itemsize; None where bytes depend on the data
+    )
     lossless: bool = False
     zero: bool = True  # C(0) = 0
     scales: bool = False  # C(2^j x) = 2^j C(x)
@@ -80,6 +82,38 @@ def channels(shape: Shape) -> int:
     return 1 if not shape else shape[2] if len(shape) == 3 else shape[min(1, len(shape) - 1)]
 
 
+def rows(shape: Shape) -> int:
+    return numel(shape) // shape[-1] if shape else 1
+
+
+def blocks(size: int) -> Callable[[Shape], int]:
+    return lambda shape: math.ceil(numel(shape) / size)
+
+
+def random_k(density: float) -> Callable[[Shape, int], int]:
+    return lambda shape, itemsize: kept(density, shape) * itemsize + 8
+
+
+def low_rank(rank: int, left: Shape, right: Shape, matrices: int, itemsize: int) -> int:
+    """Two thin matrices in float32, or the values where those would be as many."""
+    rows, columns, dense = numel(left), numel(right), matrices * numel(left) * numel(right)
+    if not left or not right or not dense:
+        return itemsize * dense
+    thin = min(rank, rows, columns) * (rows + columns)
+    return itemsize * dense if thin >= rows * columns else 4 * matrices * thin
+
+
+def tah_quant(shape: Shape, itemsize: int) -> int:
+    if not numel(shape):
+        return 0
+    per_token = math.ceil((shape[-1] if shape else 1) / 32)
+    tiles = numel(shape) // (shape[-1] if shape else 1) * per_token
+    wide = tiles // per_token * round(0.8 * per_token)
+    return (
+        2 + 2 * packed(tiles, 1) + packed(tiles, 5) + 4 * tiles + packed(32 * wide, 4) + packed(32 * (tiles - wide), 3)
+    )
+
+
 VARIANTS = [
     Variant("Identity", lambda s, v: v * numel(s), lossless=True, scales=True, odd=True, idempotent=True),
     Variant("Cast('bfloat16')", lambda s, v: 2 * numel(s), odd=True, idempotent=True),
@@ -90,10 +124,29 @@ VARIANTS = [
     Variant("Quantize(5, per='channel')", minmax(5, channels), scales=True),
     Variant("Quantize(8, range='absmax', per='channel')", absmax(8, channels), scales=True, odd=True),
     Variant("Quantize(2, rounding='stochastic')", minmax(2), scales=True, unbiased=True),
-    Variant("Quantize(4, range='absmax', per='sample', rounding='stochastic')", absmax(4, samples), scales=True, unbiased=True),
+    Variant(
+        "Quantize(4, range='absmax', per='sample', rounding='stochastic')",
+        absmax(4, samples),
+        scales=True,
+        unbiased=True,
+    ),
+    Variant("Quantize(8, range='absmax', per='block')", absmax(8, blocks(4096)), scales=True, odd=True),
+    Variant("Quantize(4, per='block', block=64)", minmax(4, blocks(64)), scales=True),
+    Variant("Quantize(6, per='row')", minmax(6, rows), scales=True),
+    *(Variant(f"FixedPoint({bits})", absmax(bits, channels), scales=True) for bits in (1, 2, 4, 6, 8)),
+    Variant("FixedPoint(8, per='block', block=32)", absmax(8, blocks(32)), scales=True),
+    Variant("FixedPoint(3, per='tensor', rounding='stochastic')", absmax(3), scales=True),
     Variant("TopK(1.0)", lambda s, v: v * numel(s), lossless=True, scales=True, odd=True, idempotent=True),
-    Variant("TopK(0.5, index='bitmap')", topk(0.5, lambda count, total: packed(total, 1)), scales=True, odd=True, idempotent=True),
-    Variant("TopK(0.1, index='int32')", topk(0.1, lambda count, total: 4 * count), scales=True, odd=True, idempotent=True),
+    Variant(
+        "TopK(0.5, index='bitmap')",
+        topk(0.5, lambda count, total: packed(total, 1)),
+        scales=True,
+        odd=True,
+        idempotent=True,
+    ),
+    Variant(
+        "TopK(0.1, index='int32')", topk(0.1, lambda count, total: 4 * count), scales=True, odd=True, idempotent=True
+    ),
     Variant("TopK(0.1)", scales=True, odd=True, idempotent=True),
     Variant("TopK(0.3, index='elias_fano')", scales=True, odd=True, idempotent=True),
     Variant("TopK(0.01, per='tensor')", scales=True, odd=True, idempotent=True),
@@ -101,6 +154,45 @@ VARIANTS = [
     Variant("TopK(0.2, values=Cast('bfloat16'))", odd=True, idempotent=True),
     Variant("Nonzero", lossless=True, scales=True, odd=True, idempotent=True),
     Variant("Nonzero(values=Quantize(8))", scales=True),
+    Variant("RandomK(0.25)", random_k(0.25), scales=True, odd=True, idempotent=True),
+    Variant("RandomK(0.1, unbiased=True)", random_k(0.1), scales=True, odd=True, unbiased=True),
+    Variant("RandomK(0.5, per='tensor', values=Quantize(4))"),
+    Variant("Threshold(0.5)", odd=True, idempotent=True),
+    Variant("Threshold(1.0, values=Cast('bfloat16'))", odd=True),
+    *(
+        Variant(f"EstimatedTopK(0.1, {policy!r})", odd=True)
+        for policy in ("sampled", "bisect", "gaussian", "exponential")
+    ),
+    Variant("Sign", absmax(1), scales=True),
+    Variant("Sign(per='row')", absmax(1, rows), scales=True),
+    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
+    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
+    Variant("OneBit", minmax(1), scales=True),
+    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
+    Variant("QSGD(4)", absmax(4, blocks(128)), scales=True, odd=True, unbiased=True),
+    Variant("QSGD(8, block=512)", absmax(8, blocks(512)), scales=True, odd=True, unbiased=True),
+    Variant("TernGrad", absmax(2), scales=True, odd=True),
+    Variant("TernGrad(clip=None)", absmax(2), scales=True, odd=True, unbiased=True),
+    Variant("Natural", lambda s, v: packed(9 * numel(s), 1), scales=True, odd=True, unbiased=True),
+    Variant("MX('e2m1')", lambda s, v: packed(numel(s), 4) + blocks(32)(s), scales=True, odd=True, idempotent=True),
+    Variant("MX('e4m3')", lambda s, v: numel(s) + blocks(32)(s), scales=True, odd=True, idempotent=True),
+    Variant("MX('e5m2', block=16)", lambda s, v: numel(s) + blocks(16)(s), scales=True, odd=True, idempotent=True),
+    Variant("NonUniform(3)", lambda s, v: packed(numel(s), 3) + 32 * bool(numel(s)), scales=True),
+    Variant("TAHQuant", tah_quant, scales=True),
+    Variant("TAHQuant(high=0.5, tile=16, tau=0.0)", scales=True),
+    Variant("LowRank(2)", lambda s, v: low_rank(2, s[:1], s[1:], 1, v)),
+    Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
+    Variant("ErrorBounded(0.01)"),
+    Variant("ErrorBounded(0.001, relative='range')", scales=True),
+    Variant("ErrorBounded(0.1, relative='rms')", scales=True),
+    Variant("Hadamard(Quantize(4))", scales=True),
+    Variant("Hadamard(Quantize(3, per='sample'), tile=16)", scales=True),
+    Variant("Entropy(Quantize(4))", scales=True),
+    Variant("Entropy(TopK(0.1))", scales=True, odd=True, idempotent=True),
+    Variant("Entropy(Identity, level=3)", lossless=True, scales=True, odd=True, idempotent=True),
+    Variant("Outliers(Quantize(4))", scales=True),
+    Variant("Outliers(FixedPoint(8), density=0.1, kept=Identity)", scales=True),
+    Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
 ]
 
 
@@ -149,6 +241,7 @@ LAW_TENSORS: dict[str, Tensor] = {
     "huge": torch.tensor([[3e38, -3e38, 1.0, 0.0], [-3.4e38, 3.4e38, 2e38, 1e-38]]),
     "huge float16": torch.tensor([[65504.0, -65504.0, 1.0, 6e-8]]).half(),
     "denormals": torch.tensor([[1e-45, -1e-45, 3e-42, 0.0, -2e-39, 1e-38]]),
+    "least denormals": torch.tensor([[1e-45, 0.0, -1e-45, 1e-45]]),
     "negative zero": torch.tensor([[-0.0, 0.0, -0.0, 1.0, -1.0, -0.0]]),
     "only negative zero": torch.full((2, 4), -0.0),
     "mixed signs of infinity's neighbour": torch.tensor([torch.finfo(torch.float32).max, -1.0, 0.0]),

@@ -54,7 +54,10 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         (["digits-cnn", 'cuts=["conv3", "conv2"]'], "`cuts`"),
         (["digits-cnn", "num_stages=12"], "`num_stages` must be at most the number of layers (7), but got 12"),
         (["digits-cnn", "num_microbatches=5"], "`num_microbatches` must divide `batch_size` (32), but got 5."),
-        (["digits-cnn", "batch_size=4096"], "`batch_size` must be at most the number of training samples (1437), but got 4096."),
+        (
+            ["digits-cnn", "batch_size=4096"],
+            "`batch_size` must be at most the number of training samples (1437), but got 4096.",
+        ),
         (["resnet18-cifar10", "data.path=/nowhere"], "`data.path`"),
         (["digits-cnn", "--out", "/proc/nowhere/run"], "The run's folder /proc/nowhere/run cannot be written"),
         (["digits-cnn", "--engine", "tpu"], "`engine` must be one of ray, inline, but got 'tpu'."),
@@ -62,7 +65,13 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume: there is no run in none"),
         (["digits-cnn", "model.width=100000"], "`cnn` needs"),
         (
-            ["topics-gpt", "data.length=1024", "model.width=1024", "forward=AQSGD(TopK(0.3))", "backward=AQSGD(TopK(0.3))"],
+            [
+                "topics-gpt",
+                "data.length=1024",
+                "model.width=1024",
+                "forward=AQSGD(TopK(0.3))",
+                "backward=AQSGD(TopK(0.3))",
+            ],
             "GB reference copies",
         ),
     ],

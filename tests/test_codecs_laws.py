@@ -41,7 +41,8 @@ def test_shape_dtype_finite_input_untouched_deterministic(variant: Variant) -> N
         before = x.clone()
         packet = codec.encode(x, KEY)
         y = packet.decode()
-        assert y.shape == x.shape and y.dtype == x.dtype, name
+        assert y.shape == x.shape, name
+        assert y.dtype == x.dtype, name
         assert torch.isfinite(y).all(), name
         assert torch.equal(bits_of(x), bits_of(before)), name
         assert same_packet(packet, codec.encode(x, KEY)), name
@@ -56,7 +57,9 @@ def test_packets_survive_pickle_and_decode_from_read_only_memory(variant: Varian
         y = packet.decode().clone()
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps(packet, protocol=5, buffer_callback=buffers.append)
-        again = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])  # as Ray's object store gives them
+        again = pickle.loads(
+            data, buffers=[bytes(buffer.raw()) for buffer in buffers]
+        )  # as Ray's object store gives them
         assert same_packet(packet, again), name
         assert all(not array.flags.writeable or array.size == 0 for array in again.arrays.values())
         assert torch.equal(bits_of(again.decode()), bits_of(y)), name
@@ -112,7 +115,7 @@ def test_random_codecs_need_a_key_and_others_take_none(variant: Variant) -> None
     if variant.codec.random:
         with pytest.raises(ValueError, match="needs a key"):
             variant.codec.encode(x)
-        assert not same_packet(variant.codec.encode(normal(9, 99), 1), variant.codec.encode(normal(9, 99), 2))
+        assert not same_packet(variant.codec.encode(normal(4, 50, 60), 1), variant.codec.encode(normal(4, 50, 60), 2))
     else:
         assert same_packet(variant.codec.encode(x), variant.codec.encode(x, KEY))
 
@@ -125,14 +128,17 @@ def test_every_codec_has_a_variant() -> None:
 def test_notation(variant: Variant) -> None:
     codec = variant.codec
     assert repr(codec) == variant.notation
-    assert parse(repr(codec), CODECS) == codec and hash(parse(repr(codec), CODECS)) == hash(codec)
+    assert parse(repr(codec), CODECS) == codec
+    assert hash(parse(repr(codec), CODECS)) == hash(codec)
     assert repr(parse(repr(codec), CODECS)) == repr(codec)
 
 
 @variants
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
 def test_other_dtypes_are_refused(variant: Variant, dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=r"A link carries float32, bfloat16, float16, float64, but got a tensor of torch\."):
+    with pytest.raises(
+        ValueError, match=r"A link carries float32, bfloat16, float16, float64, but got a tensor of torch\."
+    ):
         variant.codec.encode(torch.ones(2, 64).to(dtype), KEY)
 
 
@@ -141,7 +147,8 @@ def test_missing_and_short_arrays_are_refused(variant: Variant) -> None:
     packet = variant.codec.encode(LAW_TENSORS["normal"], KEY)
     for name, array in packet.arrays.items():
         rest = {other: value for other, value in packet.arrays.items() if other != name}
-        for arrays in (rest, rest | {name: array.reshape(-1).view(np.uint8)[:-1]}):
+        shorter = rest | {name: array.reshape(-1).view(np.uint8)[:-1]}
+        for arrays in (rest, shorter) if array.size else (rest,):
             try:
                 y = packet._replace(arrays=arrays).decode()
             except ValueError:
@@ -158,7 +165,7 @@ def assert_topk(x: Tensor, codec: TopK) -> None:
     length = rows.shape[1]
     count = max(1, math.ceil(codec.density * length - 1e-6))
     for row, sent in zip(rows, out, strict=True):
-        order = sorted(range(length), key=lambda i: (-abs(float(row[i])), i))  # noqa: B023
+        order = sorted(range(length), key=lambda i: (-abs(float(row[i])), i))
         expected = torch.zeros_like(row)
         expected[order[:count]] = row[order[:count]]
         assert torch.equal(bits_of(expected), bits_of(sent))
@@ -230,7 +237,8 @@ def test_minmax_error_levels_and_ends(name: str, per: str, bits: int) -> None:
         assert ((values - sent).abs() <= (high - low) / (2 * (2**bits - 1)) + slack).all()
         assert len(sent.unique()) <= 2**bits
         if x.dtype != torch.float64:
-            assert sent[values.argmin()] == low and (sent[values.argmax()] - high).abs() <= slack
+            assert sent[values.argmin()] == low
+            assert (sent[values.argmax()] - high).abs() <= slack
         if low == high and x.dtype != torch.float64:
             assert torch.equal(values, sent)
 
@@ -279,9 +287,11 @@ def test_stochastic_minmax_is_unbiased_with_its_exact_variance() -> None:
         check_unbiased(Quantize(bits, rounding="stochastic"), x, step.square() * fraction * (1 - fraction), draws=1500)
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.unbiased], ids=lambda variant: variant.notation)
+@pytest.mark.parametrize(
+    "variant", [variant for variant in VARIANTS if variant.unbiased], ids=lambda variant: variant.notation
+)
 def test_unbiased_codecs_have_the_right_mean(variant: Variant) -> None:
     x = normal(3, 64, seed=5)
     decoded = torch.stack([variant.codec.encode(x, key).decode() for key in range(1, 1201)]).double()
-    spread = decoded.std(dim=0)
+    spread = decoded.std(dim=0).amax()  # a value that is rarely kept may show no spread of its own
     assert ((decoded.mean(dim=0) - x.double()).abs() <= 5.5 * spread / math.sqrt(1200) + 1e-6).all()

@@ -35,7 +35,7 @@ def test_small_vectors(codec: Codec, values: list[float], expected: list[float])
 def test_how_many_are_kept() -> None:
     counts = {0.5: 32768, 0.3: 19661, 0.2: 13108, 0.1: 6554, 0.05: 3277, 0.02: 1311, 0.01: 656}
     assert {density: kept_of(density, 65536) for density in counts} == counts
-    assert kept_of(0.1, 786432) == 78644 and kept_of(0.07, 100) == 7 and kept_of(1e-9, 10) == 1
+    assert [kept_of(0.1, 786432), kept_of(0.07, 100), kept_of(1e-9, 10)] == [78644, 7, 1]
 
 
 def test_packing_vectors() -> None:
@@ -108,7 +108,10 @@ def test_selection_takes_no_more_than_there_is() -> None:
         ("TopK(1.5)", "`density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)')."),
         ("TopK('abc')", "`density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\")."),
         ("TopK(True)", None),
-        ("TopK(0.1, per='token')", "`per` must be one of sample, tensor, but got 'token' (in \"TopK(0.1, per='token')\")."),
+        (
+            "TopK(0.1, per='token')",
+            "`per` must be one of sample, tensor, but got 'token' (in \"TopK(0.1, per='token')\").",
+        ),
         ("TopK(0.1, index='gap')", None),
         ("TopK(0.1, values=3)", "`values` must be a codec, but got 3 (in 'TopK(0.1, values=3)')."),
         ("TopK(0.1, values=TopK(0.5))", None),

@@ -200,7 +200,11 @@ def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
     for report in engine.step(0):
         for account in report.links:
             assert account.packets == 4
-            assert account.wire_bytes == account.dense_bytes == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
+            assert (
+                account.wire_bytes
+                == account.dense_bytes
+                == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
+            )
 
 
 def test_bfloat16_links_carry_two_bytes_a_value(small):

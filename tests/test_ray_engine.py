@@ -45,7 +45,9 @@ def same_records(one: Run, other: Run) -> None:
     assert all(np.array_equal(weights[0][name].float(), weights[1][name].float()) for name in weights[0])
 
 
-@pytest.mark.parametrize("run", ["topk-quantize", "feedback", "aqsgd-capacity", "shared", "gpt-tied-clip", "gpt-dropout", "batchnorm"])
+@pytest.mark.parametrize(
+    "run", ["topk-quantize", "feedback", "aqsgd-capacity", "shared", "gpt-tied-clip", "gpt-dropout", "batchnorm"]
+)
 def test_engines_agree_bit_for_bit(engine, small, run):
     config = small(**RUNS[run])
     inline = InlineEngine(prepare(config))

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-THIRD_PARTY = {"torch", "ray", "pandas", "optuna", "plotly", "numba", "pyarrow", "pydantic", "typer", "rich", "safetensors"}
+THIRD_PARTY = {
+    "torch",
+    "ray",
+    "pandas",
+    "optuna",
+    "plotly",
+    "numba",
+    "pyarrow",
+    "pydantic",
+    "typer",
+    "rich",
+    "safetensors",
+}
 
 # What each room may import of ours, and of the third-party packages that matter.
 ROOMS = {

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.network.schedule import (
+    SIMULATED,
+    ZBH1,
     Action,
+    Custom,
     GPipe,
+    Interleaved1F1B,
     OneFOneB,
     Row,
     Schedule,
     calls,
+    check_rows,
     needs,
     order,
     parse_schedule,
@@ -23,27 +29,31 @@ from raysim.network.schedule import (
     sends,
     sinks,
 )
+from raysim.network.torch_csv import rows_from_csv, rows_to_csv
 
 SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
-FAMILIES: list[Schedule] = [GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), OneFOneB(ahead=2), OneFOneB(1, 3)]
+FAMILIES: list[Schedule] = [ZBH1(), GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), OneFOneB(ahead=2), OneFOneB(1, 3)]
 every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
 
-families = st.one_of(st.just(GPipe()), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9)))
+families = st.one_of(st.just(GPipe()), st.just(ZBH1()), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9)))
 
 
 def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
     """Each action once, on its stage; forwards and backwards in the order of microbatches; an order exists and keeps every need."""
     rows = schedule.rows(num_stages, num_microbatches)
+    check_rows(rows)
     owners = schedule.workers(num_stages)
     assert len(owners) == num_stages
     assert set(owners) == set(range(len(rows)))
     for stage, worker in enumerate(owners):
         mine = [action for action in rows[worker] if action.stage == stage]
         assert mine == schedule.row(stage, num_stages, num_microbatches)
-        for op in "FB":
+        for op in sorted({a.op for a in mine}):
             assert [a.microbatch for a in mine if a.op == op] == list(range(num_microbatches))
         position = {action: index for index, action in enumerate(mine)}
-        assert all(position[Action(stage, "F", m)] < position[Action(stage, "B", m)] for m in range(num_microbatches))
+        for m in range(num_microbatches):
+            forward, backward = position[Action(stage, "F", m)], position[Action(stage, "B", m)]
+            assert forward < backward < position.get(Action(stage, "W", m), backward + 1)
     merged = order(rows, num_stages)
     assert Counter(merged) == Counter(action for row in rows for action in row)
     place = {action: index for index, action in enumerate(merged)}
@@ -64,6 +74,35 @@ def test_every_action_once_and_in_order(schedule: Schedule) -> None:
 @given(families, st.integers(1, 20), st.integers(1, 50))
 def test_every_action_once_and_in_order_at_any_size(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
     check_laws(schedule, num_stages, num_microbatches)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+def test_interleaved_keeps_the_laws(num_workers: int, each: int, turns: int) -> None:
+    check_laws(Interleaved1F1B(each), num_workers * each, num_workers * turns)
+
+
+def test_interleaved_with_one_stage_a_worker_warms_up_twice_as_deep() -> None:
+    for p, m in ((1, 4), (2, 4), (4, 8)):
+        assert Interleaved1F1B(1).rows(p, m) == OneFOneB(ahead=2).rows(p, m)
+
+
+def test_interleaved_sizes_are_checked() -> None:
+    with pytest.raises(
+        ValueError, match=r"^`num_stages` must be a multiple of `stages_per_worker` \(2\), but got 5\.$"
+    ):
+        Interleaved1F1B(2).rows(5, 4)
+    with pytest.raises(
+        ValueError, match=r"^`num_microbatches` must be a multiple of the number of workers \(3\) for .*got 4\.$"
+    ):
+        Interleaved1F1B(2).rows(6, 4)
+
+
+def test_zero_bubble_holds_what_the_first_stage_of_1f1b_does() -> None:
+    for p, m in SIZES:
+        assert [peak_in_flight(row) for row in ZBH1().rows(p, m)] == [min(m, p)] * p
+        for s, row in enumerate(ZBH1().rows(p, m)):
+            assert [a for a in row if a.op != "W"] == OneFOneB().rows(p, m)[s]
 
 
 def test_gpipe_row() -> None:
@@ -150,11 +189,11 @@ def test_sinks_end_every_chain(schedule: Schedule) -> None:
     for p, m in SIZES:
         rows = schedule.rows(p, m)
         ends = {action for row in rows for action in sinks(row)}
-        assert ends == {Action(0, "B", k) for k in range(m)}
+        assert {action for action in ends if action.op == "B"} == {Action(0, "B", k) for k in range(m)}
         # Every action is an ancestor of a sink, so to wait for the sinks is to wait for the step.
         reached = set(ends)
         for action in reversed(order(rows, p)):
-            own = [action._replace(op="F")] if action.op == "B" else []
+            own = [action._replace(op={"B": "F", "W": "B"}[action.op])] if action.op != "F" else []
             packet = needs(action, p)
             assert action in reached
             reached.update(own + ([packet] if packet else []))
@@ -162,7 +201,7 @@ def test_sinks_end_every_chain(schedule: Schedule) -> None:
 
 def units_end(units: list[Row], owner: dict[Action, int], num_stages: int) -> float:
     """Return when the last unit ends: a unit starts when its worker is free and all that its actions await is in."""
-    seconds = {"F": 1.0, "B": 2.0}
+    seconds = {"F": 1.0, "B": 2.0, "W": 1.5}
     first = {action: unit for unit in units for action in unit}
     done: dict[Action, float] = {}
     free: dict[int, float] = {}
@@ -231,7 +270,7 @@ def test_action_given_twice_is_refused() -> None:
         order(rows_of("0F0 0F0 0B0"), 1)
 
 
-@given(st.integers(0, 10**6), st.sampled_from("FB"), st.integers(0, 10**6))
+@given(st.integers(0, 10**6), st.sampled_from("FBW"), st.integers(0, 10**6))
 def test_action_round_trip(stage: int, op: str, microbatch: int) -> None:
     action = Action(stage, op, microbatch)
     assert Action.parse(str(action)) == action
@@ -243,19 +282,103 @@ def test_wrong_action_text_is_refused(text: str) -> None:
         Action.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"^A schedule must have actions, but got none\.$"),
+        (["0F0 0B0 0F0"], r"^Every action must be in a schedule once, but got 0F0 twice\.$"),
+        (["0F0 0B0 0F1"], r"^Every action must be in a schedule once, but 0B1 is not\.$"),
+        (["0F0 1F0 0B0", "1B0"], r"^A stage must be on one worker, but got 1B0 on worker 1 and stage 1 on worker 0\.$"),
+        (["0F1 0F0 0B0 0B1"], r"^Microbatches must be in order on every stage, but got 0F0 after 0F1\.$"),
+        (["0F0 0W0 0B0"], r"^The schedule deadlocks: 0W0 waits for 0B0\.$"),
+        (["0F0 0B0", "1B0 1F0"], r"^The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0\.$"),
+    ],
+)
+def test_rows_that_are_no_schedule_are_refused(lines: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rows(rows_of(*lines))
+
+
+# Torch's CSV.
+
+
+@pytest.mark.parametrize("schedule", [*FAMILIES, Interleaved1F1B(2)], ids=repr)
+def test_csv_round_trip(schedule: Schedule, tmp_path: Path) -> None:
+    rows = schedule.rows(4, 6)
+    assert rows_from_csv(rows_to_csv(rows)) == rows
+    path = tmp_path / "rows.csv"
+    path.write_text(rows_to_csv(rows))
+    custom = Custom(str(path))
+    check_laws(custom, 4, 6)
+    assert custom.rows(4, 6) == rows
+    assert custom.workers(4) == schedule.workers(4)
+    with pytest.raises(ValueError, match=r"^`num_stages` must be that of '.*rows\.csv' \(4\), but got 5\.$"):
+        custom.rows(5, 6)
+    with pytest.raises(ValueError, match=r"^`num_microbatches` must be that of '.*rows\.csv' \(6\), but got 8\.$"):
+        custom.rows(4, 8)
+
+
+def test_torch_reads_what_we_write_and_we_read_what_it_writes() -> None:
+    torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    read = torch_schedules._Action.from_str
+    for schedule, stages in ((OneFOneB(), 4), (GPipe(), 4), (ZBH1(), 4), (Interleaved1F1B(2), 8)):
+        lines = rows_to_csv(schedule.rows(stages, 8)).splitlines()
+        actions = {rank: [read(cell) for cell in line.split(",")] for rank, line in enumerate(lines)}
+        torch_schedules._validate_schedule(actions, 4, stages, 8)
+        text = "\n".join(",".join(str(action) for action in row) for row in actions.values())
+        assert rows_from_csv(text) == schedule.rows(stages, 8)
+
+
+def test_empty_cells_mean_nothing() -> None:
+    rows = rows_from_csv("0F0,0F1,,,0B0,,0B1\n,1F0,1I0,1W0,1F1,1B1,\n")
+    assert rows == rows_of("0F0 0F1 0B0 0B1", "1F0 1B0 1W0 1F1 1B1")
+    assert rows_to_csv(rows) == "0F0,0F1,0B0,0B1\n1F0,1I0,1W0,1F1,1B1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "0F0,0SEND_F0,0B0",
+            r"^A cell must be a stage, one of F, B, I, W and a microbatch, such as '2F0', but got '0SEND_F0'",
+        ),
+        ("0F0,0I0", r"^An input's backward must have a W, but got 0I0 alone"),
+        ("0F0,0B0,0W0", r"^A whole backward must have no W beside it, but got 0B0 and 0W0"),
+        ("0B0,0F0", r"^The schedule deadlocks: 0B0 waits for 0F0 \(in '.*rows\.csv'\)\.$"),
+    ],
+)
+def test_wrong_csv_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Custom(str(path))
+
+
+def test_missing_csv_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^The schedule 'none\.csv' must be readable, but: No such file or directory"):
+        parse_schedule("Custom('none.csv')", SIMULATED)
+
+
 @given(families)
 def test_notation_round_trip(schedule: Schedule) -> None:
-    again = parse_schedule(repr(schedule))
+    again = parse_schedule(repr(schedule), SIMULATED)
     assert again == schedule
     assert repr(again) == repr(schedule)
 
 
 @pytest.mark.parametrize(
     ("text", "canonical"),
-    [("GPipe", "GPipe"), ("GPipe()", "GPipe"), ("1F1B(0)", "1F1B"), (" 1F1B(2.0) ", "1F1B(extra_warmup=2)")],
+    [
+        ("GPipe", "GPipe"),
+        ("GPipe()", "GPipe"),
+        ("ZBH1", "ZBH1"),
+        ("Interleaved1F1B(2.0)", "Interleaved1F1B(2)"),
+        ("1F1B(0)", "1F1B"),
+        (" 1F1B(2.0) ", "1F1B(extra_warmup=2)"),
+    ],
 )
 def test_notation_is_canonical(text: str, canonical: str) -> None:
-    assert repr(parse_schedule(text)) == canonical
+    assert repr(parse_schedule(text, SIMULATED)) == canonical
 
 
 @pytest.mark.parametrize(
@@ -266,6 +389,7 @@ def test_notation_is_canonical(text: str, canonical: str) -> None:
         ("1F1B(extra_warmup=-1)", r"^`extra_warmup` must be an integer of at least 0, but got -1"),
         ("1F1B(ahead=0)", r"^`ahead` must be an integer of at least 1, but got 0"),
         ("1F1B(1.5)", r"^`extra_warmup` must be an integer of at least 0, but got 1\.5"),
+        ("ZBH1", r"^Unknown schedule `ZBH1` in 'ZBH1'\. Known: 1F1B, GPipe\.$"),
         ("GPipe(3)", r"^`GPipe` in 'GPipe\(3\)' takes no arguments"),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from config_fields import FIELD_CHANGES
 from pipelines import RUNS
 from raysim import Run, load_weights, train
 from raysim.config import ConfigError
@@ -62,7 +63,11 @@ def test_the_callers_random_state_is_left_alone(small, tmp_path):
 
 
 def test_a_diverged_run_is_recorded_as_such(small, tmp_path):
-    run = train(small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]), engine="inline", out=tmp_path / "run")
+    run = train(
+        small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]),
+        engine="inline",
+        out=tmp_path / "run",
+    )
     row = run.row
     assert (row["status"], row["diverged_step"]) == ("diverged", 0)
     assert row["diverged_at"] == "0F0: activation at boundary 0, forward"
@@ -152,6 +157,26 @@ def test_estimated_batchnorm_is_that_of_the_mode(small, tmp_path, mode):
     assert frame["estimated", "on"] != frame["estimated", "off"]
 
 
+@pytest.mark.parametrize("field", [field for field, change in FIELD_CHANGES.items() if change.changes != "placement"])
+def test_every_field_changes_the_run(small, tmp_path, field):
+    """A setting that did nothing would be a lie in `run.parquet`."""
+    change = FIELD_CHANGES[field]
+    base = {"profile_every_steps": 2, **change.base}
+    losses, costs, records = [], [], []
+    for name, values in (("a", base), ("b", {**base, **change.values})):
+        training = Training(small(**values), engine="inline", out=tmp_path / name)
+        list(training.events())
+        run, plan = Run(training.folder), training.plan
+        losses.append(run.steps["loss"].tolist())
+        costs.append((run.links[["boundary", "packets", "wire_bytes"]].values.tolist(), plan.memories, plan.rows))
+        counts = [len(getattr(run, table)) for table in ("steps", "evals", "links", "actions")]
+        records.append(
+            (counts, run.actions["step"].tolist(), run.row["name"], checkpoints(run.folder / "checkpoints")[0].step)
+        )
+    seen = {"loss": losses, "cost": costs, "records": records}[change.changes]
+    assert seen[0] != seen[1]
+
+
 def killed_driver(arguments, after_step, folder):
     """Start a run as a process of its own and kill it with SIGKILL once its records reach a step."""
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -172,12 +197,21 @@ def killed_driver(arguments, after_step, folder):
 @pytest.mark.parametrize("engine", ["inline", "ray"])
 def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
     """With Ray, its servers notice that their driver is gone and end by themselves."""
-    settings = ["digits-cnn", "steps=400", "forward=EF21(TopK(0.2))", "checkpoint_every_steps=20", "evaluate_every_steps=50"]
+    settings = [
+        "digits-cnn",
+        "steps=400",
+        "forward=EF21(TopK(0.2))",
+        "checkpoint_every_steps=20",
+        "evaluate_every_steps=50",
+    ]
     folder = tmp_path / "killed"
     killed_driver([*settings, "--engine", engine, "--out", str(folder)], 60, folder)
     assert Run(folder).status == "running"
     resumed = subprocess.run(
-        [*COMMAND, *settings, "--engine", engine, "--out", str(folder), "--resume"], capture_output=True, text=True, timeout=300
+        [*COMMAND, *settings, "--engine", engine, "--out", str(folder), "--resume"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert resumed.returncode == 0, resumed.stderr
     whole = train(*settings, engine="inline", out=tmp_path / "whole")
@@ -187,7 +221,16 @@ def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        [*COMMAND, "digits-cnn", "steps=100000", "checkpoint_every_steps=5", "--engine", "inline", "--out", str(folder)],
+        [
+            *COMMAND,
+            "digits-cnn",
+            "steps=100000",
+            "checkpoint_every_steps=5",
+            "--engine",
+            "inline",
+            "--out",
+            str(folder),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

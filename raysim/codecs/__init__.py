@@ -4,12 +4,62 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 `CODECS`; the laws in the tests then ask for a variant of it.
 """
 
+from raysim.codecs.blockfloat import MX
+from raysim.codecs.bounded import ErrorBounded
 from raysim.codecs.dense import Cast, Identity
+from raysim.codecs.levels import NonUniform
+from raysim.codecs.lossless import Entropy
+from raysim.codecs.lowrank import LowRank
+from raysim.codecs.outliers import Outliers
 from raysim.codecs.packet import Codec, NonFiniteError, Packet
-from raysim.codecs.quantize import Quantize
+from raysim.codecs.quantize import FixedPoint, Quantize
 from raysim.codecs.random import derive_key
+from raysim.codecs.randomk import RandomK
+from raysim.codecs.signs import OneBit, Sign
 from raysim.codecs.sparse import Nonzero, TopK
+from raysim.codecs.tahquant import TAHQuant
+from raysim.codecs.threshold import EstimatedTopK, Threshold
+from raysim.codecs.transform import Hadamard
+from raysim.codecs.unbiased import QSGD, Natural, TernGrad
 
-CODECS: dict[str, type[Codec]] = {cls.name(): cls for cls in (Cast, Identity, Nonzero, Quantize, TopK)}
+CODECS: dict[str, type[Codec]] = {
+    cls.name(): cls
+    for cls in (
+        *(Cast, Identity),
+        *(FixedPoint, MX, NonUniform, Quantize, TAHQuant),
+        *(Natural, OneBit, QSGD, Sign, TernGrad),
+        *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
+        *(ErrorBounded, LowRank),
+        *(Entropy, Hadamard, Outliers),
+    )
+}
 
-__all__ = ["CODECS", "Cast", "Codec", "Identity", "NonFiniteError", "Nonzero", "Packet", "Quantize", "TopK", "derive_key"]
+__all__ = [
+    "CODECS",
+    "MX",
+    "QSGD",
+    "Cast",
+    "Codec",
+    "Entropy",
+    "ErrorBounded",
+    "EstimatedTopK",
+    "FixedPoint",
+    "Hadamard",
+    "Identity",
+    "LowRank",
+    "Natural",
+    "NonFiniteError",
+    "NonUniform",
+    "Nonzero",
+    "OneBit",
+    "Outliers",
+    "Packet",
+    "Quantize",
+    "RandomK",
+    "Sign",
+    "TAHQuant",
+    "TernGrad",
+    "Threshold",
+    "TopK",
+    "derive_key",
+]

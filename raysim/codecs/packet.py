@@ -63,6 +63,8 @@ class Packet(NamedTuple):
 
         Raises ValueError where arrays do not fit the shape or each other.
         """
+        if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
+            raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
         return self.codec.decode(self, device)
 
     def bytes_of(self, name: str, num_bytes: int) -> np.ndarray:
@@ -70,7 +72,9 @@ class Packet(NamedTuple):
         array = self.arrays.get(name)
         if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
             held = "none" if array is None else f"{array.nbytes}"
-            raise ValueError(f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}.")
+            raise ValueError(
+                f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}."
+            )
         return array.reshape(-1).view(np.uint8)
 
     def part(self, name: str, codec: Codec, shape: tuple[int, ...]) -> Packet:
@@ -104,7 +108,8 @@ class Codec(Notation, ABC):
         codecs that know a shorter way override it, with the same bits.
         """
         packet = self.encode(x.to(dtype), key)
-        return packet, x.detach().sub_(packet.decode(x.device))
+        # not in place: dense packets may lie in the memory of `x`
+        return packet, (x.detach() - packet.decode(x.device)).to(x.dtype)
 
     @abstractmethod
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
@@ -134,6 +139,8 @@ def dtype_name(x: Tensor) -> str:
 
 def to_bytes(x: Tensor) -> np.ndarray:
     """Return the bytes of a tensor as a flat uint8 array, a view where `x` is contiguous and in host memory."""
+    if not x.numel():
+        return np.empty(0, np.uint8)
     return x.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
 
 

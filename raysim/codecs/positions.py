@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
 from raysim.codecs.packet import Packet, to_bytes, to_tensor
 
@@ -39,6 +40,8 @@ def smallest_form(kept: int, total: int) -> str:
 
 def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.ndarray]:
     """Return the arrays that hold `positions`: strictly increasing int64 below `total`."""
+    if form != "int32" and kernels.serve(positions):
+        return _encode_native(positions.numpy(), total, form)
     if form == "bitmap":
         kept = torch.zeros(total, dtype=torch.bool, device=positions.device)
         return {"bitmap": to_bytes(pack_bits(kept.index_fill_(0, positions, True)))}
@@ -59,6 +62,8 @@ def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.n
 def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the `kept` positions of a packet, strictly increasing int64; raises ValueError where they cannot be that."""
     total = packet.numel
+    if "int32" not in packet.arrays and kernels.serves(device):
+        return torch.from_numpy(_decode_native(packet, kept))
     if "bitmap" in packet.arrays:
         bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
         positions = unpack_bits(bitmap, total).nonzero().view(-1)
@@ -71,12 +76,50 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
         high = to_tensor(packet.bytes_of("high", packed_bytes(length, 1)), torch.uint8, device)
         ones = unpack_bits(high, length).nonzero().view(-1)
         if len(ones) != kept:
-            raise ValueError(f"A packet of {packet.codec!r} holds {len(ones)} positions, but {kept} values.")
+            raise _misplaced(packet, kept)
         positions = (ones - torch.arange(kept, device=device) << width) | unpack(low, kept, width)
     increasing = bool((positions[1:] > positions[:-1]).all()) if kept > 1 else True
     if len(positions) != kept or not increasing or (kept and not 0 <= int(positions[0]) <= int(positions[-1]) < total):
-        raise ValueError(f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {total}.")
+        raise _misplaced(packet, kept)
     return positions
+
+
+def _encode_native(positions: np.ndarray, total: int, form: str) -> dict[str, np.ndarray]:
+    from raysim.codecs.kernels import indices
+
+    if form == "bitmap":
+        bitmap = np.zeros(packed_bytes(total, 1), np.uint8)
+        indices.encode_bitmap(positions, bitmap)
+        return {"bitmap": bitmap}
+    width = _low_bits(len(positions), total)
+    low = np.empty(packed_bytes(len(positions), width), np.uint8)
+    high = np.zeros(packed_bytes(_high_length(len(positions), total, width), 1), np.uint8)
+    indices.encode_elias_fano(positions, width, low, high)
+    return {"low": low, "high": high}
+
+
+def _decode_native(packet: Packet, kept: int) -> np.ndarray:
+    from raysim.codecs.kernels import indices
+
+    total, positions = packet.numel, np.empty(kept, np.int64)
+    if "bitmap" in packet.arrays:
+        bitmap = kernels.opened(packet.bytes_of("bitmap", packed_bytes(total, 1)))
+        right = indices.decode_bitmap(bitmap, total, positions) == kept
+    else:
+        width = _low_bits(kept, total)
+        length = _high_length(kept, total, width)
+        low = kernels.opened(packet.bytes_of("low", packed_bytes(kept, width)))
+        high = kernels.opened(packet.bytes_of("high", packed_bytes(length, 1)))
+        right = indices.decode_elias_fano(low, high, length, width, total, positions)
+    if not right:
+        raise _misplaced(packet, kept)
+    return positions
+
+
+def _misplaced(packet: Packet, kept: int) -> ValueError:
+    return ValueError(
+        f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
+    )
 
 
 def _low_bits(kept: int, total: int) -> int:

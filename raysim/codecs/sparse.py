@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.dense import Identity
-from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, nest
+from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest
 from raysim.codecs.positions import FORMS, decode_positions, encode_positions, smallest_form
 from raysim.notation import check_choice, check_real
 
@@ -37,8 +38,16 @@ def select_topk(x: Tensor, kept: int) -> Tensor:
 
     Of equal magnitudes those of lower index are kept. Raises NonFiniteError on NaN or infinity.
     """
+    return select_with_values(x, kept)[0]
+
+
+def select_with_values(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Return the flat positions of `select_topk`, and the values there."""
+    x = x.contiguous()
     if not x.numel() or not kept:
-        return torch.empty(0, dtype=torch.int64, device=x.device)
+        return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
+    if kernels.serve(x):
+        return _select_native(x, kept)
     magnitudes = x.abs()
     greatest = magnitudes.topk(kept, dim=1, sorted=False).values
     if not torch.isfinite(greatest).all():  # NaN and infinity rank above all numbers
@@ -48,7 +57,54 @@ def select_topk(x: Tensor, kept: int) -> Tensor:
     ties = magnitudes == threshold
     room = kept - selected.sum(dim=1, keepdim=True)
     selected |= ties & (ties.cumsum(dim=1) <= room)
-    return selected.reshape(-1).nonzero().view(-1)
+    positions = selected.view(-1).nonzero().view(-1)
+    return positions, x.view(-1)[positions]
+
+
+def _select_native(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    from raysim.codecs.kernels.select import select_rows
+
+    num_rows, length = x.shape
+    bits = kernels.bits_of(x)
+    positions, values = np.empty(num_rows * kept, np.int64), np.empty(num_rows * kept, bits.dtype)
+    infinity = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}[x.dtype]
+    mask = np.iinfo(bits.dtype).max
+    if not select_rows(bits, num_rows, length, kept, bits.dtype.type(mask), np.int64(infinity), positions, values):
+        raise NonFiniteError("A tensor to select from holds NaN or infinity.")
+    return torch.from_numpy(positions), torch.from_numpy(values).view(x.dtype)
+
+
+def select_at_least(x: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Return the positions, increasing, and the values of flat `x` whose magnitude is at least `floor`; 0 is: above zero.
+
+    NaN and infinity are among them.
+    """
+    if kernels.serve(x):
+        from raysim.codecs.kernels import select
+
+        bits, limit = kernels.bits_of(x), kernels.bits_of(torch.tensor([floor]).to(x.dtype))
+        bound = max(1, int(limit[0]))  # of positive numbers the patterns order alike
+        mask = bits.dtype.type(np.iinfo(bits.dtype).max)
+        kept = select.count_at_least(bits, mask, np.int64(bound))
+        found, values = np.empty(kept, np.int64), np.empty(kept, bits.dtype)
+        select.select_at_least(bits, mask, np.int64(bound), found, values)
+        return torch.from_numpy(found), torch.from_numpy(values).view(x.dtype)
+    positions = ((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).nonzero().view(-1)
+    return positions, x[positions]
+
+
+def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
+    """Return a flat tensor of zeros with `values` at `positions`, which are known to be distinct and within it."""
+    if kernels.serve(values) and values.is_contiguous():
+        from raysim.codecs.kernels import indices
+
+        bits = kernels.bits_of(values)
+        out = kernels.empty(numel, bits.dtype)
+        out.fill(0)
+        indices.scatter(positions.numpy(), kernels.opened(bits), out)
+        return torch.from_numpy(out).view(values.dtype)
+    x = torch.zeros(numel, dtype=values.dtype, device=values.device)
+    return x.index_copy_(0, positions, values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +133,9 @@ class TopK(Codec):
         if not isinstance(self.values, Codec):
             raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
         if isinstance(self.values, TopK):
-            raise ValueError(f"`values` must be a codec of dense values, but got {self.values!r}. Lower `density` instead.")
+            raise ValueError(
+                f"`values` must be a codec of dense values, but got {self.values!r}. Lower `density` instead."
+            )
 
     @property
     def random(self) -> bool:
@@ -85,13 +143,34 @@ class TopK(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         shape = tuple(x.shape)
+        if self._num_kept(shape) == x.numel():
+            return dict(nest("values", self.values.encode(x.reshape(self._kept_shape(shape)), key)))
+        return self._encode_sparse(x, key)[0]
+
+    def _encode_sparse(self, x: Tensor, key: Key | None) -> tuple[dict[str, np.ndarray], Tensor]:
+        """Return the arrays and the positions, for what keeps less than everything."""
+        shape = tuple(x.shape)
         rows = x.reshape(self._rows(shape))
-        positions = select_topk(rows, self._num_kept(shape) // max(1, len(rows)))
-        kept = rows.reshape(-1)[positions] if len(positions) < x.numel() else rows
-        arrays = dict(nest("values", self.values.encode(kept.reshape(self._kept_shape(shape)), key)))
-        if len(positions) < x.numel():
-            arrays |= encode_positions(positions, x.numel(), self._form(len(positions), x.numel()))
-        return arrays
+        positions, kept = select_with_values(rows, self._num_kept(shape) // len(rows))
+        arrays = dict(nest("values", self.values.encode(kept.view(self._kept_shape(shape)), key)))
+        return arrays | encode_positions(positions, x.numel(), self._form(len(positions), x.numel())), positions
+
+    def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
+        shape = tuple(x.shape)
+        dense = self._num_kept(shape) == x.numel()
+        if dense or x.dtype != torch.float32 or dtype == torch.float64 or not kernels.serve(x):
+            return super().encode_with_residual(x, dtype, key)
+        from raysim.codecs.kernels import indices
+
+        residual = x.detach().contiguous()  # only what is sent changes: no pass over the rest
+        message = residual.to(dtype)
+        name = dtype_name(message)
+        self._check(shape, key)
+        arrays, positions = self._encode_sparse(message, key)
+        packet = Packet(self, arrays, shape, name)
+        values = packet.part("values", self.values, self._kept_shape(shape)).decode().float().reshape(-1)
+        indices.subtract(positions.numpy(), kernels.opened(values.numpy()), residual.view(-1).numpy())
+        return packet, residual
 
     def _form(self, kept: int, total: int) -> str:
         return smallest_form(kept, total) if self.index == "auto" else self.index
@@ -101,9 +180,7 @@ class TopK(Codec):
         values = packet.part("values", self.values, self._kept_shape(packet.shape)).decode(device).reshape(-1)
         if kept == packet.numel:
             return values.view(packet.shape)
-        positions = decode_positions(packet, kept, device)
-        x = torch.zeros(packet.numel, dtype=DTYPES[packet.dtype], device=device)
-        return x.index_copy_(0, positions, values).view(packet.shape)
+        return scatter(decode_positions(packet, kept, device), values, packet.numel).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         """Return the positions that a packet of this codec sends."""
@@ -149,9 +226,8 @@ class Nonzero(Codec):
         return self.values.random
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        flat = x.reshape(-1)
-        positions = flat.nonzero().view(-1)
-        packet = self.values.encode(flat[positions], key)  # NaN is not zero, and is found there
+        positions, kept = select_at_least(x.contiguous().view(-1), 0.0)
+        packet = self.values.encode(kept, key)  # NaN is not zero, and is found there
         arrays = dict(nest("values", packet), count=np.array([len(positions)], dtype=np.int64))
         return arrays | encode_positions(positions, x.numel(), smallest_form(len(positions), x.numel()))
 
@@ -160,5 +236,4 @@ class Nonzero(Codec):
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
         values = packet.part("values", self.values, (kept,)).decode(device)
-        x = torch.zeros(packet.numel, dtype=DTYPES[packet.dtype], device=device)
-        return x.index_copy_(0, decode_positions(packet, kept, device), values).view(packet.shape)
+        return scatter(decode_positions(packet, kept, device), values, packet.numel).view(packet.shape)

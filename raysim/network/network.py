@@ -88,7 +88,8 @@ class Network:
         """Return the network as text that `parse_network` reads, or a summary where matrices keep it from being text."""
         if self.num_hosts is not None:
             return f"<{self.num_hosts} hosts, {_span(self.bandwidth_bps, _bandwidth)}, {_span(self.latency_s, _time)}>"
-        assert isinstance(self.bandwidth_bps, float) and isinstance(self.latency_s, float)
+        assert isinstance(self.bandwidth_bps, float)
+        assert isinstance(self.latency_s, float)
         text = _bandwidth(self.bandwidth_bps)
         text += f"+{_time(self.latency_s)}" if self.latency_s else ""
         text += f"~{_time(self.jitter_s)}" if self.jitter_s else ""
@@ -120,7 +121,8 @@ class Network:
             return np.full(num_hosts, self.bandwidth_bps)
         matrix = np.array(self.bandwidth_bps)
         np.fill_diagonal(matrix, 0.0)
-        return np.maximum(matrix.max(axis=0), matrix.max(axis=1))[:num_hosts]
+        ports: Floats = np.maximum(matrix.max(axis=0), matrix.max(axis=1))
+        return ports[:num_hosts]
 
     def p2p_s(self, source: int, target: int, wire_bytes: float) -> float:
         """Return the seconds of one message on an idle wire: latency and transfer, without burst and jitter."""
@@ -168,9 +170,10 @@ def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
     """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
     if isinstance(value, (int, float)):
         return check_real(item, value, 0, math.inf, open_low=open_low)
-    if not isinstance(value, (tuple, list, np.ndarray)):
-        raise ValueError(f"`{item}` must be a number or a square matrix, but got {value!r}.")
-    rows = [list(row) for row in value]
+    try:
+        rows = [list(row) for row in value]  # type: ignore[attr-defined]
+    except TypeError:
+        raise ValueError(f"`{item}` must be a number or a square matrix, but got {value!r}.") from None
     if not rows or any(len(row) != len(rows) for row in rows):
         raise ValueError(f"`{item}` must be a square matrix, but got rows of {[len(row) for row in rows]} numbers.")
     for i, row in enumerate(rows):

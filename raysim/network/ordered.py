@@ -19,6 +19,7 @@ U8 = NDArray[np.uint8]
 @njit(cache=True, inline="always")
 def uniform(seed: int, slot: int) -> float:
     """Return a number in [-1, 1) that depends on its arguments alone (SplitMix64), so that networks see the same draws."""
+    # `shared.py` inlines this; numba's cache does not see that, so whoever changes it clears `__pycache__`.
     z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -50,16 +50,11 @@ class Placement:
         """Return how many hosts are named, the driver's among them."""
         return max(*self.hosts, self.driver or 0, 0) + 1
 
-    def all_apart(self) -> bool:
-        """Return whether every worker has a host of its own."""
-        return len(set(self.hosts)) == len(self.hosts)
-
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
     """Return the hosts of each replica's workers; raises ValueError where they do not come out even."""
     if not placement.hosts or len(placement.hosts) % num_workers:
         raise ValueError(
-            f"`hosts` must name a host for each of {num_workers} workers of every replica, "
-            f"but got {len(placement.hosts)} hosts."
+            f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(placement.hosts)} hosts."
         )
     return [placement.hosts[i : i + num_workers] for i in range(0, len(placement.hosts), num_workers)]

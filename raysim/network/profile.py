@@ -1,6 +1,7 @@
 """A Profile is what the actions of one step cost: seconds of compute and codec, bytes of every packet, overheads of the host.
 
-It comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet. Seconds and bytes.
+It comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet. Seconds
+and bytes.
 """
 
 from __future__ import annotations
@@ -117,13 +118,12 @@ class Profile:
     ) -> Profile:
         """Return equal stages and microbatches; `weight_s` gives the backward for the weights a cost of its own."""
         times = [forward_s, backward_s] + ([] if weight_s is None else [weight_s])
-        per_op = np.array(times)[None, None, :, None]
-        packets = np.array([1.0, 1.0, 0.0][: len(times)])[None, None, :, None]
+        takes, sends = _packets(num_stages, len(times))
         return cls(
-            compute_s=np.broadcast_to(per_op, (1, num_stages, len(times), 1)),
-            wire_bytes=wire_bytes * packets,
-            encode_s=encode_s * packets,
-            decode_s=decode_s * packets,
+            compute_s=np.broadcast_to(np.array(times)[None, None, :, None], sends.shape),
+            wire_bytes=wire_bytes * sends,
+            encode_s=encode_s * sends,
+            decode_s=decode_s * takes,
             **rest,
         )
 
@@ -142,7 +142,8 @@ class Profile:
     ) -> Profile:
         """Return a profile of a run that was never made, from shapes and a datasheet.
 
-        `forward_flops` is of one microbatch, a number for each stage. A backward is `backward_factor` forwards (3 with recomputation).
+        `forward_flops` is of one microbatch, a number for each stage; so may be the sizes, of what a stage sends. A backward
+        is `backward_factor` forwards (3 with recomputation).
         `efficiency` is the share of the datasheet's dense 16-bit peak that training reaches: 0.3 to 0.5 is usual, and it is an
         assumption, not a measurement. `codec_bytes_per_s` is how fast dense bytes are packed, and again unpacked.
 
@@ -157,18 +158,17 @@ class Profile:
         sizes = np.asarray(wire_bytes, np.float64)
         dense = sizes if dense_bytes is None else np.asarray(dense_bytes, np.float64)
         codec = dense / check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
-        stages = len(forward)
-        spread = np.ones((1, stages, 2, 1))
+        takes, sends = _packets(len(forward), 2)
         return cls(
             compute_s=np.stack([forward, backward_factor * forward], axis=1)[None, :, :, None],
-            wire_bytes=sizes[..., None, None] * spread,
-            dense_bytes=dense[..., None, None] * spread,
-            encode_s=codec[..., None, None] * spread,
-            decode_s=codec[..., None, None] * spread,
+            wire_bytes=sizes[..., None, None] * sends,
+            dense_bytes=dense[..., None, None] * sends,
+            encode_s=codec[..., None, None] * sends,
+            decode_s=codec[..., None, None] * takes,
             **({"source": f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"} | rest),
         )
 
-    def with_network_of(self, other: Profile) -> Profile:
+    def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
         return replace(self, **{name: getattr(other, name) for name in COSTS if name not in ("compute_s", "cpu_s")})
 
@@ -186,7 +186,7 @@ class Profile:
             raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
         check_real("weight_share", weight_share, 0, 1)
         check_real("penalty", penalty, 0, math.inf, open_low=True)
-        changed: dict[str, NDArray[Any]] = {}
+        changed: dict[str, Any] = {}
         for name in COSTS:
             joint = getattr(self, name)
             third = np.zeros_like(joint[:, :, 1:])
@@ -220,7 +220,7 @@ class Profile:
         known = {item.name for item in fields(cls)}
         if set(content) - known or "compute_s" not in content:
             raise ValueError(f"The profile {str(path)!r} must have the fields of a profile, but got {sorted(content)}.")
-        arrays = {
+        arrays: dict[str, Any] = {
             name: np.array(value, np.bool_ if name == "inlined" else np.float64) if isinstance(value, list) else value
             for name, value in content.items()
         }
@@ -258,9 +258,7 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
     step, replica, stage, microbatch = (
         np.asarray(columns[name])[chosen].astype(np.int64) for name in ("step", "replica", "stage", "microbatch")
     )
-    values = {
-        name: np.nan_to_num(np.asarray(columns[column])[chosen].astype(np.float64)) for name, column in taken.items()
-    }
+    values = {name: _numbers(np.asarray(columns[column])[chosen]) for name, column in taken.items()}
     shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
     index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
     profiles: dict[int, Profile] = {}
@@ -301,10 +299,25 @@ def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vo
     """Return the FLOPs of a forward through GPT blocks, and the head where `vocabulary` is given: 24 w^2 + 4 s w a token and block.
 
     >>> f"{gpt_forward_flops(12, 768, 1024, batch=1, vocabulary=50257):.3g}"
-    '2.91e+11'
+    '2.92e+11'
     """
     tokens = batch * sequence
     return float(tokens * (num_blocks * (24 * width**2 + 4 * sequence * width) + 2 * width * vocabulary))
+
+
+def _numbers(column: NDArray[Any]) -> Floats:
+    """Return a column as numbers, null as zero: what has no packet has no bytes."""
+    if column.dtype == object:
+        column = np.array([0.0 if value is None else float(value) for value in column])
+    return np.nan_to_num(column.astype(np.float64))
+
+
+def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
+    """Return where a packet is taken and where one is sent, as ones and zeros of shape (1, stage, op, 1)."""
+    takes, sends = np.zeros((2, 1, num_stages, num_ops, 1))
+    takes[:, 1:, 0] = takes[:, :-1, 1] = 1.0
+    sends[:, :-1, 0] = sends[:, 1:, 1] = 1.0
+    return takes, sends
 
 
 def _four_axes(name: str, value: ArrayLike) -> NDArray[Any]:

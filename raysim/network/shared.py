@@ -1,8 +1,8 @@
 """The general kernel: events in order of time, for wires and cores that several workers share.
 
-Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts messages go one after another. Cores
-are fluid too: the threads at work on a host get equal parts of its cores. Every event looks at all workers, so it is meant for
-hundreds of workers, not thousands; where nothing is shared it gives what `ordered.py` gives.
+Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts messages go one after
+another. Cores are fluid too: the threads at work on a host get equal parts of its cores. Every event looks at all workers, so
+it is meant for hundreds of workers, not thousands; where nothing is shared it gives what `ordered.py` gives.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def run_shared(
                 flows_changed = True
                 latency = latency_s[c]
                 if jitter_s > 0:
-                    latency += jitter_s * uniform(seed, slot)
+                    latency += jitter_s * uniform(seed + slot // per_replica, slot % per_replica)
                 due[slot] = max(now + latency, last_due[c])
                 last_due[c] = due[slot]
                 after[slot] = -1

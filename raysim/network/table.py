@@ -18,8 +18,8 @@ class Table(NamedTuple):
 
     >>> from raysim.network.schedule import GPipe
     >>> table = make_table(GPipe(), num_stages=2, num_microbatches=2)
-    >>> table.offsets, table.stage, table.op, table.microbatch
-    (array([0, 4, 8]), array([0, 0, 0, 0, 1, 1, 1, 1], dtype=int32), array([0, 0, 1, 1, 0, 0, 1, 1], dtype=uint8), array([0, 1, 0, 1, 0, 1, 0, 1], dtype=int32))
+    >>> table.offsets.tolist(), table.stage.tolist(), table.op.tolist(), table.microbatch.tolist()
+    ([0, 4, 8], [0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1])
     """
 
     offsets: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Table(NamedTuple):
 def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Table:
     """Return the rows of a schedule as arrays; raises ValueError with the action that blocks where they deadlock."""
     owner = schedule.workers(num_stages)
-    if owner == list(range(num_stages)):
+    if type(schedule).rows is Schedule.rows:  # one stage a worker, rows of letters: no objects are needed
         parts = [_row(schedule.ops(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
         stages = [np.full(len(ops), stage, np.int32) for stage, (ops, _) in enumerate(parts)]
     else:
@@ -75,7 +75,7 @@ def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     ops = np.empty(len(codes), np.uint8)
     microbatches = np.empty(len(codes), np.int32)
     for number, op in enumerate(OPS):
-        chosen = np.flatnonzero(codes == ord(op))
+        chosen = codes == ord(op)
         ops[chosen] = number
-        microbatches[chosen] = np.arange(len(chosen), dtype=np.int32)
+        microbatches[chosen] = np.arange(letters.count(op), dtype=np.int32)
     return ops, microbatches

@@ -115,7 +115,7 @@ def _prepare(config: RunConfig) -> Workload:
         cuts=parts.cuts,
         boundary_shapes=parts.boundary_shapes,
         tied=_owners(parts),
-        memories=_memories(config, parts, len(data.train)),
+        memories=stage_memories(config, parts, len(data.train)),
     )
     return Workload(plan, parts.stages, data)
 
@@ -133,7 +133,7 @@ def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
     return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
+def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
     num_stages, num_microbatches = len(parts.stages), config.num_microbatches
     counts = in_flight(config.parsed_schedule, num_stages, num_microbatches)

@@ -348,19 +348,21 @@ class Training:
                 }
                 self.recorder.add("evals", row)
                 rows.append(row)
-                suffix = mode if batchnorm == "running" else f"{mode}_estimated"
-                self._row |= {f"final_loss_{suffix}": loss, f"final_accuracy_{suffix}": row["accuracy"]}
         return rows
 
     def _finish(self, *, compact: bool) -> None:
         """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
         if compact:
             self.recorder.compact()
-            steps = Run(self.folder).steps
+            run = Run(self.folder)
+            steps, evals = run.steps, run.evals
             totals = {"wire_bytes": int(steps["wire_bytes"].sum()), "dense_bytes": int(steps["dense_bytes"].sum())}
             self._row |= totals | {"steps_done": len(steps)}
             if len(steps):
                 self._row["final_train_loss"] = float(steps["loss"].iloc[-1])
+            for row in evals[evals["step"] == len(steps)].to_dict("records"):
+                suffix = row["mode"] if row["batchnorm"] == "running" else f"{row['mode']}_estimated"
+                self._row |= {f"final_loss_{suffix}": row["loss"], f"final_accuracy_{suffix}": row["accuracy"]}
         else:
             self.recorder.flush()
         self.recorder.write_run(self._row)

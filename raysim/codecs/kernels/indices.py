@@ -3,6 +3,9 @@
 Decoders check what they read, so that a damaged packet is refused and nothing is written out of bounds.
 """
 
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
 from __future__ import annotations
 
 import numpy as np

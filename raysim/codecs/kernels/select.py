@@ -6,6 +6,9 @@ gathers the few values inside it, among which the exact threshold is found; a se
 costs time and never changes the result.
 """
 
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
 from __future__ import annotations
 
 import numpy as np
@@ -172,3 +175,35 @@ def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values)
             if values[i] & mask >= infinity:
                 return False
     return True
+
+
+@njit(cache=True, nogil=True)
+def count_at_least(bits, mask, floor):
+    """Return how many magnitudes are at least `floor`."""
+    found = np.int64(0)
+    whole = len(bits) & ~63
+    for i in range(0, whole, 64):
+        found += np.int64(ones(at_least_64(bits, i, mask, floor)))
+    for i in range(whole, len(bits)):
+        found += bits[i] & mask >= floor
+    return found
+
+
+@njit(cache=True, nogil=True)
+def select_at_least(bits, mask, floor, positions, values):
+    """Write the positions and bit patterns of the magnitudes that are at least `floor`, in order of position."""
+    out = 0
+    whole = len(bits) & ~63
+    for i in range(0, whole, 64):
+        word = at_least_64(bits, i, mask, floor)
+        while word:
+            position = i + np.int64(trailing_zeros(word))
+            positions[out] = position
+            values[out] = bits[position]
+            out += 1
+            word &= word - np.uint64(1)
+    for position in range(whole, len(bits)):
+        if bits[position] & mask >= floor:
+            positions[out] = position
+            values[out] = bits[position]
+            out += 1

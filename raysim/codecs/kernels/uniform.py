@@ -1,225 +1,244 @@
 """Uniform quantisation in numba: ranges, quantise and pack, unpack and dequantise, with the arithmetic of the torch reference.
 
-Values lie in groups as (outer, groups, inner), with the last group of a block layout cut short. Work goes in blocks that stay
-in the first cache: codes are made a byte each, which vectorises, and packed from there.
+Values lie in groups as (outer, groups, inner), of which the last may be cut short. Work goes in blocks that stay in the first
+cache: codes are made a byte each, which vectorises, and packed from there. Inner loops are functions over slices: numba
+vectorises only where it can see that an index is not negative.
 """
+
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-_BLOCK = 4096  # values; a multiple of 8, so that blocks end on whole bytes at every width
-_SHORT = 24  # runs of a group shorter than this are done with one center and scale a value instead
-_ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to the nearest integer, half to even
+from raysim.codecs.kernels.fields import BLOCK, pack_block, unpack_block
+
+_SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
+_31 = np.int32(31)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @njit(cache=True, nogil=True)
-def ranges(bits, groups, inner, low, high):
-    """Write the least and greatest value of each group, as integers that order like the floats they are made of.
+def _range(bits):
+    least, greatest = _MAGNITUDE, ~_MAGNITUDE
+    for i in range(len(bits)):
+        ordered = np.int32(bits[i] ^ ((bits[i] >> _31) & _MAGNITUDE))
+        least = min(least, ordered)
+        greatest = max(greatest, ordered)
+    return least, greatest
 
-    `bits` are the patterns of float32 as int32; `low` and `high` take `ordered` patterns: NaN and infinity are beyond all
-    numbers. They are filled with the greatest and the least int32 before.
+
+@njit(cache=True, nogil=True)
+def _widen(bits, low, high):
+    for i in range(len(bits)):
+        ordered = np.int32(bits[i] ^ ((bits[i] >> _31) & _MAGNITUDE))
+        low[i] = min(low[i], ordered)
+        high[i] = max(high[i], ordered)
+
+
+@njit(cache=True, nogil=True)
+def ranges(bits, groups, inner, low, high):
+    """Write the least and greatest value of each group, as float32 patterns (int32), in the order of numbers.
+
+    `bits` are patterns too. NaN comes out as a greatest or least value, beyond infinity.
     """
+    low[:] = _MAGNITUDE
+    high[:] = ~_MAGNITUDE
     if inner >= _SHORT:
-        start = 0
-        segment = 0
-        while start < len(bits):
-            end = min(start + inner, len(bits))
-            least, greatest = np.int32(2**31 - 1), np.int32(-(2**31))
-            for i in range(start, end):
-                pattern = bits[i] ^ ((bits[i] >> 31) & np.int32(0x7FFFFFFF))
-                least = min(least, pattern)
-                greatest = max(greatest, pattern)
+        for segment in range((len(bits) + inner - 1) // inner):
+            start = segment * inner
             group = segment % groups
+            least, greatest = _range(bits[start : start + inner])
             low[group] = min(low[group], least)
             high[group] = max(high[group], greatest)
-            start = end
-            segment += 1
     elif inner == 1:
         for start in range(0, len(bits), groups):
-            for i in range(min(groups, len(bits) - start)):
-                pattern = bits[start + i] ^ ((bits[start + i] >> 31) & np.int32(0x7FFFFFFF))
-                low[i] = min(low[i], pattern)
-                high[i] = max(high[i], pattern)
+            _widen(bits[start : start + groups], low, high)
     else:
-        for i in range(len(bits)):
-            group = (i // inner) % groups
-            pattern = bits[i] ^ ((bits[i] >> 31) & np.int32(0x7FFFFFFF))
-            low[group] = min(low[group], pattern)
-            high[group] = max(high[group], pattern)
+        row = groups * inner
+        lows, highs = np.full(row, _MAGNITUDE, np.int32), np.full(row, ~_MAGNITUDE, np.int32)
+        for start in range(0, len(bits), row):
+            _widen(bits[start : start + row], lows, highs)
+        for i in range(row):
+            low[i // inner] = min(low[i // inner], lows[i])
+            high[i // inner] = max(high[i // inner], highs[i])
+    for group in range(groups):  # back from the order of integers
+        low[group] ^= (low[group] >> _31) & _MAGNITUDE
+        high[group] ^= (high[group] >> _31) & _MAGNITUDE
 
 
 @njit(cache=True, nogil=True)
-def _pack_block(codes, count, bits, out, at):
-    """Pack `count` codes, most significant bit first, into `out` from byte `at` on; codes beyond are zero up to eight."""
-    if bits == 8:
-        for i in range(count):
-            out[at + i] = codes[i]
-    elif bits == 4:
-        for i in range((count + 1) // 2):
-            out[at + i] = (codes[2 * i] << 4) | codes[2 * i + 1]
-    elif bits == 2:
-        for i in range((count + 3) // 4):
-            out[at + i] = (codes[4 * i] << 6) | (codes[4 * i + 1] << 4) | (codes[4 * i + 2] << 2) | codes[4 * i + 3]
-    else:
-        num_bytes = (count * bits + 7) // 8
-        for i in range((count + 7) // 8):
-            word = np.uint64(0)
-            for j in range(8):
-                word = (word << np.uint64(bits)) | np.uint64(codes[8 * i + j])
-            first = at + i * bits
-            shift = 8 * (bits - 1)
-            for j in range(min(bits, num_bytes - i * bits)):
-                out[first + j] = np.uint8((word >> np.uint64(shift)) & np.uint64(255))
-                shift -= 8
+def grid(low, high, absmax, steps, center, scale, step):
+    """Write what `quantize` and `dequantize` need of each group, in float64; return whether its range is one.
+
+    The least and greatest value are float32, or with `absmax` become what is sent of them: of the two zeros always the positive.
+    A constant group has one level, the center.
+    """
+    for i in range(len(high)):
+        if not (np.isfinite(low[i]) and np.isfinite(high[i]) and low[i] <= high[i]):
+            return False
+        if absmax:
+            high[i] = max(abs(low[i]), abs(high[i])) + np.float32(0)
+            center[i] = 0.0
+            span = np.float64(high[i])
+        else:
+            low[i] += np.float32(0)
+            high[i] += np.float32(0)
+            center[i] = low[i]
+            span = np.float64(high[i]) - np.float64(low[i])
+        scale[i] = steps / span if span > 0 else 0.0
+        step[i] = span / steps
+    return True
 
 
 @njit(cache=True, nogil=True)
-def _unpack_block(packed, at, count, bits, codes):
-    """Unpack `count` codes from byte `at` on; inverse of `_pack_block`."""
-    if bits == 8:
-        for i in range(count):
-            codes[i] = packed[at + i]
-    elif bits == 4:
-        for i in range((count + 1) // 2):
-            byte = packed[at + i]
-            codes[2 * i] = byte >> 4
-            codes[2 * i + 1] = byte & 15
-    elif bits == 2:
-        for i in range((count + 3) // 4):
-            byte = packed[at + i]
-            codes[4 * i] = byte >> 6
-            codes[4 * i + 1] = (byte >> 4) & 3
-            codes[4 * i + 2] = (byte >> 2) & 3
-            codes[4 * i + 3] = byte & 3
-    else:
-        num_bytes = (count * bits + 7) // 8
-        mask = np.uint64((1 << bits) - 1)
-        for i in range((count + 7) // 8):
-            word = np.uint64(0)
-            for j in range(bits):
-                byte = packed[at + i * bits + j] if i * bits + j < num_bytes else np.uint8(0)
-                word = (word << np.uint64(8)) | np.uint64(byte)
-            shift = 7 * bits
-            for j in range(8):
-                codes[8 * i + j] = np.uint8((word >> np.uint64(shift)) & mask)
-                shift -= bits
+def _round_run(x, center, scale, middle, last, codes):
+    for i in range(len(x)):
+        codes[i] = min(np.int32(np.rint((np.float64(x[i]) - center) * scale)) + middle, last)
 
 
 @njit(cache=True, nogil=True)
-def _uniform(key, index):
-    """Return draw `index` of the stream of `raysim.codecs.random.uniform`."""
-    z = np.uint64(index + 1) * _GAMMA + key
-    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+def _round_each(x, center, scale, middle, last, codes):
+    for i in range(len(x)):
+        codes[i] = min(np.int32(np.rint((np.float64(x[i]) - center[i]) * scale[i])) + middle, last)
+
+
+@njit(cache=True, nogil=True)
+def _uniform(state):
+    """Return the draw of `raysim.codecs.random.uniform` at a state of its stream."""
+    z = (state ^ (state >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     z ^= z >> np.uint64(31)
     return np.float64(np.int64(z >> np.uint64(11))) * 2.0**-53
 
 
 @njit(cache=True, nogil=True)
-def quantize(x, groups, inner, center, scale, middle, last, bits, stochastic, key, out):
-    """Write the packed codes: round((x - center) * scale) + middle, limited to 0..last, in float64.
-
-    Stochastic rounding is floor(t + u), u the draw of the value's index.
-    """
-    codes = np.empty(_BLOCK + 8, np.uint8)
-    top = np.float64(last)
-    offset = np.float64(middle)
-    row = groups * inner
-    short = inner < _SHORT
-    if short:
-        centers, scales = np.empty(row), np.empty(row)
-        for i in range(row):
-            centers[i] = center[i // inner]
-            scales[i] = scale[i // inner]
-    else:
-        centers, scales = center, scale
-    for block in range(0, len(x), _BLOCK):
-        stop = min(block + _BLOCK, len(x))
-        at = block
-        while at < stop:
-            if short:
-                place = at % row
-                end = min(stop, at + row - place)
-                for i in range(end - at):
-                    t = (np.float64(x[at + i]) - centers[place + i]) * scales[place + i]
-                    t = np.floor(t + _uniform(key, at + i)) if stochastic else (t + _ROUND) - _ROUND
-                    codes[at - block + i] = np.uint8(np.int32(min(max(t + offset, 0.0), top)))
-            else:
-                segment = at // inner
-                end = min(stop, (segment + 1) * inner)
-                c, s = centers[segment % groups], scales[segment % groups]
-                if stochastic:
-                    for i in range(end - at):
-                        t = np.floor((np.float64(x[at + i]) - c) * s + _uniform(key, at + i))
-                        codes[at - block + i] = np.uint8(np.int32(min(max(t + offset, 0.0), top)))
-                else:
-                    for i in range(end - at):
-                        t = ((np.float64(x[at + i]) - c) * s + _ROUND) - _ROUND
-                        codes[at - block + i] = np.uint8(np.int32(min(max(t + offset, 0.0), top)))
-            at = end
-        codes[stop - block : stop - block + 8] = 0
-        _pack_block(codes, stop - block, bits, out, block * bits // 8)
+def _floor_run(x, center, scale, middle, last, state, codes):
+    for i in range(len(x)):
+        state += _GAMMA
+        t = np.floor((np.float64(x[i]) - center) * scale + _uniform(state))
+        codes[i] = min(np.int32(t) + middle, last)  # t + u may round up to the next whole number
 
 
 @njit(cache=True, nogil=True)
-def dequantize(packed, groups, inner, center, span, quotients, last, bits, out, residual):
-    """Write center + span * quotients[code] in float64, rounded to float32; return False where a code exceeds `last`.
+def _floor_each(x, center, scale, middle, last, state, codes):
+    for i in range(len(x)):
+        state += _GAMMA
+        t = np.floor((np.float64(x[i]) - center[i]) * scale[i] + _uniform(state))
+        codes[i] = min(np.int32(t) + middle, last)
 
-    With `residual`, what is written is `out` less that value: what the packet withholds of `out`.
+
+@njit(cache=True, nogil=True)
+def _value_run(codes, center, step, middle, out):
+    for i in range(len(out)):
+        out[i] = np.float32(np.float64(np.int32(codes[i]) - middle) * step + center)
+
+
+@njit(cache=True, nogil=True)
+def _value_each(codes, center, step, middle, out):
+    for i in range(len(out)):
+        out[i] = np.float32(np.float64(np.int32(codes[i]) - middle) * step[i] + center[i])
+
+
+@njit(cache=True, nogil=True)
+def _withhold(values, residual):
+    for i in range(len(residual)):
+        residual[i] -= values[i]
+
+
+@njit(cache=True, nogil=True)
+def _repeated(per_group, inner):
+    each = np.empty(len(per_group) * inner)
+    for i in range(len(each)):
+        each[i] = per_group[i // inner]
+    return each
+
+
+@njit(cache=True, nogil=True)
+def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
+    """Write the values of the codes of one block, which starts at value `first`; `inner` 0 means one center a value."""
+    at = 0
+    while at < len(out):
+        if inner:
+            segment = (first + at) // inner
+            end = min(len(out), (segment + 1) * inner - first)
+            group = segment % groups
+            _value_run(codes[at:end], center[group], step[group], middle, out[at:end])
+        else:
+            place = (first + at) % len(center)
+            end = min(len(out), at + len(center) - place)
+            _value_each(codes[at:end], center[place:], step[place:], middle, out[at:end])
+        at = end
+
+
+@njit(cache=True, nogil=True)
+def quantize(x, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
+    """Write the packed codes round((x - center) * scale) + middle, each within 0..last, computed in float64.
+
+    Stochastic rounding is floor(t + u), u the draw of the value's index. Where `residual` is not empty, what the codes
+    decode to is subtracted from it.
     """
-    codes = np.empty(_BLOCK + 8, np.uint8)
-    table = np.empty(256, np.float32)
-    row = groups * inner
-    short = inner < _SHORT
-    tabled = inner >= 4 << bits  # a table of the values of a group pays
-    shown = np.int64(-1)  # the group that the table holds
-    if short:
-        centers, spans = np.empty(row), np.empty(row)
-        for i in range(row):
-            centers[i] = center[i // inner]
-            spans[i] = span[i // inner]
-    else:
-        centers, spans = center, span
-    greatest = np.uint8(0)
-    for block in range(0, len(out), _BLOCK):
-        stop = min(block + _BLOCK, len(out))
-        _unpack_block(packed, block * bits // 8, stop - block, bits, codes)
-        for i in range(stop - block):
-            greatest = max(greatest, codes[i])
-        if greatest > last:
-            return False
-        at = block
-        while at < stop:
-            if short:
-                place = at % row
-                end = min(stop, at + row - place)
-                for i in range(end - at):
-                    value = np.float32(spans[place + i] * quotients[codes[at - block + i]] + centers[place + i])
-                    out[at + i] = out[at + i] - value if residual else value
-            else:
-                segment = at // inner
-                end = min(stop, (segment + 1) * inner)
+    codes = np.empty(BLOCK, np.uint8)
+    values = np.empty(BLOCK, np.float32)
+    words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
+    middle, last = np.int32(middle), np.int32(last)
+    if inner < _SHORT:
+        center, scale, step = _repeated(center, inner), _repeated(scale, inner), _repeated(step, inner)
+        inner = 0
+    for first in range(0, len(x), BLOCK):
+        block = x[first : first + BLOCK]
+        codes[len(block) & ~7 :] = 0
+        at = 0
+        while at < len(block):
+            state = np.uint64(key) + np.uint64(first + at) * _GAMMA
+            if inner:
+                segment = (first + at) // inner
+                end = min(len(block), (segment + 1) * inner - first)
                 group = segment % groups
-                c, s = centers[group], spans[group]
-                if tabled:
-                    if group != shown:
-                        for code in range(1 << bits):
-                            table[code] = np.float32(s * quotients[code] + c)
-                        shown = group
-                    if residual:
-                        for i in range(end - at):
-                            out[at + i] -= table[codes[at - block + i]]
-                    else:
-                        for i in range(end - at):
-                            out[at + i] = table[codes[at - block + i]]
+                if stochastic:
+                    _floor_run(block[at:end], center[group], scale[group], middle, last, state, codes[at:end])
                 else:
-                    for i in range(end - at):
-                        value = np.float32(s * quotients[codes[at - block + i]] + c)
-                        out[at + i] = out[at + i] - value if residual else value
+                    _round_run(block[at:end], center[group], scale[group], middle, last, codes[at:end])
+            else:
+                place = (first + at) % len(center)
+                end = min(len(block), at + len(center) - place)
+                if stochastic:
+                    _floor_each(block[at:end], center[place:], scale[place:], middle, last, state, codes[at:end])
+                else:
+                    _round_each(block[at:end], center[place:], scale[place:], middle, last, codes[at:end])
             at = end
+        pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
+        if len(residual):
+            _dequantize_block(codes, first, values[: len(block)], groups, inner, center, step, middle)
+            _withhold(values, residual[first : first + len(block)])
+
+
+@njit(cache=True, nogil=True)
+def _greatest(codes):
+    greatest = np.uint8(0)
+    for i in range(len(codes)):
+        greatest = max(greatest, codes[i])
+    return greatest
+
+
+@njit(cache=True, nogil=True)
+def dequantize(packed, groups, inner, center, step, middle, last, bits, out):
+    """Write center + step * (code - middle), computed in float64; return False where a code exceeds `last`."""
+    codes = np.empty(BLOCK, np.uint8)
+    words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
+    middle = np.int32(middle)
+    if inner < _SHORT:
+        center, step = _repeated(center, inner), _repeated(step, inner)
+        inner = 0
+    for first in range(0, len(out), BLOCK):
+        block = out[first : first + BLOCK]
+        unpack_block(packed[first * bits // 8 : ((first + len(block)) * bits + 7) // 8], bits, words, padded, codes)
+        if last < (1 << bits) - 1 and _greatest(codes[: len(block)]) > last:
+            return False
+        _dequantize_block(codes, first, block, groups, inner, center, step, middle)
     return True

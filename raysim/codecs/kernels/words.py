@@ -3,6 +3,9 @@
 They compile on every processor; where it has vector registers, a comparison of 64 values is a handful of instructions.
 """
 
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
 from __future__ import annotations
 
 from llvmlite import ir
@@ -31,7 +34,9 @@ def _compare_64(relation):
 
             def spread(value, given):
                 value = context.cast(builder, value, given, element)
-                single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+                single = builder.insert_element(
+                    ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+                )
                 return builder.shuffle_vector(
                     single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
                 )
@@ -77,3 +82,31 @@ def leading_zeros(typingctx, word):
         return builder.ctlz(arguments[0], cgutils.true_bit)
 
     return types.uint64(types.uint64), codegen
+
+
+def _bytes_at(context, builder, array_type, array, index):
+    """Return a pointer to the eight bytes from `index` on, as a word of any alignment."""
+    pointer = builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+    return builder.bitcast(pointer, _WORD.as_pointer())
+
+
+@intrinsic
+def load_word(typingctx, array, index):
+    """Return eight bytes of a uint8 array as a uint64, the first byte the most significant; nothing checks the bounds."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bswap(builder.load(_bytes_at(context, builder, signature.args[0], *arguments), align=1))
+
+    return types.uint64(array, types.intp), codegen
+
+
+@intrinsic
+def store_word(typingctx, array, index, word):
+    """Write a uint64 to eight bytes of a uint8 array, the most significant first; nothing checks the bounds."""
+
+    def codegen(context, builder, signature, arguments):
+        data, at, value = arguments
+        builder.store(builder.bswap(value), _bytes_at(context, builder, signature.args[0], data, at), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.uint64), codegen

@@ -1,0 +1,288 @@
+"""What codecs cost on this machine and what they save: seconds beside those of one memcpy, wire bytes, and the error.
+
+Everything is measured in turn, round by round, and medians are given: other work on the machine then falls on all alike.
+Beside raysim's codecs run the plain ways to do the same in torch, and numcodecs where it is installed.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import CODECS, Codec, kernels
+from raysim.notation import parse
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+KINDS = ("normal", "relu", "heavy tail")
+DEFAULTS = (
+    "Identity",
+    "Cast('bfloat16')",
+    "Quantize(8)",
+    "Quantize(4)",
+    "Quantize(3)",
+    "Quantize(4, per='sample')",
+    "Quantize(4, per='channel')",
+    "Quantize(4, rounding='stochastic')",
+    "Quantize(8, range='absmax', per='block')",
+    "TopK(0.1)",
+    "TopK(0.01)",
+    "TopK(0.1, index='bitmap')",
+    "TopK(0.1, values=Quantize(4))",
+    "Nonzero",
+)
+_KEY = 1
+
+
+class Contestant(NamedTuple):
+    """One way to send a tensor: `encode` makes something, `decode` reads it, `wire_bytes` weighs it."""
+
+    name: str
+    encode: Callable[[Tensor], Any]
+    decode: Callable[[Any], Tensor]
+    wire_bytes: Callable[[Any], int]
+
+
+def bench_codecs(
+    sizes: Sequence[int] = SIZES,
+    kinds: Sequence[str] = KINDS,
+    codecs: Iterable[str | Codec] = DEFAULTS,
+    *,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    recorded: Mapping[str, Tensor] | None = None,
+    others: bool = True,
+    seconds: float = 1.5,
+    rounds: tuple[int, int] = (3, 15),
+    threads: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Return a JSON-able record of what every codec costs on every tensor.
+
+    A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit; `shapes` gives shapes instead, `recorded`
+    named tensors of your own besides. `others` measures the plain torch ways and numcodecs too. A tensor's measurement takes
+    about `seconds` a contestant, within `rounds`.
+
+    >>> result = bench_codecs([1 << 12], ["normal"], ["Quantize(4)"], others=False, rounds=(1, 1))
+    >>> [row["wire_bytes"] for row in result["rows"]]
+    [2056]
+    """
+    tensors = {
+        f"{kind} {'x'.join(map(str, shape))}": (kind, shape)
+        for shape in shapes or [(8, size // 512, 64) for size in sizes]
+        for kind in kinds
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        kernels.warm()
+        ours = [_codec(parse(codec, CODECS) if isinstance(codec, str) else codec) for codec in codecs]
+        notes: list[str] = []
+        rows = []
+        for name, made in [*tensors.items(), *((name, None) for name in recorded or {})]:
+            if progress is not None:
+                progress(name)
+            x = draw(*made) if made else (recorded or {})[name].contiguous()
+            contestants = [*ours, *(_plain_torch(x) if others else []), *(_numcodecs(x, notes) if others else [])]
+            rows += _measure(name, x, contestants, seconds, rounds)
+    finally:
+        torch.set_num_threads(before)
+    machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": threads}
+    return {"machine": machine, "notes": sorted(set(notes)), "rows": rows}
+
+
+def draw(kind: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Return a tensor like a gradient (`normal`), an activation (`relu`) or worse than both (`heavy tail`: Student's t, 3)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    if kind == "relu":
+        return x.relu_()
+    if kind == "heavy tail":
+        chi = torch.zeros(shape)
+        for _ in range(3):
+            chi += torch.randn(shape, generator=generator).square_()
+        return x.div_((chi / 3).sqrt_())
+    if kind != "normal":
+        raise ValueError(f"`kinds` must be of {', '.join(KINDS)}, but got {kind!r}.")
+    return x
+
+
+def break_even_bps(dense_bytes: int, wire_bytes: int, codec_s: float) -> float:
+    """Return the bandwidth below which a codec saves time, bits per second: what it spares a link pays for its seconds.
+
+    >>> break_even_bps(4_000_000, 500_000, 0.007)
+    4000000000.0
+    """
+    return max(0.0, 8 * (dense_bytes - wire_bytes) / codec_s)
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return the record as a table for the terminal."""
+    from rich.table import Table
+
+    shown = Table(title=f"codecs, {result['machine']['threads']} thread(s); x = one memcpy of the tensor")
+    for title in ("tensor", "codec", "encode", "decode", "GB/s in", "wire bytes", "factor", "error", "saves below"):
+        shown.add_column(title, justify="left" if title in ("tensor", "codec") else "right", overflow="fold")
+    last = None
+    for row in result["rows"]:
+        if last not in (None, row["tensor"]):
+            shown.add_section()
+        shown.add_row(
+            row["tensor"] if row["tensor"] != last else "",
+            row["codec"],
+            f"{row['encode_memcpys']:.1f}x",
+            f"{row['decode_memcpys']:.1f}x",
+            f"{row['encode_bytes_per_s'] / 1e9:.1f}",
+            f"{row['wire_bytes']:,}",
+            f"{row['factor']:.2f}",
+            f"{row['relative_error']:.2g}",
+            _bandwidth(row["break_even_bps"]),
+        )
+        last = row["tensor"]
+    if result["notes"]:
+        shown.caption = " ".join(result["notes"])
+    return shown
+
+
+def _bandwidth(bps: float) -> str:
+    return f"{bps / 1e9:.1f} Gbit/s" if bps >= 1e8 else f"{bps / 1e6:.1f} Mbit/s" if bps else "never"
+
+
+def _measure(
+    name: str, x: Tensor, contestants: Sequence[Contestant], seconds: float, rounds: tuple[int, int]
+) -> list[dict[str, Any]]:
+    copy = torch.empty_like(x)
+    packets = [contestant.encode(x) for contestant in contestants]
+    errors = [
+        _relative_error(x, contestant.decode(packet)) for contestant, packet in zip(contestants, packets, strict=True)
+    ]
+    memcpy_s: list[float] = []
+    encode_s: list[list[float]] = [[] for _ in contestants]
+    decode_s: list[list[float]] = [[] for _ in contestants]
+    spent = time.perf_counter()
+    for done in range(rounds[1]):
+        if done >= rounds[0] and time.perf_counter() - spent > seconds * len(contestants):
+            break
+        for index, contestant in enumerate(contestants):
+            memcpy_s.append(_seconds(lambda: copy.copy_(x)))
+            encode_s[index].append(_seconds(contestant.encode, x))
+            decode_s[index].append(_seconds(contestant.decode, packets[index]))
+    memcpy = statistics.median(memcpy_s)
+    rows = []
+    for index, contestant in enumerate(contestants):
+        encode, decode = statistics.median(encode_s[index]), statistics.median(decode_s[index])
+        dense_bytes, wire_bytes = x.nbytes, contestant.wire_bytes(packets[index])
+        rows.append(
+            {
+                "tensor": name,
+                "numel": x.numel(),
+                "codec": contestant.name,
+                "rounds": len(encode_s[index]),
+                "memcpy_s": memcpy,
+                "encode_s": encode,
+                "decode_s": decode,
+                "encode_memcpys": encode / memcpy,
+                "decode_memcpys": decode / memcpy,
+                "encode_bytes_per_s": dense_bytes / encode,
+                "dense_bytes": dense_bytes,
+                "wire_bytes": wire_bytes,
+                "factor": dense_bytes / wire_bytes,
+                "relative_error": errors[index],
+                "break_even_bps": break_even_bps(dense_bytes, wire_bytes, encode + decode),
+            }
+        )
+    return rows
+
+
+def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
+    start = time.perf_counter()
+    result = run(*arguments)
+    elapsed = time.perf_counter() - start
+    del result  # freed outside of the measured time
+    return elapsed
+
+
+def _relative_error(x: Tensor, y: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x))
+
+
+def _codec(codec: Codec) -> Contestant:
+    return Contestant(
+        repr(codec),
+        lambda x: codec.encode(x, _KEY),
+        lambda packet: packet.decode(),
+        lambda packet: packet.wire_bytes,
+    )
+
+
+def _plain_torch(x: Tensor) -> list[Contestant]:
+    """Return what the same methods cost when written down as their papers' codes do it."""
+    shape, rows = x.shape, len(x)
+    kept = max(1, x.numel() // rows // 10)
+
+    def topk(x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.reshape(rows, -1)
+        indices = flat.abs().topk(kept, dim=1).indices
+        return indices.int(), flat.gather(1, indices)
+
+    def masked(packet: tuple[Tensor, Tensor]) -> Tensor:
+        indices, values = packet
+        return torch.zeros(rows, x.numel() // rows).scatter_(1, indices.long(), values).view(shape)
+
+    def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low, high = x.min(), x.max()
+        return ((x - low) / (high - low) * 15).round().to(torch.uint8), low, high
+
+    def dequantize(packet: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        codes, low, high = packet
+        return codes.float() / 15 * (high - low) + low
+
+    width = 1 << (x.numel().bit_length() // 2)
+    start = torch.randn(x.numel() // (x.numel() // width or 1) if x.numel() % width == 0 else x.numel(), 4)
+
+    def low_rank(x: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = x.reshape(-1, len(start))
+        left = torch.linalg.qr(matrix @ start).Q
+        return left, matrix.T @ left
+
+    def weigh(packet: tuple[Tensor, ...]) -> int:
+        return sum(part.nbytes for part in packet)
+
+    return [
+        Contestant("torch.topk 10 %, int32 indices", topk, masked, weigh),
+        Contestant("torch min-max 4 bit, not packed", quantize, dequantize, weigh),
+        Contestant("torch PowerSGD rank 4", low_rank, lambda p: (p[0] @ p[1].T).view(shape), weigh),
+    ]
+
+
+def _numcodecs(x: Tensor, notes: list[str]) -> list[Contestant]:
+    try:
+        import numcodecs
+    except ImportError:
+        notes.append("numcodecs is not installed, so it is not compared.")
+        return []
+    low, high = float(x.min()), float(x.max())
+    scaled = numcodecs.FixedScaleOffset(offset=low, scale=255 / (high - low), dtype="f4", astype="u1")
+    zstd = numcodecs.Blosc(cname="zstd", clevel=1, shuffle=numcodecs.Blosc.SHUFFLE)
+
+    def back(data: Any) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.float32).view(x.shape)
+
+    return [
+        Contestant(
+            "numcodecs FixedScaleOffset 8 bit, range known",
+            lambda x: scaled.encode(x.numpy()),
+            lambda data: torch.from_numpy(scaled.decode(data)).view(x.shape),
+            lambda data: int(data.nbytes),
+        ),
+        Contestant(
+            "numcodecs Blosc(zstd 1), lossless", lambda x: zstd.encode(x.numpy()), lambda d: back(zstd.decode(d)), len
+        ),
+    ]

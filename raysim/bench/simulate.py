@@ -1,0 +1,155 @@
+"""The speed of the simulator: one very large schedule, and one recorded run on thousands of networks, with the memory they take.
+
+Every case runs in a process of its own, so that its peak memory is its own. Kernels are compiled before the clock starts; how long the
+first call took is stated apart.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from raysim.network.memory import format_bytes
+from raysim.network.network import Network
+from raysim.network.profile import Profile
+from raysim.network.schedule import OneFOneB
+from raysim.network.simulate import simulate, step_seconds
+
+TARGET_S = 2.0
+
+
+class Size(NamedTuple):
+    """How large the cases are."""
+
+    stages: int = 1024
+    microbatches: int = 4096
+    networks: int = 10_000
+    recorded_steps: int = 20
+
+
+SMALL = Size(8, 16, 100, 2)
+"""For tests: the same cases in a moment."""
+
+
+def bench_simulate(size: Size | None = None, *, repeats: int = 3) -> dict[str, Any]:
+    """Measure every case and print a table; return the figures: seconds are medians over `repeats`, memory is the process's peak."""
+    size = size or Size()
+    results = []
+    for name in CASES:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            results.append({"case": name} | pool.apply(_measure, (name, size, repeats)))
+    print_table(results)
+    return {"bench": "simulate", "cpus": os.cpu_count(), "size": size._asdict(), "cases": results}
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    """Print what was measured, beside the target where there is one."""
+    table = Table("case", title="Simulator, medians")
+    for name in ("actions", "seconds", "target", "actions/s", "peak memory", "above idle", "first call"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in results:
+        table.add_row(
+            row["case"],
+            f"{row['actions']:,}",
+            f"{row['seconds']:.3f}",
+            f"{row['target_s']:g}" if row["target_s"] else "",
+            f"{row['actions'] / row['seconds']:.3g}",
+            format_bytes(row["peak_bytes"]),
+            format_bytes(row["peak_bytes"] - row["idle_bytes"]),
+            f"{row['first_call_s']:.2f} s",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a file or a pipe has no width to fit
+    console.print(table)
+
+
+def _large_step(size: Size) -> int:
+    """Simulate 1F1B's step time on one network."""
+    profile = Profile.uniform(size.stages, 0.01, 0.02, wire_bytes=1e6)
+    step_seconds(OneFOneB(), profile, [Network(100e6, 0.02)], num_microbatches=size.microbatches)
+    return 2 * size.stages * size.microbatches
+
+
+def _large_timeline(size: Size) -> int:
+    """Simulate the same with every action's and packet's time kept."""
+    profile = Profile.uniform(size.stages, 0.01, 0.02, wire_bytes=1e6)
+    simulate(OneFOneB(), profile, Network(100e6, 0.02), num_microbatches=size.microbatches)
+    return 2 * size.stages * size.microbatches
+
+
+def _replay(size: Size) -> int:
+    """Price a recorded run of four stages and eight microbatches, all costs different, on many networks."""
+    profiles = _recorded(size.recorded_steps)
+    networks = [Network(float(bandwidth), 0.01) for bandwidth in np.geomspace(1e6, 1e11, size.networks)]
+    step_seconds(OneFOneB(), profiles, networks)
+    return 2 * 4 * 8 * len(profiles) * len(networks)
+
+
+def _replay_shared(size: Size) -> int:
+    """Price one of its steps on networks whose hosts have one port each way: the general kernel."""
+    networks = [Network(float(bandwidth), 0.01, sharing="port") for bandwidth in np.geomspace(1e6, 1e11, size.networks)]
+    step_seconds(OneFOneB(), _recorded(1), networks)
+    return 2 * 4 * 8 * len(networks)
+
+
+def _recorded(steps: int) -> list[Profile]:
+    random = np.random.default_rng(0)
+    shape = (1, 4, 2, 8)
+    return [
+        Profile(
+            compute_s=random.uniform(0.01, 0.02, shape),
+            encode_s=random.uniform(0.001, 0.002, shape),
+            decode_s=random.uniform(0.001, 0.002, shape),
+            wire_bytes=random.integers(10_000, 100_000, shape).astype(float),
+        )
+        for _ in range(steps)
+    ]
+
+
+CASES: dict[str, Callable[[Size], int]] = {
+    "1F1B step": _large_step,
+    "1F1B timeline": _large_timeline,
+    "replay on networks": _replay,
+    "replay, shared ports": _replay_shared,
+}
+TARGETS = {"1F1B step": TARGET_S, "replay on networks": TARGET_S}
+
+
+def _measure(name: str, size: Size, repeats: int) -> dict[str, Any]:
+    """Run one case in this process."""
+    started = time.perf_counter()
+    CASES[name](Size(2, 2, 2, 1))  # compiles the kernels, or loads them from the cache
+    first_call_s = time.perf_counter() - started
+    idle_bytes = _peak_bytes()
+    seconds = []
+    actions = 0
+    for _ in range(repeats):
+        started = time.perf_counter()
+        actions = CASES[name](size)
+        seconds.append(time.perf_counter() - started)
+    return {
+        "actions": actions,
+        "seconds": statistics.median(seconds),
+        "seconds_all": seconds,
+        "target_s": TARGETS.get(name),
+        "first_call_s": first_call_s,
+        "idle_bytes": idle_bytes,
+        "peak_bytes": _peak_bytes(),
+    }
+
+
+def _peak_bytes() -> int:
+    """Return the largest memory that this process has held: kilobytes in Linux's account, bytes in macOS's."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,85 @@
+"""Packing of codes of 1..8 bits, a byte each, into one stream and back, a block at a time (`raysim.codecs.bits` is the reference).
+
+Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once where there are vector
+registers; the words are then written over one another, since each holds `bits` bytes.
+"""
+
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from raysim.codecs.kernels.words import load_word, store_word
+
+BLOCK = 4096  # codes; a multiple of 64, so that every block but the last ends on whole words
+
+_8 = np.uint64(8)
+_16 = np.uint64(16)
+_32 = np.uint64(32)
+_64 = np.uint64(64)
+_BYTES = np.uint64(0x00FF00FF00FF00FF)
+_PAIRS = np.uint64(0x0000FFFF0000FFFF)
+_QUADS = np.uint64(0x00000000FFFFFFFF)
+
+
+@njit(cache=True, nogil=True)
+def _copy(source, target):
+    for i in range(len(target)):  # assigning a slice goes byte by byte
+        target[i] = source[i]
+
+
+@njit(cache=True, nogil=True)
+def pack_block(codes, bits, words, padded, out):
+    """Pack len(out) * 8 / bits codes into `out`; `codes` has BLOCK places, `words` BLOCK / 8, `padded` BLOCK + 8.
+
+    Codes beyond the last must be zero up to a multiple of eight.
+    """
+    if bits == 8:
+        _copy(codes, out)
+    elif bits == 4:
+        for i in range(len(out)):
+            out[i] = (codes[2 * i] << 4) | codes[2 * i + 1]
+    else:
+        b = np.uint64(bits)
+        groups = (len(out) + bits - 1) // bits
+        source = codes.view(np.uint64)[:groups]
+        for i in range(groups):  # the first code is the lowest byte of its word, and goes to the top
+            x = source[i]
+            x = ((x & _BYTES) << b) | ((x >> _8) & _BYTES)
+            x = ((x & _PAIRS) << (b + b)) | ((x >> _16) & _PAIRS)
+            words[i] = (((x & _QUADS) << (np.uint64(4) * b)) | (x >> _32)) << (_64 - _8 * b)
+        for i in range(groups):
+            store_word(padded, i * bits, words[i])
+        _copy(padded, out)
+
+
+@njit(cache=True, nogil=True)
+def unpack_block(packed, bits, words, padded, codes):
+    """Unpack the codes of `packed` into `codes`; inverse of `pack_block`."""
+    if bits == 8:
+        _copy(packed, codes[: len(packed)])
+    elif bits == 4:
+        for i in range(len(packed)):
+            codes[2 * i] = packed[i] >> np.uint8(4)
+            codes[2 * i + 1] = packed[i] & np.uint8(15)
+    else:
+        b = np.uint64(bits)
+        groups = (len(packed) + bits - 1) // bits
+        _copy(packed, padded[: len(packed)])
+        padded[len(packed) : groups * bits] = 0
+        for i in range(groups):
+            words[i] = load_word(padded, i * bits)
+        low = (np.uint64(1) << b) - np.uint64(1)
+        bytes_ = low | (low << _16) | (low << _32) | (low << np.uint64(48))
+        pair = (np.uint64(1) << (b + b)) - np.uint64(1)
+        pairs = pair | (pair << _32)
+        quad = (np.uint64(1) << (np.uint64(4) * b)) - np.uint64(1)
+        target = codes.view(np.uint64)[:groups]
+        for i in range(groups):
+            x = words[i] >> (_64 - _8 * b)
+            x = (x >> (np.uint64(4) * b)) | ((x & quad) << _32)
+            x = ((x >> (b + b)) & pairs) | ((x & pairs) << _16)
+            target[i] = ((x >> b) & bytes_) | ((x & bytes_) << _8)

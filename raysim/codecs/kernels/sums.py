@@ -1,0 +1,50 @@
+"""Sums over groups in numba, in the order of `raysim.codecs.sums`."""
+
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_BLOCK = 4096
+
+
+@njit(cache=True, nogil=True)
+def _fold(low, high):
+    for i in range(len(low)):
+        low[i] += high[i]
+
+
+@njit(cache=True, nogil=True)
+def _load(x, power, block):
+    if power == 1:
+        for i in range(len(x)):
+            block[i] = abs(np.float64(x[i]))
+    elif power == 2:
+        for i in range(len(x)):
+            block[i] = np.float64(x[i]) * np.float64(x[i])
+    else:
+        for i in range(len(x)):
+            block[i] = np.float64(x[i])
+
+
+@njit(cache=True, nogil=True)
+def group_sums(x, groups, inner, power, sums):
+    """Add to `sums` x, |x| or x squared over each group."""
+    block = np.empty(_BLOCK, np.float64)
+    width = 1
+    while width < min(inner, _BLOCK):
+        width *= 2
+    for segment in range((len(x) + inner - 1) // inner):
+        run = x[segment * inner : (segment + 1) * inner]
+        for start in range(0, inner, width):
+            part = run[start : start + width]
+            _load(part, power, block)
+            block[len(part) : width] = 0
+            half = width
+            while half > 1:
+                half //= 2
+                _fold(block[:half], block[half : 2 * half])
+            sums[segment % groups] += block[0]

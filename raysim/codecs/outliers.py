@@ -1,0 +1,80 @@
+"""Columns that stand out are sent apart, so that they do not widen the range of the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs.dense import Cast
+from raysim.codecs.packet import DTYPES, Codec, Key, Packet, check_finite, nest
+from raysim.codecs.positions import decode_positions, encode_positions, smallest_form
+from raysim.codecs.sparse import kept_of, select_topk
+from raysim.notation import check_real
+
+
+@dataclass(frozen=True, repr=False)
+class Outliers(Codec):
+    """Sends the columns of greatest magnitude by `kept`, in 16 bits, and the others by `codec` (after LLM.int8, Dettmers et al.
+    2022, 2208.07339).
+
+    A column is a place along the last axis, a feature of tokens; the share `density` of them, at least one, is kept apart.
+
+    >>> from raysim.codecs import Quantize
+    >>> x = torch.tensor([[1.0, 2.0, 500.0, 4.0], [4.0, 3.0, -700.0, 1.0]])
+    >>> Outliers(Quantize(2), density=0.25).encode(x).decode()
+    tensor([[   1.,    2.,  500.,    4.],
+            [   4.,    3., -700.,    1.]])
+    """
+
+    codec: Codec
+    density: float = 0.01
+    kept: Codec = Cast("bfloat16")  # noqa: RUF009  a frozen codec
+
+    def __post_init__(self) -> None:
+        self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
+        for field, codec in (("codec", self.codec), ("kept", self.kept)):
+            if not isinstance(codec, Codec):
+                raise ValueError(f"`{field}` must be a codec, but got {codec!r}.")
+
+    @property
+    def random(self) -> bool:
+        return self.codec.random or self.kept.random
+
+    def _split(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the number of columns and how many of them are kept apart."""
+        columns = shape[-1] if shape else 1
+        return columns, kept_of(self.density, columns) if math.prod(shape) else 0
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        shape = tuple(x.shape) or (1,)
+        columns, count = self._split(shape)
+        x = x.reshape(shape)
+        if not count:
+            return dict(nest("others", self.codec.encode(x, key)))
+        chosen = select_topk(x.abs().reshape(-1, columns).amax(dim=0).view(1, -1), count)
+        others = _complement(chosen, columns)
+        arrays = dict(nest("kept", self.kept.encode(x[..., chosen], key)))
+        arrays |= nest("others", self.codec.encode(x[..., others], key))
+        return arrays | encode_positions(chosen, columns, smallest_form(count, columns))
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        shape = packet.shape or (1,)
+        columns, count = self._split(shape)
+        if not count:
+            return packet.part("others", self.codec, shape).decode(device).view(packet.shape)
+        chosen = decode_positions(packet._replace(shape=(columns,)), count, device)
+        x = torch.empty(shape, dtype=DTYPES[packet.dtype], device=device)
+        x[..., chosen] = packet.part("kept", self.kept, (*shape[:-1], count)).decode(device)
+        x[..., _complement(chosen, columns)] = packet.part("others", self.codec, (*shape[:-1], columns - count)).decode(
+            device
+        )
+        return x.view(packet.shape)
+
+
+def _complement(chosen: Tensor, columns: int) -> Tensor:
+    return torch.ones(columns, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, False).nonzero().view(-1)

@@ -1,0 +1,80 @@
+"""Random sparsification at positions that both ends draw from one key, so that no index is sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs.dense import Identity
+from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest
+from raysim.codecs.random import bits64
+from raysim.codecs.sparse import Support, kept_of, scatter, select_topk
+from raysim.notation import check_choice, check_real
+
+
+@dataclass(frozen=True, repr=False)
+class RandomK(Codec):
+    """Keeps the share `density` of values at random positions (gradient.md 2.2), drawn anew for each key, without replacement.
+
+    The packet carries the key in 8 bytes in place of indices. Positions are drawn within each `sample`, or the whole `tensor`.
+    As it is, C contracts: E||x - C(x)||^2 = (1 - k/n)||x||^2, which is what error feedback needs. `unbiased=True` multiplies
+    by n/k, so that the mean over keys is x, with variance (n/k - 1)||x||^2; with error feedback that would grow without end.
+
+    >>> packet = RandomK(0.25).encode(torch.arange(1.0, 9.0).view(2, 4), key=3)
+    >>> packet.decode().count_nonzero(dim=1), packet.wire_bytes
+    (tensor([1, 1]), 16)
+    """
+
+    density: float
+    per: str = "sample"
+    values: Codec = Identity()  # noqa: RUF009  a frozen codec
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
+        check_choice("per", self.per, ["sample", "tensor"])
+        if not isinstance(self.values, Codec):
+            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+        if not isinstance(self.unbiased, bool):
+            raise ValueError(f"`unbiased` must be True or False, but got {self.unbiased!r}.")
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    def _rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return the number of rows that are drawn from on their own, their length and how many each keeps."""
+        rows = 1 if self.per == "tensor" or not shape else shape[0]
+        length = math.prod(shape) // max(1, rows)
+        return rows, length, kept_of(self.density, length) if rows * length else 0
+
+    def _positions(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+        rows, length, kept = self._rows(shape)
+        # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
+        drawn = (bits64(key, rows * length, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
+        return select_topk(drawn.view(rows, length), kept)
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        rows, _, kept = self._rows(tuple(x.shape))
+        values = x.reshape(-1)[self._positions(key or 0, tuple(x.shape), x.device)].view(rows, kept)
+        drawn = np.array([key], dtype=np.int64).view(np.uint8)
+        return dict(nest("values", self.values.encode(values, key)), key=drawn)
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        rows, length, kept = self._rows(packet.shape)
+        key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
+        values = packet.part("values", self.values, (rows, kept)).decode(device).reshape(-1)
+        if self.unbiased and kept:
+            values = cast_saturating(values.double() * (length / kept), values.dtype)
+        return scatter(self._positions(key, packet.shape, device), values, packet.numel).view(packet.shape)
+
+    def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
+        """Return the positions that a packet of this codec sends."""
+        rows, _, kept = self._rows(packet.shape)
+        key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
+        return Support(self._positions(key, packet.shape, device).view(rows, kept), packet.shape)

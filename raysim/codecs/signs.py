@@ -1,0 +1,129 @@
+"""Codecs of one bit a value: the sign, and what magnitude stands for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
+from raysim.codecs.layout import BLOCK, PER, Layout, check_block, layout_of
+from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.sums import group_sums
+from raysim.notation import check_choice
+
+
+def sign_bits(x: Tensor) -> np.ndarray:
+    """Return the bitmap of x >= 0, flat."""
+    if kernels.serve(x) and x.numel():
+        return np.packbits(x.contiguous().view(-1).ge(0).numpy())
+    return to_bytes(pack_bits(x.reshape(-1) >= 0))
+
+
+def read_signs(packet: Packet, device: torch.device | str) -> Tensor:
+    """Return the flat flags of `sign_bits` in a packet, bool."""
+    data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
+    if kernels.serves(device):
+        return torch.from_numpy(np.unpackbits(data, count=packet.numel).view(bool))
+    return unpack_bits(to_tensor(data, torch.uint8, device), packet.numel)
+
+
+def group_sizes(layout: Layout, device: torch.device) -> Tensor:
+    """Return how many values each group has, float64; only the last block may have fewer."""
+    sizes = torch.full(
+        (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
+    )
+    if layout.numel % max(1, layout.groups * layout.inner):
+        sizes.fill_(layout.inner)
+        sizes[-1] = layout.numel - layout.inner * (layout.groups - 1)
+    return sizes
+
+
+def read_floats(packet: Packet, name: str, count: int, device: torch.device | str) -> Tensor:
+    """Return `count` finite float32 of a packet as float64; raises ValueError on others."""
+    values = to_tensor(packet.bytes_of(name, 4 * count), torch.float32, device)
+    if not torch.isfinite(values).all():
+        raise ValueError(f"A packet of {packet.codec!r} holds `{name}` that are not finite.")
+    return values.double()
+
+
+@dataclass(frozen=True, repr=False)
+class Sign(Codec):
+    """Sends the sign, and the mean magnitude of each group: C(x) = (||x||_1/n) sign(x) (EF-signSGD, Karimireddy et al. 2019,
+    1901.09847). sign(0) = +1.
+
+    `scaled=False` is the plain sign of signSGD (Bernstein et al. 2018, 1802.04434): +1 or -1 whatever the magnitude, for
+    majority votes over replicas. Groups as of `Quantize`.
+
+    >>> Sign().encode(torch.tensor([1.0, -3.0])).decode()
+    tensor([ 2., -2.])
+    """
+
+    per: str = "tensor"
+    block: int = BLOCK
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("per", self.per, PER)
+        self._coerce(block=check_block(self.per, self.block))
+        if not isinstance(self.scaled, bool):
+            raise ValueError(f"`scaled` must be True or False, but got {self.scaled!r}.")
+        if not self.scaled and self.per != "tensor":
+            raise ValueError(f"`per` groups the scales that `scaled=False` leaves out, but got {self.per!r}.")
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        signs = {"signs": sign_bits(x)}
+        if not self.scaled:
+            return signs
+        layout = layout_of(tuple(x.shape), self.per, self.block)
+        means = group_sums(x, layout, 1) / group_sizes(layout, x.device)
+        return signs | {"scales": to_bytes(means.float())}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        layout = layout_of(packet.shape, self.per, self.block)
+        signs = layout.view(read_signs(packet, device))
+        if self.scaled:
+            scales = read_floats(packet, "scales", layout.groups, device).float()
+        else:
+            scales = torch.ones(layout.groups, device=device)
+        values = torch.where(signs, layout.spread(scales), layout.spread(-scales))
+        return cast_saturating(layout.flat(values), DTYPES[packet.dtype]).view(packet.shape)
+
+
+@dataclass(frozen=True, repr=False)
+class OneBit(Codec):
+    """Sends which values are negative, and the means of those and of the others, a group (1-bit SGD, Seide et al. 2014).
+
+    With error feedback the residual of either kind sums to zero. Groups as of `Quantize`; the original groups by column.
+
+    >>> OneBit().encode(torch.tensor([-1.0, -3.0, 2.0, 4.0])).decode()
+    tensor([-2., -2.,  3.,  3.])
+    """
+
+    per: str = "tensor"
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        check_choice("per", self.per, PER)
+        self._coerce(block=check_block(self.per, self.block))
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        layout = layout_of(tuple(x.shape), self.per, self.block)
+        counts = group_sums((x >= 0).float(), layout, 0)
+        others = group_sizes(layout, x.device) - counts
+        high = group_sums(x.clamp_min(0), layout, 0) / counts.clamp_min(1)  # an empty kind has mean 0
+        low = group_sums(x.clamp_max(0), layout, 0) / others.clamp_min(1)
+        return {"signs": sign_bits(x), "low": to_bytes(low.float() + 0.0), "high": to_bytes(high.float() + 0.0)}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        layout = layout_of(packet.shape, self.per, self.block)
+        signs = layout.view(read_signs(packet, device))
+        low = read_floats(packet, "low", layout.groups, device).float()
+        high = read_floats(packet, "high", layout.groups, device).float()
+        values = torch.where(signs, layout.spread(high), layout.spread(low))
+        return cast_saturating(layout.flat(values), DTYPES[packet.dtype]).view(packet.shape)

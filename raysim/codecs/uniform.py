@@ -1,0 +1,168 @@
+"""What codecs of evenly spaced levels share: ranges a group, rounding, packing, by kernels or by the torch reference."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs.layout import PER, Layout, check_block, layout_of
+from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
+from raysim.codecs.random import uniform
+from raysim.notation import check_choice
+
+
+class UniformCodec(Codec):
+    """Rounds (x - center) / step to a whole number, and sends it with the range of the group.
+
+    Codes are computed in float64, so neither tiny nor huge ranges overflow.
+    """
+
+    bits: int
+    per: str
+    rounding: str
+    block: int
+
+    @property
+    @abstractmethod
+    def _absmax(self) -> bool:
+        """Whether the range is -a..a and the center zero; else it is least..greatest and the center the least."""
+
+    @property
+    @abstractmethod
+    def _steps(self) -> int:
+        """Steps from the center to the end of the range."""
+
+    @property
+    @abstractmethod
+    def _center_code(self) -> int:
+        """The code of the center."""
+
+    @property
+    @abstractmethod
+    def _last_code(self) -> int:
+        """The greatest code."""
+
+    @property
+    def random(self) -> bool:
+        return self.rounding == "stochastic"
+
+    def _check_groups(self) -> None:
+        check_choice("per", self.per, PER)
+        check_choice("rounding", self.rounding, ["nearest", "stochastic"])
+        self._coerce(block=check_block(self.per, self.block))
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        layout = layout_of(tuple(x.shape), self.per, self.block)
+        if layout.numel and kernels.serve(x):
+            return self._encode_native(x.contiguous().float(), layout, key, None)
+        low, high = self._ranges(x, layout)
+        if not torch.isfinite(low).all() or not torch.isfinite(high).all():
+            raise self._not_finite()
+        center, span = self._grid(low, high)
+        scale = torch.where(span > 0, self._like(span) / span, 0.0)  # a constant group has one level: the center
+        codes = (layout.view(x).double() - layout.spread(center)).mul_(layout.spread(scale))
+        if key is not None and self.random:
+            codes = layout.flat(codes).add_(uniform(key, x.numel(), x.device)).floor_()
+        else:
+            codes = layout.flat(codes.round_())
+        codes.add_(self._center_code).clamp_(0, self._last_code)  # float64 input may pass its float32 range by a hair
+        return self._arrays(to_bytes(pack(codes.to(torch.uint8), self.bits)), to_bytes(low), to_bytes(high))
+
+    def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
+        layout = layout_of(tuple(x.shape), self.per, self.block)
+        if not layout.numel or x.dtype != torch.float32 or dtype != torch.float32 or not kernels.serve(x):
+            return super().encode_with_residual(x, dtype, key)
+        self._check(tuple(x.shape), key)
+        residual = x.detach().contiguous()
+        arrays = self._encode_native(residual, layout, key, residual)
+        return Packet(self, arrays, tuple(x.shape), "float32"), residual
+
+    def _encode_native(
+        self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of `x`; what they decode to is subtracted from `residual`."""
+        from raysim.codecs.kernels import uniform as native
+
+        low, high = np.empty(layout.groups, np.float32), np.empty(layout.groups, np.float32)
+        native.ranges(kernels.bits_of(x), layout.groups, layout.inner, low.view(np.int32), high.view(np.int32))
+        center, scale, step = np.empty((3, layout.groups))
+        if not native.grid(low, high, self._absmax, self._steps, center, scale, step):
+            raise self._not_finite()
+        packed = np.empty(packed_bytes(layout.numel, self.bits), np.uint8)
+        left = np.empty(0, np.float32) if residual is None else residual.view(-1).numpy()
+        draw = np.uint64((key or 0) % 2**64)
+        codes = self._center_code, self._last_code, self.bits, self.random, draw
+        native.quantize(x.view(-1).numpy(), layout.groups, layout.inner, center, scale, step, *codes, packed, left)
+        return self._arrays(packed, low.view(np.uint8), high.view(np.uint8))
+
+    def _arrays(self, codes: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:
+        return {"codes": codes, "high": high} | ({"low": low} if not self._absmax else {})
+
+    def _not_finite(self) -> NonFiniteError:
+        return NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        layout = layout_of(packet.shape, self.per, self.block)
+        codes = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
+        high = packet.bytes_of("high", 4 * layout.groups)
+        low = packet.bytes_of("low", 4 * layout.groups) if not self._absmax else high
+        dtype = DTYPES[packet.dtype]
+        if layout.numel and dtype != torch.float64 and kernels.serves(device):
+            out = self._decode_native(codes, low, high, layout)
+            return cast_saturating(out, dtype).view(packet.shape)
+        highs = to_tensor(high, torch.float32, device)
+        center, span = self._grid(to_tensor(low, torch.float32, device), highs)
+        unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, self.bits)
+        if not torch.isfinite(span).all() or (span < 0).any() or (unpacked > self._last_code).any():
+            raise self._out_of_bounds()
+        step = span / self._like(span)
+        values = (
+            layout.view(unpacked - self._center_code).double().mul_(layout.spread(step)).add_(layout.spread(center))
+        )
+        # by way of float32, as the kernels go
+        return cast_saturating(layout.flat(values if dtype == torch.float64 else values.float()), dtype).view(
+            packet.shape
+        )
+
+    def _decode_native(self, codes: np.ndarray, low: np.ndarray, high: np.ndarray, layout: Layout) -> Tensor:
+        from raysim.codecs.kernels import uniform as native
+
+        center, scale, step = np.empty((3, layout.groups))
+        high = high.copy().view(np.float32)
+        low = low.copy().view(np.float32) if not self._absmax else -high
+        limits = self._center_code, self._last_code, self.bits
+        out = kernels.empty(layout.numel, np.float32)
+        right = native.grid(low, high, self._absmax, self._steps, center, scale, step)
+        if not right or not native.dequantize(
+            kernels.opened(codes), layout.groups, layout.inner, center, step, *limits, out
+        ):
+            raise self._out_of_bounds()
+        return torch.from_numpy(out)
+
+    def _out_of_bounds(self) -> ValueError:
+        return ValueError(f"A packet of {self!r} holds codes or ranges out of bounds.")
+
+    def _ranges(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return least and greatest value of each group, flat float32 (absmax: -a and a); NaN and infinity pass through."""
+        if not layout.numel:
+            return torch.empty(0, device=x.device), torch.empty(0, device=x.device)
+        viewed = layout.view(x)
+        low, high = viewed.amin((0, 2)).float(), viewed.amax((0, 2)).float()
+        if self._absmax:
+            high = torch.maximum(low.abs(), high.abs())
+            low = -high
+        return low + 0.0, high + 0.0  # of the two zeros always the positive one
+
+    def _like(self, span: Tensor) -> Tensor:
+        """Return the number of steps as a tensor: divided by or into a plain number, torch multiplies by a reciprocal."""
+        return torch.full_like(span, self._steps)
+
+    def _grid(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the center of the grid (the least value, or zero) and its span up to the greatest, float64 a group."""
+        low, high = low.double(), high.double()
+        return (low, high - low) if not self._absmax else (torch.zeros_like(high), high)

@@ -1,0 +1,96 @@
+"""The overheads of a host, read off a recorded run: what calls and packets take beside compute, codec and wire.
+
+The run must be on hosts between which the wire costs nothing to speak of: one machine, or a network far faster than the packets need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raysim.network.schedule import Action, Row, calls, needs
+
+Floats = NDArray[np.float64]
+
+
+class Overheads(NamedTuple):
+    """What `Profile` takes as fields of these names: `profiles_from_actions(columns, **overheads._asdict())`."""
+
+    call_s: float
+    """On the worker's clock, for every call: taking it up, giving back its result."""
+    message_s: float
+    """From the end of a call to the start of the one that awaited its packet, beyond `call_s`."""
+    byte_s: float
+    """The same, for every byte of the packet."""
+    step_s: float
+    """Of every step, outside of its actions."""
+
+
+def read_overheads(
+    columns: Mapping[str, ArrayLike], rows: Sequence[Row], step_seconds: Mapping[int, float] | None = None
+) -> Overheads:
+    """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows that it ran.
+
+    A call whose worker was free starts when its packet is there: what lies between is message and call. One whose packet was
+    there starts when its worker is free: what lies between is call alone. Means of both, since they add up over a step, and a
+    line through the packets' sizes where those differ. `step_seconds` are the seconds of whole steps, of `steps.parquet`. Leave
+    out the first steps of a run: they warm up.
+    """
+    num_stages = 1 + max(action.stage for row in rows for action in row)
+    groups = [call for row in rows for call in calls(row, num_stages)]
+    before = {b[0]: a[-1] for row in rows for a, b in pairwise(calls(row, num_stages))}
+    names = ("step", "replica", "stage", "op", "microbatch")
+    arrays = [np.asarray(columns[name]) for name in names]
+    start, end, wire = (np.asarray(columns[name], np.float64) for name in ("start_s", "end_s", "wire_bytes"))
+    busy = np.zeros(len(start))
+    for name in ("decode_s", "compute_wall_s", "encode_s"):
+        busy += np.asarray(columns[name], np.float64)
+    place: dict[tuple[int, int, Action], int] = {}
+    for i, (step, replica, stage, op, microbatch) in enumerate(zip(*arrays, strict=True)):
+        place[int(step), int(replica), Action(int(stage), str(op), int(microbatch))] = i
+    runs = sorted({(step, replica) for step, replica, _ in place})
+
+    within, free, late, sizes = [], [], [], []
+    for step, replica in runs:
+        for call in groups:
+            index = [place[step, replica, action] for action in call]
+            first = index[0]
+            within.append(end[index[-1]] - start[first] - busy[index].sum())
+            source = needs(call[0], num_stages)
+            ready = end[place[step, replica, source]] if source else -np.inf
+            done = end[place[step, replica, before[call[0]]]] if call[0] in before else -np.inf
+            if done > -np.inf and done >= ready + 0.5 * busy[first]:
+                # The packet had time to come while the worker was at work: half an action is far more than a hop.
+                free.append(start[first] - done)
+            elif source and ready >= done:
+                late.append(start[first] - ready)
+                sizes.append(wire[place[step, replica, source]])
+    call_gap_s = float(np.mean(free)) if free else 0.0
+    call_s = max(float(np.mean(within)) + call_gap_s, 0.0)
+    message_s, byte_s = _line(np.array(sizes), np.array(late) - call_gap_s) if late else (0.0, 0.0)
+    step_s = 0.0
+    if step_seconds:
+        spans = {}
+        for step in {step for step, _ in runs}:
+            here = arrays[0] == step
+            spans[step] = float(end[here].max() - start[here].min())
+        step_s = float(np.mean([step_seconds[step] - span for step, span in spans.items() if step in step_seconds]))
+    return Overheads(call_s, message_s, byte_s, max(step_s, 0.0))
+
+
+def _line(sizes: Floats, delays: Floats) -> tuple[float, float]:
+    """Return the intercept and slope, neither negative, through the means of the smaller and of the larger packets.
+
+    Packets of one size say nothing of a slope: then the whole delay is the intercept.
+    """
+    middle = np.median(sizes)
+    small, large = sizes <= middle, sizes > middle
+    slope = 0.0
+    if large.any():
+        rise = float(np.mean(delays[large]) - np.mean(delays[small]))
+        slope = max(rise / float(np.mean(sizes[large]) - np.mean(sizes[small])), 0.0)
+    return max(float(np.mean(delays - slope * sizes)), 0.0), slope

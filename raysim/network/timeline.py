@@ -1,0 +1,301 @@
+"""What a simulated step gives: when all happened, where workers' time went, which wires were busy, what the step hung on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.network.network import Network
+from raysim.network.placement import Placement, replica_hosts
+from raysim.network.profile import Profile
+from raysim.network.schedule import Action
+from raysim.network.table import OPS, Table
+
+Floats = NDArray[np.float64]
+
+
+class WorkerTime(NamedTuple):
+    """Where the seconds of one worker's step went, to the end of the pipeline: they add up to `pipeline_s`."""
+
+    replica: int
+    worker: int
+    compute_s: float
+    codec_s: float
+    overhead_s: float
+    contention_s: float
+    """Work made longer by sharing cores."""
+    wait_s: float
+    """Idle while the packet it awaited had been made, and was under way."""
+    bubble_s: float
+    """Idle for any other reason: nobody had made the packet yet, or the row was done."""
+
+
+class WireUse(NamedTuple):
+    """What one direction between two hosts carried."""
+
+    source: int
+    target: int
+    messages: int
+    wire_bytes: float
+    busy_s: float
+    utilisation: float
+    """Share of `pipeline_s` in which bytes moved at full speed."""
+
+
+class Segment(NamedTuple):
+    """One stretch of the critical path."""
+
+    kind: str
+    """compute, codec, overhead; of a packet: path (before its wire), queue (behind other packets), wire (bytes and latency)."""
+    start_s: float
+    end_s: float
+    replica: int
+    action: Action
+    """The action at work, or the one that made the packet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One simulated step. Arrays have axes (replica, stage, op, microbatch) and are NaN where there is nothing."""
+
+    table: Table
+    profile: Profile
+    network: Network
+    placement: Placement
+    start_s: Floats
+    """When the action's call began: its packet was there and its worker free."""
+    end_s: Floats
+    begin_s: Floats
+    """When the packet that leaves the action got on its wire."""
+    arrive_s: Floats
+    """When that packet had arrived."""
+    pipeline_s: float
+    """When the last action of any replica ended."""
+    step_s: float
+    """The whole step: pipeline, averaging over replicas, update, and what the driver needs around it."""
+    collective_s: Floats
+    """By stage: seconds to average gradients over replicas."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the number of replicas."""
+        return int(self.start_s.shape[0])
+
+    def workers(self) -> list[WorkerTime]:
+        """Return where every worker's time went; the parts of each add up to `pipeline_s`."""
+        found = []
+        table, profile = self.table, self.profile
+        for r in range(self.num_replicas):
+            start, end = self._flat(self.start_s, r)[self._slots], self._flat(self.end_s, r)[self._slots]
+            made = np.where(self._sources >= 0, self._flat(self.end_s, r)[self._sources], np.inf)
+            previous = np.concatenate([[0.0], end[:-1]])
+            previous[table.offsets[:-1]] = 0.0
+            idle = start - previous
+            wait = np.clip(start - np.maximum(previous, made), 0.0, idle)
+            codec = self._cost(profile.decode_s + profile.encode_s, r)
+            compute = self._cost(self._alone_s, r)
+            overhead = np.where(self._opens_call, profile.call_s, 0.0)
+            stretched = (end - start) - (codec + compute + overhead)
+            for w in range(table.num_workers):
+                row = slice(table.offsets[w], table.offsets[w + 1])
+                compute_s, codec_s, overhead_s, contention_s, wait_s = (
+                    float(part[row].sum()) for part in (compute, codec, overhead, stretched, wait)
+                )
+                # Without shared cores nothing is stretched: what is left there is rounding.
+                contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
+                busy_s = compute_s + codec_s + overhead_s + contention_s
+                bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
+                found.append(WorkerTime(r, w, compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s))
+        return found
+
+    @property
+    def bubble(self) -> float:
+        """Return the share of all workers' time that is idle by the schedule, waits for the wire not included."""
+        workers = self.workers()
+        return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
+
+    def wires(self) -> list[WireUse]:
+        """Return what each direction between two hosts carried; packets by way of the driver's host count on both."""
+        totals: dict[tuple[int, int], list[float]] = {}
+        hosts = replica_hosts(self.placement, self.table.num_workers)
+        stages = self.table.num_stages
+        for r in range(self.num_replicas):
+            sizes = self._whole(self.profile.wire_bytes, r)
+            inlined = self._whole(self.profile.inlined, r)
+            for stage in range(stages):
+                for op, neighbour in ((0, stage + 1), (1, stage - 1)):
+                    if not 0 <= neighbour < stages:
+                        continue
+                    ends = hosts[r][self.table.owner[stage]], hosts[r][self.table.owner[neighbour]]
+                    for by_driver in (False, True):
+                        chosen = sizes[stage, op][inlined[stage, op] == by_driver]
+                        for leg in _legs(*ends, self.placement.driver if by_driver else None):
+                            total = totals.setdefault(leg, [0.0, 0.0])
+                            total[0] += len(chosen)
+                            total[1] += float(chosen.sum())
+        uses = []
+        for (source, target), (messages, size) in sorted(totals.items()):
+            if messages:
+                busy = self.network.p2p_s(source, target, size) - float(self.network.latencies_s(source, target))
+                share = busy / self.pipeline_s if self.pipeline_s else 0.0
+                uses.append(WireUse(source, target, int(messages), size, busy, share))
+        return uses
+
+    def critical_path(self) -> list[Segment]:
+        """Return the chain of work and packets that the pipeline's end hangs on, first to last, without gaps.
+
+        Going back from the last action: its packet, where that came after its worker was free, or else the action before it.
+        """
+        table = self.table
+        place = np.empty(self._num_slots, np.int64)
+        place[self._slots] = np.arange(len(self._slots))
+        r = int(np.nanargmax(np.nanmax(self.end_s.reshape(self.num_replicas, -1), axis=1)))
+        start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
+        begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
+        sizes = self._whole(self.profile.wire_bytes, r)
+        i = int(place[int(np.nanargmax(end))])
+        backwards: list[Segment] = []
+        while True:
+            slot = int(self._slots[i])
+            action = self._action(slot)
+            for kind, low, high in reversed(self.phases(r, i)):
+                if high > low:
+                    backwards.append(Segment(kind, low, high, r, action))
+            source = int(self._sources[i])
+            first = i == table.offsets[np.searchsorted(table.offsets, i, side="right") - 1]
+            previous = 0.0 if first else float(end[self._slots[i - 1]])
+            if source >= 0 and arrive[source] >= start[slot] and arrive[source] > previous:
+                maker = self._action(source)
+                size = float(sizes[maker.stage, OPS.index(maker.op), maker.microbatch])
+                ready = min(end[source] + self.profile.message_s + self.profile.byte_s * size, arrive[source])
+                stops = (
+                    ("path", end[source], ready),
+                    ("queue", ready, begin[source]),
+                    ("wire", begin[source], arrive[source]),
+                )
+                for kind, low, high in reversed(stops):
+                    if high > low:
+                        backwards.append(Segment(kind, float(low), float(high), r, maker))
+                i = int(place[source])
+            elif first:
+                return backwards[::-1]
+            else:
+                i -= 1
+
+    def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
+        """Return the (kind, start, end) in seconds of what makes up action `index` of the table, on one replica.
+
+        Where cores are shared all phases are drawn out alike: the kernel keeps no more than the start and the end.
+        """
+        slot, key = (
+            int(self._slots[index]),
+            (self.table.stage[index], self.table.op[index], self.table.microbatch[index]),
+        )
+        profile = self.profile
+        parts = [
+            profile.call_s if self._opens_call[index] else 0.0,
+            float(self._whole(profile.decode_s, replica)[key]),
+            float(self._whole(self._alone_s, replica)[key]),
+            float(self._whole(profile.encode_s, replica)[key]),
+        ]
+        start, end = self._flat(self.start_s, replica)[slot], self._flat(self.end_s, replica)[slot]
+        stretch = (end - start) / sum(parts) if sum(parts) else 1.0
+        edges = [float(start), *(float(start + stretch * part) for part in np.cumsum(parts)[:-1]), float(end)]
+        return list(zip(("overhead", "codec", "compute", "codec"), edges, edges[1:], strict=False))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the step in figures: seconds, the share of bubble, every worker's time, every wire's use, the critical path."""
+        return {
+            "step_s": self.step_s,
+            "pipeline_s": self.pipeline_s,
+            "collective_s": self.collective_s.tolist(),
+            "bubble": self.bubble,
+            "workers": [worker._asdict() for worker in self.workers()],
+            "wires": [wire._asdict() for wire in self.wires()],
+            "critical_path_s": self.explain(),
+        }
+
+    def explain(self) -> dict[str, float]:
+        """Return the seconds of each kind on the critical path: what to make faster, and by how much at most."""
+        totals: dict[str, float] = {}
+        for segment in self.critical_path():
+            totals[segment.kind] = totals.get(segment.kind, 0.0) + segment.end_s - segment.start_s
+        return totals
+
+    @cached_property
+    def _alone_s(self) -> Floats:
+        return alone_s(self.profile, self.placement)
+
+    @cached_property
+    def _slots(self) -> NDArray[np.int64]:
+        """Return the place of each action of the table in a flat (stage, op, microbatch) array."""
+        table = self.table
+        group: NDArray[np.int64] = table.stage.astype(np.int64) * self.start_s.shape[2] + table.op
+        return group * table.num_microbatches + table.microbatch
+
+    @cached_property
+    def _sources(self) -> NDArray[np.int64]:
+        """Return the place of the action whose packet each action consumes, or -1."""
+        table, last = self.table, self.table.num_stages - 1
+        step = self.start_s.shape[2] * table.num_microbatches
+        forward = (table.op == 0) & (table.stage > 0)
+        backward = (table.op == 1) & (table.stage < last)
+        sources: NDArray[np.int64] = np.where(forward, self._slots - step, np.where(backward, self._slots + step, -1))
+        return sources
+
+    @cached_property
+    def _opens_call(self) -> NDArray[np.bool_]:
+        """Return whether an action begins a call: not where it is joined to one that sends nothing (`schedule.calls`)."""
+        table, last = self.table, self.table.num_stages - 1
+        sends = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
+        before = np.concatenate([[True], sends[:-1]])
+        before[table.offsets[:-1]] = True
+        opens: NDArray[np.bool_] = before | (self._sources >= 0)
+        return opens
+
+    @property
+    def _num_slots(self) -> int:
+        return int(np.prod(self.start_s.shape[1:]))
+
+    def _flat(self, array: Floats, replica: int) -> Floats:
+        flat: Floats = array[replica].reshape(-1)
+        return flat
+
+    def _whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
+        """Return costs of one replica with an axis of all microbatches."""
+        one = costs[replica if costs.shape[0] > 1 else 0]
+        return np.broadcast_to(one, (*one.shape[:2], self.table.num_microbatches))
+
+    def _cost(self, costs: Floats, replica: int) -> Floats:
+        """Return the cost of each action of the table."""
+        one = costs[replica if costs.shape[0] > 1 else 0]
+        table = self.table
+        found: Floats = one[table.stage, table.op, table.microbatch if one.shape[2] > 1 else 0]
+        return found
+
+    def _action(self, slot: int) -> Action:
+        rest, microbatch = divmod(slot, self.table.num_microbatches)
+        stage, op = divmod(rest, self.start_s.shape[2])
+        return Action(stage, OPS[op], microbatch)
+
+
+def alone_s(profile: Profile, placement: Placement) -> Floats:
+    """Return the seconds of every action's compute with its cores to itself.
+
+    Where cores are shared, these are its CPU seconds over the threads it may use: wall seconds recorded on a busy host hold waiting.
+    """
+    if placement.cores is None:
+        return profile.compute_s
+    return np.where(np.isnan(profile.cpu_s), profile.compute_s, profile.cpu_s / placement.threads)
+
+
+def _legs(source: int, target: int, driver: int | None) -> list[tuple[int, int]]:
+    if source == target:
+        return [] if driver is None or driver == source else [(source, driver), (driver, target)]
+    if driver is None or driver in (source, target):
+        return [(source, target)]
+    return [(source, driver), (driver, target)]

@@ -1,0 +1,143 @@
+"""A step as a Chrome trace, which chrome://tracing and ui.perfetto.dev open: workers are threads, packets arrows and bars.
+
+Times in the file are microseconds, as the format wants them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from raysim.network.placement import replica_hosts
+from raysim.network.table import OPS
+from raysim.network.timeline import Timeline
+
+Event = dict[str, Any]
+
+WIRES = 1_000_000  # process number of the network, beyond any replica's
+
+
+def trace_events(timeline: Timeline) -> Iterator[Event]:
+    """Yield the trace events of a simulated step."""
+    table, profile = timeline.table, timeline.profile
+    hosts = replica_hosts(timeline.placement, table.num_workers)
+    lanes: dict[tuple[int, int], int] = {}
+    packets = 0
+    for replica in range(timeline.num_replicas):
+        yield _named("process_name", replica, 0, f"replica {replica}")
+        for worker in range(table.num_workers):
+            stages = np.flatnonzero(table.owner == worker)
+            label = f"worker {worker}: stage {', '.join(map(str, stages))}, host {hosts[replica][worker]}"
+            yield _named("thread_name", replica, worker, label)
+            for index in range(int(table.offsets[worker]), int(table.offsets[worker + 1])):
+                stage, op, microbatch = (int(part[index]) for part in (table.stage, table.op, table.microbatch))
+                key = (replica, stage, op, microbatch)
+                cost = (
+                    replica if profile.num_replicas > 1 else 0,
+                    stage,
+                    op,
+                    min(microbatch, profile.wire_bytes.shape[3] - 1),
+                )
+                name, size = f"{stage}{OPS[op]}{microbatch}", int(profile.wire_bytes[cost])
+                start, end = float(timeline.start_s[key]), float(timeline.end_s[key])
+                yield _slice(name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch)
+                for kind, low, high in timeline.phases(replica, index):
+                    if high > low and kind != "compute":
+                        yield _slice(kind, "phase", replica, worker, low, high)
+                neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
+                if not 0 <= neighbour < table.num_stages:
+                    continue
+                target = int(table.owner[neighbour])
+                begin, arrive = float(timeline.begin_s[key]), float(timeline.arrive_s[key])
+                taken = float(timeline.start_s[replica, neighbour, op, microbatch])
+                packets += 1
+                yield {
+                    "ph": "s",
+                    "id": packets,
+                    "name": name,
+                    "cat": "packet",
+                    "pid": replica,
+                    "tid": worker,
+                    "ts": _us(end),
+                }
+                yield {
+                    "ph": "f",
+                    "bp": "e",
+                    "id": packets,
+                    "name": name,
+                    "cat": "packet",
+                    "pid": replica,
+                    "tid": target,
+                    "ts": _us(taken),
+                }
+                ends = hosts[replica][worker], hosts[replica][target]
+                if ends[0] == ends[1]:
+                    continue
+                if ends not in lanes:
+                    lanes[ends] = len(lanes)
+                    if len(lanes) == 1:
+                        yield _named("process_name", WIRES, 0, "network")
+                    yield _named("thread_name", WIRES, lanes[ends], f"host {ends[0]} to host {ends[1]}")
+                # Packets overlap while latency passes, so their bars are asynchronous events and not slices.
+                common = {"id": packets, "name": name, "cat": "wire", "pid": WIRES, "tid": lanes[ends]}
+                yield common | {"ph": "b", "ts": _us(begin), "args": {"wire_bytes": size}}
+                yield common | {"ph": "e", "ts": _us(arrive)}
+
+
+def recorded_events(columns: Mapping[str, ArrayLike]) -> Iterator[Event]:
+    """Yield the trace events of recorded steps, from the columns of `actions.parquet`: what really happened."""
+    names = ("step", "replica", "stage", "op", "microbatch", "start_s", "end_s", "wire_bytes")
+    for name in names:
+        if name not in columns:
+            raise ValueError(f"`columns` must hold {name!r}, but got {sorted(columns)}.")
+    arrays = {name: np.asarray(columns[name]) for name in names}
+    if not len(arrays["step"]):
+        return
+    zero = float(np.min(arrays["start_s"]))
+    for replica in sorted({int(value) for value in arrays["replica"]}):
+        yield _named("process_name", replica, 0, f"replica {replica}")
+        for stage in sorted({int(value) for value in arrays["stage"][arrays["replica"] == replica]}):
+            yield _named("thread_name", replica, stage, f"stage {stage}")
+    for step, replica, stage, op, microbatch, start, end, size in zip(*arrays.values(), strict=True):
+        text = f"{stage}{op}{microbatch}"
+        times = float(start) - zero, float(end) - zero
+        details = {"step": int(step), "wire_bytes": int(size)}
+        yield _slice(text, "action", int(replica), int(stage), *times, **details)
+
+
+def write_trace(events: Iterator[Event], path: Path | str) -> int:
+    """Write events as one JSON file, as they come, and return how many there were."""
+    count = 0
+    with Path(path).open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for count, event in enumerate(events, start=1):
+            file.write(("" if count == 1 else ",") + "\n" + json.dumps(event, allow_nan=False))
+        file.write("\n]}\n")
+    return count
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slice(name: str, category: str, process: int, thread: int, start_s: float, end_s: float, **details: int) -> Event:
+    start = _us(start_s)
+    event = {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": process,
+        "tid": thread,
+        "ts": start,
+        "dur": _us(end_s) - start,
+    }
+    return event | ({"args": details} if details else {})
+
+
+def _us(seconds: float) -> float:
+    return seconds * 1e6

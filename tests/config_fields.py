@@ -1,0 +1,74 @@
+"""What every configuration field does: for each an override, and what of the run it must change.
+
+`loss`       the losses of the steps
+`cost`       what links carry, or what the plan counts (bytes, packets, memory), while losses may stay as they are
+`records`    which rows and files the run leaves
+`placement`  where, or within what limits, it computes: nothing that one machine without a GPU need show
+
+The changes apply to `conftest.SMALL`, with what `base` adds to it. A field that is not here fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KINDS = ("loss", "cost", "records", "placement")
+
+
+@dataclass(frozen=True)
+class Change:
+    values: Mapping[str, Any]
+    changes: str
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+
+def optimizer(base: Mapping[str, Any] | None = None, **values: Any) -> Change:
+    """A change of the loss by one key of the optimiser, on top of `base`."""
+    base = {"learning_rate": 0.1, "momentum": 0.9} if base is None else base
+    return Change({"optimizer": {**base, **values}}, "loss", {"optimizer": base})
+
+
+ADAMW = {"name": "adamw", "learning_rate": 0.01}
+COSINE = {"learning_rate": 0.1, "decay": "cosine"}
+
+FIELD_CHANGES: dict[str, Change] = {
+    "name": Change({"name": "other"}, "records"),
+    "model": Change({"model": {"name": "cnn", "width": 6}}, "loss"),
+    "data": Change({"data": {"name": "digits", "train_samples": 48, "test_samples": 20}}, "loss"),
+    "num_stages": Change({"num_stages": 2}, "cost"),
+    "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
+    "num_microbatches": Change({"num_microbatches": 2}, "cost"),
+    "schedule": Change({"schedule": "GPipe"}, "cost"),
+    "forward": Change({"forward": "TopK(0.1)"}, "loss"),
+    "backward": Change({"backward": "Quantize(4)"}, "loss"),
+    "shared_indices": Change({"shared_indices": True}, "loss", {"forward": "TopK(0.3)"}),
+    "optimizer.name": Change({"optimizer": {"name": "adamw"}}, "loss", {"optimizer": {"name": "sgd"}}),
+    "optimizer.learning_rate": optimizer(learning_rate=0.05),
+    "optimizer.momentum": optimizer(momentum=0.5),
+    "optimizer.weight_decay": optimizer(weight_decay=0.1),
+    "optimizer.betas": optimizer(ADAMW, betas=[0.5, 0.9]),
+    "optimizer.epsilon": optimizer(ADAMW, epsilon=0.1),
+    "optimizer.warmup_steps": optimizer(warmup_steps=3),
+    "optimizer.decay": optimizer(decay="linear"),
+    "optimizer.decay_epochs": optimizer(COSINE, decay_epochs=3),
+    "optimizer.decay_every": optimizer(COSINE, decay_every="epoch"),
+    "optimizer.clip_norm": optimizer(clip_norm=0.1),
+    "batch_size": Change({"batch_size": 32}, "loss"),
+    "steps": Change({"steps": 4}, "records"),
+    "epochs": Change({"epochs": 2}, "records", {"steps": None, "epochs": 1}),
+    "seed": Change({"seed": 1}, "loss"),
+    "dtype": Change({"dtype": "bfloat16"}, "loss"),
+    "device": Change({"device": "cpu"}, "placement"),
+    "threads_per_stage": Change({"threads_per_stage": 2}, "placement"),
+    "cpus_per_stage": Change({"cpus_per_stage": 0.5}, "placement"),
+    "gpus_per_stage": Change({"gpus_per_stage": 0}, "placement"),
+    "placement": Change({"placement": "pack"}, "placement"),
+    "recompute": Change({"recompute": True}, "cost"),
+    "checkpoint_every_steps": Change({"checkpoint_every_steps": 5}, "records"),
+    "evaluate_every_steps": Change({"evaluate_every_steps": 3}, "records"),
+    "evaluate_batchnorm_batches": Change({"evaluate_batchnorm_batches": 1}, "records"),
+    "profile_every_steps": Change({"profile_every_steps": 3}, "records"),
+    "timeout_s": Change({"timeout_s": 60}, "placement"),
+}

@@ -1,0 +1,176 @@
+"""Kernel and torch reference agree bit for bit, and the fused residual is the plain one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from codec_variants import KEY, LAW_TENSORS, VARIANTS, Variant, normal, student
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from raysim.codecs import Codec, Quantize, TopK, kernels
+from raysim.codecs.random import bits64
+from raysim.notation import parse
+
+variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+
+
+def patterns(x: Tensor) -> bytes:
+    return x.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
+
+
+def assert_alike(codec: Codec, x: Tensor, name: str = "") -> None:
+    packet = codec.encode(x, KEY)
+    with kernels.reference():
+        expected = codec.encode(x, KEY)
+        plain = expected.decode()
+    assert {key: array.tobytes() for key, array in packet.arrays.items()} == {
+        key: array.tobytes() for key, array in expected.arrays.items()
+    }, name
+    assert patterns(packet.decode()) == patterns(plain), name
+
+
+@variants
+def test_kernel_is_the_reference(variant: Variant) -> None:
+    for name, x in LAW_TENSORS.items():
+        if variant.any_shape or x.ndim >= 2:
+            assert_alike(variant.codec, x, name)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    bits=st.integers(1, 8),
+    per=st.sampled_from(["tensor", "sample", "channel", "row", "block"]),
+    block=st.integers(1, 200),
+    absmax=st.booleans(),
+    rounding=st.sampled_from(["nearest", "stochastic"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    power=st.sampled_from([-120, -40, 0, 15, 100]),
+)
+def test_quantize_at_every_width_and_layout(
+    shape: list[int], bits: int, per: str, block: int, absmax: bool, rounding: str, dtype: torch.dtype, power: int
+) -> None:
+    limit = torch.finfo(dtype).max
+    x = (student(*shape, seed=len(shape)).double() * 2.0**power).clamp(-limit, limit).to(dtype)
+    size = block if per == "block" else 4096
+    assert_alike(Quantize(max(bits, 1 + absmax), "absmax" if absmax else "minmax", per, rounding, size), x)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 12301])
+def test_quantize_across_blocks(bits: int, count: int) -> None:
+    assert_alike(Quantize(bits), normal(count))
+    assert_alike(Quantize(bits, per="row"), normal(3, count))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    length=st.integers(1, 700),
+    density=st.floats(0.001, 1.0),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    kind=st.sampled_from(["bits", "normal", "coarse", "drifting", "sparse"]),
+    index=st.sampled_from(["bitmap", "elias_fano"]),
+    seed=st.integers(0, 1000),
+)
+def test_topk_of_any_rows(
+    rows: int, length: int, density: float, dtype: torch.dtype, kind: str, index: str, seed: int
+) -> None:
+    if kind == "bits":  # every bit pattern, denormals and negative zero among them
+        width = torch.int16 if dtype.itemsize == 2 else torch.int32
+        x = bits64(seed, rows * length).to(width).view(dtype).view(rows, length)
+        x = torch.where(torch.isfinite(x), x, torch.zeros_like(x))
+    else:
+        x = normal(rows, length, seed=seed)
+        if kind == "coarse":
+            x = x.round()
+        elif kind == "drifting":  # rows whose thresholds are nothing like those of the rows before
+            x *= 10.0 ** (normal(rows, 1, seed=seed + 1) * 1.3)
+        elif kind == "sparse":
+            x = x.relu() * (x > 1)
+        x = x.to(dtype)
+    assert_alike(TopK(density, index=index), x)
+
+
+@pytest.mark.parametrize("shape", [(1, 70001), (3, 20000), (2, 8192)])
+@pytest.mark.parametrize("density", [0.0001, 0.01, 0.1, 0.9])
+def test_topk_of_long_rows(shape: tuple[int, int], density: float) -> None:
+    x = student(*shape)
+    assert_alike(TopK(density), x)
+    assert_alike(TopK(density), x.sort(dim=1).values)  # nothing like its sample
+    assert_alike(TopK(density), (x * 4).round())
+    x[:, 100:] = 0
+    assert_alike(TopK(density), x)
+
+
+@variants
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_fused_residual_is_the_plain_one(variant: Variant, dtype: torch.dtype) -> None:
+    for name, x in LAW_TENSORS.items():
+        if not (variant.any_shape or x.ndim >= 2):
+            continue
+        wanted = x.float().clamp(-3e38, 3e38)  # what bfloat16 holds too
+        packet = variant.codec.encode(wanted.to(dtype), KEY)
+        expected = wanted - packet.decode()
+        before = wanted.clone(memory_format=torch.contiguous_format)
+        again, residual = variant.codec.encode_with_residual(before, dtype, KEY)
+        assert {key: array.tobytes() for key, array in packet.arrays.items()} == {
+            key: array.tobytes() for key, array in again.arrays.items()
+        }, name
+        assert (again.codec, again.shape, again.dtype) == (packet.codec, packet.shape, packet.dtype), name
+        assert residual.shape == wanted.shape, name
+        assert patterns(residual) == patterns(expected.to(wanted.dtype)), name
+
+
+def test_residual_and_sent_add_up() -> None:
+    x = normal(8, 500)
+    for text in ("TopK(0.1)", "Quantize(4)", "Quantize(8, range='absmax', per='row')", "TopK(0.2, values=Quantize(4))"):
+        packet, residual = parse(text, {"TopK": TopK, "Quantize": Quantize}).encode_with_residual(
+            x.clone(), torch.float32, KEY
+        )
+        assert torch.allclose(packet.decode() + residual, x, rtol=1e-6, atol=1e-6)
+
+
+def test_warm_compiles_all_that_is_needed() -> None:
+    """After `warm`, no codec compiles anything, whatever the dtype and wherever its memory is."""
+    kernels.warm()
+    from numba.core.dispatcher import Dispatcher
+
+    from raysim.codecs.kernels import indices, select, uniform
+
+    dispatchers = [
+        value
+        for module in (indices, select, uniform)
+        for value in vars(module).values()
+        if isinstance(value, Dispatcher)
+    ]
+    before = {dispatcher: len(dispatcher.signatures) for dispatcher in dispatchers}
+    for variant in VARIANTS:
+        for x in (normal(4, 90), normal(4, 90).bfloat16(), normal(4, 90).half(), normal(90, 4).T, normal(2, 3, 4, 5)):
+            packet = variant.codec.encode_with_residual(x.float(), x.dtype, KEY)[0]
+            for array in packet.arrays.values():
+                array.flags.writeable = False
+            packet.decode()
+    assert {dispatcher: len(dispatcher.signatures) for dispatcher in dispatchers} == before
+
+
+def test_import_neither_imports_numba_nor_compiles() -> None:
+    code = "import sys, raysim.codecs; assert 'numba' not in sys.modules and 'llvmlite' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_misaligned_memory_is_read_right() -> None:
+    for codec in (TopK(0.2), Quantize(5), TopK(0.2, values=Quantize(3))):
+        packet = codec.encode(normal(4, 77))
+        shifted = {}
+        for name, array in packet.arrays.items():
+            buffer = np.zeros(array.nbytes + 1, np.uint8)
+            buffer[1:] = array.reshape(-1).view(np.uint8)
+            shifted[name] = buffer[1:]
+        assert patterns(packet._replace(arrays=shifted).decode()) == patterns(packet.decode())

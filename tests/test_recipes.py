@@ -1,0 +1,126 @@
+"""Every recipe, on files of the real formats made here: what a newcomer without a hub would give by `data.path`."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysim import train
+from raysim.config import read_config, recipe_names
+from raysim.network.memory import check_memory
+from raysim.pipeline.plan import prepare, stage_memories
+from raysim.workloads.models import build_model
+from raysim.workloads.partition import partition
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """Return a folder with train and test Parquet of the hub's columns, noise in JPEG."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("cifar")
+    chance = np.random.default_rng(0)
+    for split, count in (("train", 256), ("test", 40)):
+        rows = []
+        for index in range(count):
+            buffer = io.BytesIO()
+            Image.fromarray(chance.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(buffer, format="JPEG")
+            rows.append({"img": {"bytes": buffer.getvalue(), "path": None}, "label": index % 10})
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """Return folders with a tiny GPT-2 and its tokenizer, and with text files named as WikiText's."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    model, text = tmp_path_factory.mktemp("gpt2"), tmp_path_factory.mktemp("text")
+    GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=16, n_head=2, n_positions=64, vocab_size=300)).save_pretrained(model)
+    vocabulary = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model)
+    for name in ("train", "valid", "test"):
+        (text / f"{name}.txt").write_text("\n".join(f"line {number} of the {name} text" for number in range(300)))
+    return model, text
+
+
+def test_every_recipe_is_tried_here():
+    assert set(recipe_names()) == {
+        "digits-cnn",
+        "topics-gpt",
+        "resnet18-cifar10",
+        "resnet18-cifar10-m4",
+        "gpt2-wikitext2",
+    }
+
+
+@pytest.mark.parametrize("recipe", ["resnet18-cifar10", "resnet18-cifar10-m4"])
+def test_resnet18_has_the_papers_cuts(recipe, cifar):
+    workload = prepare(read_config(recipe, [f"data.path={cifar}"]))
+    rows = workload.plan.config.batch_size // workload.plan.config.num_microbatches
+    assert workload.plan.boundary_shapes == ((rows, 64, 32, 32), (rows, 128, 16, 16), (rows, 256, 8, 8))
+    sizes = [sum(p.numel() for p in module.parameters()) for module in workload.modules]
+    assert sizes == [149_824, 525_568, 2_099_712, 8_398_858]
+
+
+def test_all_of_cifar10_in_aqsgd_is_22_9_gb_a_side(cifar):
+    """The paper's data set by its counts alone: 50,000 rows of 65,536, 32,768 and 16,384 values."""
+    config = read_config("resnet18-cifar10", [f"data.path={cifar}", "forward=AQSGD(Quantize(4))"])
+    shape = prepare(config).data.shape
+    parts = partition(build_model("resnet18", {}, shape, 0), shape, cuts=config.cuts, batch=128)
+    memories = stage_memories(config, parts, num_samples=50_000)
+    with pytest.raises(ValueError, match="13.1 GB reference copies") as caught:
+        check_memory(memories, 24 * 2**30)
+    assert sum(memory.references_bytes for memory in memories) == 2 * 50_000 * (65_536 + 32_768 + 16_384) * 4
+    assert "AQSGD's `capacity`" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_resnet18_trains_on_ray(ray, cifar, tmp_path):
+    run = train(
+        *["resnet18-cifar10", f"data.path={cifar}", "epochs=1", "forward=TopK(0.05)", "backward=TopK(0.1)"],
+        out=tmp_path / "run",
+    )
+    assert run.status == "finished"
+    assert len(run.steps) == 2
+    assert np.isfinite(run.steps["loss"]).all()
+    factors = run.links.groupby("direction")[["dense_bytes", "wire_bytes"]].sum()
+    assert (factors["dense_bytes"] / factors["wire_bytes"]).round(1).to_dict() == {"forward": 16.7, "backward": 8.6}
+
+
+@pytest.mark.slow
+def test_gpt2_trains_on_ray(ray, gpt2, tmp_path):
+    model, text = gpt2
+    run = train(
+        *["gpt2-wikitext2", f"model.path={model}", f"data.path={text}", f"data.tokenizer={model}", "data.length=32"],
+        *["epochs=1", "forward=TopK(0.1)", "shared_indices=true", "data.train_samples=64", "data.test_samples=8"],
+        out=tmp_path / "run",
+    )
+    assert run.status == "finished"
+    assert len(run.steps) == 8
+    tied = run.links[run.links["direction"] == "tied"]
+    assert (tied["wire_bytes"] == 2 * 300 * 16 * 4).all()
+    backward = run.links[run.links["direction"] == "backward"]
+    assert (backward["wire_bytes"] == 8 * 52 * 4).all()  # 8 samples, a tenth of 32 x 16 values each, and no positions
+
+
+@pytest.mark.slow
+def test_digits_reach_0_9_within_their_steps(ray, tmp_path):
+    """The issue's own command, on both engines: the same losses bit for bit."""
+    arguments = ["digits-cnn", "forward=TopK(0.1)", "backward=Quantize(8)"]
+    on_ray = train(*arguments, out=tmp_path / "ray")
+    inline = train(*arguments, engine="inline", out=tmp_path / "inline")
+    assert on_ray.row["final_accuracy_on"] > 0.9
+    assert on_ray.steps["loss"].tolist() == inline.steps["loss"].tolist()
+
+
+@pytest.mark.slow
+def test_topics_gpt_learns(tmp_path):
+    run = train("topics-gpt", "forward=Quantize(4)", "backward=Quantize(8)", engine="inline", out=tmp_path / "run")
+    final = run.evals.iloc[-2:]
+    assert (final["loss"] < 2.6).all()  # from log 256 = 5.5

@@ -1,0 +1,394 @@
+"""Records: fixed schemas, whole parts, nothing lost wherever a run is killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysim import records
+from raysim.records import SCHEMA_VERSION, SCHEMAS, STATUSES, Recorder, RecordsError, Run
+
+# Golden: a change here is a new version of the schema.
+GOLDEN = {
+    "steps": {
+        "step": "int32",
+        "epoch": "int32",
+        "loss": "double",
+        "learning_rate": "double",
+        "gradient_norm": "double",
+        "seconds": "double",
+        "wire_bytes": "int64",
+        "dense_bytes": "int64",
+    },
+    "evals": {
+        "step": "int32",
+        "mode": "string",
+        "batchnorm": "string",
+        "loss": "double",
+        "accuracy": "double",
+        "perplexity": "double",
+        "predictions": "int64",
+        "seconds": "double",
+    },
+    "links": {
+        "step": "int32",
+        "replica": "int16",
+        "boundary": "int16",
+        "direction": "string",
+        "codec": "string",
+        "packets": "int32",
+        "wire_bytes": "int64",
+        "dense_bytes": "int64",
+        "gain": "double",
+        "fidelity": "double",
+        "residual_norm": "double",
+        "encode_s": "double",
+        "decode_s": "double",
+    },
+    "actions": {
+        "step": "int32",
+        "replica": "int16",
+        "stage": "int16",
+        "op": "string",
+        "microbatch": "int32",
+        "start_s": "double",
+        "end_s": "double",
+        "decode_s": "double",
+        "compute_wall_s": "double",
+        "compute_cpu_s": "double",
+        "encode_s": "double",
+        "wire_bytes": "int64",
+        "dense_bytes": "int64",
+        "inlined": "bool",
+    },
+}
+
+ROW = {"run_id": "1", "status": "running", "schema_version": SCHEMA_VERSION, "steps": 9}
+
+
+class Killed(BaseException):
+    """What a test raises where a process would have been killed."""
+
+
+def open_recorder(folder: Path) -> Recorder:
+    recorder = Recorder(folder)
+    recorder.open()
+    return recorder
+
+
+def abandon(recorder: Recorder) -> None:
+    """Drop a recorder as a killed process does: the lock goes, all files stay."""
+    assert recorder._lock is not None
+    recorder._lock.close()
+
+
+def add(recorder: Recorder, first: int, last: int) -> None:
+    for step in range(first, last):
+        recorder.add("steps", {"step": step, "epoch": 0, "loss": step / 3, "wire_bytes": step})
+        for boundary in range(2):
+            recorder.add("links", {"step": step, "replica": 0, "boundary": boundary, "direction": "forward"})
+    recorder.add("evals", {"step": last, "mode": "on", "loss": 1.0})
+
+
+def steps_of(folder: Path) -> list[int]:
+    return Run(folder).steps["step"].tolist()
+
+
+def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
+    assert SCHEMA_VERSION == 1
+    assert {name: {f.name: str(f.type) for f in schema} for name, schema in SCHEMAS.items()} == GOLDEN
+    assert STATUSES == ("running", "finished", "diverged", "failed", "interrupted")
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    add(recorder, 0, 2)
+    recorder.flush()
+    for part in (tmp_path / "parts").glob("*.parquet"):
+        assert pq.read_schema(part).metadata[b"raysim_schema_version"] == b"1"
+    recorder.compact()
+    recorder.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "actions.parquet",
+        "evals.parquet",
+        "links.parquet",
+        "run.parquet",
+        "steps.parquet",
+    ]
+    for name, columns in GOLDEN.items():
+        schema = pq.read_schema(tmp_path / f"{name}.parquet")
+        assert {field.name: str(field.type) for field in schema} == columns
+        assert schema.metadata[b"raysim_schema_version"] == b"1"
+        assert pd.read_parquet(tmp_path / f"{name}.parquet").columns.tolist() == list(columns)  # without raysim
+    assert pq.read_schema(tmp_path / "run.parquet").metadata[b"raysim_schema_version"] == b"1"
+
+
+def test_a_run_reads_the_same_from_parts_and_from_files(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    for start in range(0, 30, 3):  # more than nine parts: their order is that of numbers
+        add(recorder, start, start + 3)
+        recorder.flush()
+    recorder.flush()  # nothing new, no part
+    assert len(list((tmp_path / "parts").glob("steps-*"))) == 10
+    run = Run(tmp_path)
+    tables = {name: getattr(run, name) for name in SCHEMAS}
+    assert tables["steps"]["step"].tolist() == list(range(30))
+    assert tables["links"]["boundary"].tolist() == [0, 1] * 30
+    assert tables["actions"].empty
+    recorder.compact()
+    recorder.close()
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(getattr(run, name), table)
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / f"{name}.parquet"), table)
+
+
+def test_parts_beyond_the_digits_of_their_names_stay_in_order(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    add(recorder, 0, 1)
+    recorder.flush()
+    (tmp_path / "parts" / "steps-00000.parquet").rename(tmp_path / "parts" / "steps-99999.parquet")
+    add(recorder, 1, 2)
+    recorder.flush()
+    assert steps_of(tmp_path) == [0, 1]
+    recorder.close()
+
+
+def test_being_killed_while_a_part_is_written_leaves_no_half_part(tmp_path: Path, monkeypatch) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    add(recorder, 0, 2)
+    recorder.flush()
+
+    def half(table: pa.Table, path: Path, **options: object) -> None:
+        Path(path).write_bytes(b"PAR1 and no more")
+        raise Killed
+
+    add(recorder, 2, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", half)
+        with pytest.raises(Killed):
+            recorder.flush()
+    abandon(recorder)
+    assert list((tmp_path / "parts").glob(".steps-*"))  # the draft
+    assert steps_of(tmp_path) == [0, 1]
+    again = open_recorder(tmp_path)
+    again.forget(2)
+    add(again, 2, 4)
+    again.compact()
+    again.close()
+    assert steps_of(tmp_path) == [0, 1, 2, 3]
+    assert not (tmp_path / "parts").exists()
+
+
+def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, monkeypatch) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    for start in (0, 3, 6):
+        add(recorder, start, start + 3)
+        recorder.flush()
+    add(recorder, 9, 12)  # not flushed, and done again too
+
+    calls = 0
+    original = records.write_table
+
+    def killed_at_second(table: pa.Table, path: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Killed
+        original(table, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write_table", killed_at_second)
+        with pytest.raises(Killed):
+            recorder.forget(4)
+    for _ in range(2):
+        recorder.forget(4)
+        run = Run(tmp_path)
+        assert run.steps["step"].tolist() == [0, 1, 2, 3]
+        assert run.links["step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert run.evals["step"].tolist() == [3]  # of step 3: after three steps; that after six is done again
+    recorder.forget(3)
+    assert Run(tmp_path).evals["step"].tolist() == [3]  # evaluated when step 3 began: not done again
+    add(recorder, 3, 5)
+    recorder.flush()
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+    recorder.forget(0)
+    assert steps_of(tmp_path) == []
+    recorder.close()
+
+
+def crash_in_write(number: int) -> Callable:
+    def arrange(patch: pytest.MonkeyPatch) -> None:
+        original, calls = records.write_table, 0
+
+        def write(table: pa.Table, path: Path) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > number:
+                raise Killed
+            original(table, path)
+
+        patch.setattr(records, "write_table", write)
+
+    return arrange
+
+
+def crash_before_rename(patch: pytest.MonkeyPatch) -> None:
+    def rename(path: Path, target: Path) -> None:
+        raise Killed
+
+    patch.setattr(Path, "rename", rename)
+
+
+def crash_in_removal(after: int) -> Callable:
+    def arrange(patch: pytest.MonkeyPatch) -> None:
+        def rmtree(path: Path, **options: object) -> None:
+            for part in sorted(Path(path).iterdir())[:after]:
+                part.unlink()
+            raise Killed
+
+        patch.setattr(shutil, "rmtree", rmtree)
+
+    return arrange
+
+
+CRASHES = {
+    **{f"after {number} files": crash_in_write(number) for number in range(4)},
+    "before the parts go": crash_before_rename,
+    "while the parts go": crash_in_removal(0),
+    "when some parts are gone": crash_in_removal(2),
+    "after the parts went": lambda patch: None,
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_wherever_a_compaction_is_killed_nothing_is_lost(tmp_path: Path, crash: str, monkeypatch) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    for start in (0, 3, 6):
+        add(recorder, start, start + 3)
+        recorder.flush()
+    with monkeypatch.context() as patch:
+        CRASHES[crash](patch)
+        if crash == "after the parts went":
+            recorder.compact()
+        else:
+            with pytest.raises(Killed):
+                recorder.compact()
+    abandon(recorder)
+    assert steps_of(tmp_path) == list(range(9))
+    # the run that resumes it finds its steps, whether or not it has any left to do
+    again = open_recorder(tmp_path)
+    assert steps_of(tmp_path) == list(range(9))
+    again.forget(9)
+    assert steps_of(tmp_path) == list(range(9))
+    again.forget(7)
+    add(again, 7, 10)
+    again.compact()
+    again.close()
+    assert steps_of(tmp_path) == list(range(10))
+    assert Run(tmp_path).evals["step"].tolist() == [3, 6, 10]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "parts"))]
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    first, second = open_recorder(tmp_path / "run"), Recorder(tmp_path / "run")
+    for _ in range(2):
+        with pytest.raises(RecordsError) as error:
+            second.open()
+        assert str(error.value) == f"Another process is writing the run in {tmp_path / 'run'}."
+        second.close()  # of one that never had it: the lock stays the first's
+    first.close()
+    second.open()
+    third = Recorder(tmp_path / "run")
+    with pytest.raises(RecordsError):
+        third.open()
+    second.close()
+    third.open()
+    third.close()
+
+
+def test_what_did_not_start_leaves_no_trace(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path / "run")
+    recorder.discard()
+    assert list(tmp_path.iterdir()) == []
+    recorder = open_recorder(tmp_path / "run")
+    recorder.write_run(ROW)
+    add(recorder, 0, 1)
+    recorder.flush()
+    recorder.discard()
+    assert steps_of(tmp_path / "run") == [0]
+
+
+def test_what_cannot_be_read_or_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError) as error:
+        Run(tmp_path)
+    assert str(error.value) == f"There is no run in {tmp_path}: it has no run.parquet."
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordsError) as error:
+        Recorder(tmp_path / "file" / "run").open()
+    assert str(error.value) == f"The run's folder {tmp_path / 'file' / 'run'} cannot be written: Not a directory."
+    (tmp_path / "run.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(RecordsError, match=r"run\.parquet cannot be read: "):
+        _ = Run(tmp_path).status
+    recorder = open_recorder(tmp_path / "run")
+    recorder.write_run(ROW)
+    recorder.compact()
+    recorder.close()
+    (tmp_path / "run" / "steps.parquet").unlink()
+    with pytest.raises(RecordsError, match=r"^The table 'steps' of .* cannot be read: "):
+        _ = Run(tmp_path / "run").steps
+
+
+def test_the_row_of_a_run(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    row = {
+        **ROW,
+        "cuts": None,
+        "epochs": None,
+        "seed": 2**63 - 1,
+        "recompute": True,
+        "optimizer.betas": [0.9, 0.99],
+        "optimizer.momentum": None,
+        "model": "cnn",
+        "model.width": 4,
+        "model.widths": [4, 8],  # options of one's own model may be anything that TOML can write
+        "model.table": {"a": 1},
+        "final_loss_on": 1,
+        "error": None,
+    }
+    recorder.write_run(row)
+    types = {field.name: str(field.type) for field in pq.read_schema(tmp_path / "run.parquet")}
+    assert Run(tmp_path).row == {**row, "final_loss_on": 1.0}
+    assert types["cuts"].startswith("list<")
+    assert (types["epochs"], types["optimizer.momentum"]) == ("int64", "double")
+    assert (types["recompute"], types["error"], types["final_loss_on"]) == ("bool", "string", "double")
+    recorder.write_run(
+        {**row, "status": "finished", "cuts": ["a"], "epochs": 3, "optimizer.momentum": 0.5, "error": "x"}
+    )
+    assert {field.name: str(field.type) for field in pq.read_schema(tmp_path / "run.parquet")} == types
+    assert Run(tmp_path).status == "finished"
+    assert len(pd.read_parquet(tmp_path / "run.parquet")) == 1
+    recorder.close()
+
+
+def test_folders_named_like_partitions_are_only_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "step=3" / "density=0.1"
+    recorder = open_recorder(folder)
+    recorder.write_run(ROW)
+    add(recorder, 0, 2)
+    recorder.flush()
+    recorder.forget(1)
+    assert steps_of(folder) == [0]
+    recorder.compact()
+    recorder.close()
+    assert steps_of(folder) == [0]
+    assert Run(folder).steps.columns.tolist() == list(GOLDEN["steps"])
+    assert Run(folder).row == ROW
