@@ -7,8 +7,8 @@ import signal
 
 import numpy as np
 import pytest
-
 from pipelines import RUNS
+
 from raysim.config import ConfigError
 from raysim.pipeline.checkpoint import load_weights
 from raysim.pipeline.engine import InlineEngine, RayEngine, assign
@@ -135,10 +135,7 @@ def kill_at(training, moments):
         return step(number)
 
     engine.step = disturbed
-    executed = []
-    for event in training.events():
-        if event.kind == "step":
-            executed.append(event.row["step"])
+    executed = [event.row["step"] for event in training.events() if event.kind == "step"]
     assert not moments
     return executed
 

@@ -74,7 +74,7 @@ def test_all_of_cifar10_in_aqsgd_is_22_9_gb_a_side(cifar):
     shape = prepare(config).data.shape
     parts = partition(build_model("resnet18", {}, shape, 0), shape, cuts=config.cuts, batch=128)
     memories = stage_memories(config, parts, num_samples=50_000)
-    with pytest.raises(ValueError, match="13.1 GB reference copies") as caught:
+    with pytest.raises(ValueError, match=r"13\.1 GB reference copies") as caught:
         check_memory(memories, 24 * 2**30)
     assert sum(memory.references_bytes for memory in memories) == 2 * 50_000 * (65_536 + 32_768 + 16_384) * 4
     assert "AQSGD's `capacity`" in str(caught.value)

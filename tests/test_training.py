@@ -9,14 +9,14 @@ import time
 import numpy as np
 import pytest
 import torch
-
 from config_fields import FIELD_CHANGES
 from pipelines import RUNS
+from test_ray_engine import same_records
+
 from raysim import Run, load_weights, train
 from raysim.config import ConfigError
 from raysim.pipeline.checkpoint import checkpoints
 from raysim.pipeline.training import Training
-from test_ray_engine import same_records
 
 COMMAND = [sys.executable, "-m", "raysim.cli", "train"]
 
@@ -130,7 +130,7 @@ def test_a_corrupt_checkpoint_is_refused(small, tmp_path):
     newest = checkpoints(tmp_path / "run" / "checkpoints")[-1]
     part = newest.path / "worker-1.safetensors"
     part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="is corrupt: worker-1.safetensors is not what was written"):
+    with pytest.raises(ConfigError, match=r"is corrupt: worker-1\.safetensors is not what was written"):
         train(small(), engine="inline", out=tmp_path / "run", resume=True)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from raysim.codecs import kernels
 from raysim.config import ConfigError
 from raysim.network.memory import check_memory
 from raysim.network.schedule import Action, calls, needs, order, sinks
@@ -243,6 +244,8 @@ class RayEngine(Engine):
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         plan_ref, module_refs, data_ref = self._stored
         nodes, gpus = self._place()
+        if plan.compresses:
+            kernels.warm()  # compiled once, here; the workers of this machine find it on disk
         actor = ray.remote(Worker)
         for worker, node in enumerate(nodes):
             options = actor.options(
@@ -304,6 +307,10 @@ class RayEngine(Engine):
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            _system_config={  # nobody reads the metrics and task events of a Ray without a dashboard
+                "enable_metrics_collection": False,
+                "task_events_report_interval_ms": 0,
+            },
         )
 
     def _place(self) -> tuple[list[str], float]:

@@ -9,7 +9,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from torch import nn
 
+from raysim.codecs import Identity
 from raysim.codecs.packet import DTYPES
+from raysim.compressors import Plain
 from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, in_flight, packets_in_flight
 from raysim.network.schedule import Row
@@ -67,6 +69,11 @@ class Plan:
     def num_test_batches(self) -> int:
         """Batches of an evaluation."""
         return math.ceil(self.num_test_samples / self.config.batch_size)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any link has more to do than to send its tensors as they are."""
+        return any(method != Plain(Identity()) for methods in self.config.compressors() for method in methods)
 
     def profiles(self, step: int) -> bool:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""

@@ -15,7 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.compressors import AQSGD
+from raysim.codecs import Identity
+from raysim.compressors import AQSGD, Plain
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
 from raysim.pipeline.engine import ENGINES, RayEngine
@@ -290,19 +291,20 @@ class Training:
         for (direction, boundary), pair in groupby(ends, key=lambda a: (a.direction, a.boundary)):
             sender, receiver = sorted(pair, key=lambda account: not account.sender)
             sent = sender.sent_norm2
-            methods = self.config.compressors()[boundary]
+            method = self.config.compressors()[boundary][0 if direction == "forward" else 1]
+            exact = method == Plain(Identity()) and self.plan.measures(step)
             rows.append(
                 {
                     "step": step,
                     "replica": 0,
                     "boundary": boundary,
                     "direction": direction,
-                    "codec": repr(methods[0] if direction == "forward" else methods[1]),
+                    "codec": repr(method),
                     "packets": sender.packets,
                     "wire_bytes": sender.wire_bytes,
                     "dense_bytes": sender.dense_bytes,
-                    "gain": _share(sender.received_norm2, sent),
-                    "fidelity": None if not sent or sender.error_norm2 is None else 1 - sender.error_norm2 / sent,
+                    "gain": 1.0 if exact else _share(sender.received_norm2, sent),
+                    "fidelity": 1.0 if exact else _fidelity(sender.error_norm2, sent),
                     "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
                     "encode_s": sender.codec_s,
                     "decode_s": receiver.codec_s,
@@ -371,6 +373,10 @@ class Training:
 
 # What may differ between a run and its resumption: where and how often, not what.
 _IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}
+
+
+def _fidelity(error_norm2: float | None, sent_norm2: float | None) -> float | None:
+    return 1 - error_norm2 / sent_norm2 if error_norm2 is not None and sent_norm2 else None
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
+from raysim.codecs import NonFiniteError, Packet, TopK, derive_key, kernels
 from raysim.codecs.packet import to_bytes, to_tensor
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
@@ -23,7 +23,8 @@ from raysim.pipeline.link import Link, LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.stage import Stage
-from raysim.workloads.models import loss, num_correct
+from raysim.workloads.models import loss as model_loss
+from raysim.workloads.models import num_correct
 from raysim.workloads.splits import Data, Split
 
 
@@ -103,6 +104,8 @@ class Worker:
                         self.links[boundary, direction, sender] = Link(
                             method, boundary, direction, sender=sender, device=self.device
                         )
+        if plan.compresses:
+            kernels.warm()  # before a step is timed
         row = plan.rows[index]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
@@ -211,7 +214,7 @@ class Worker:
                 return self.links[index, "forward", True].send_evaluation(y, mode, key)
             targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
             return Evaluated(
-                float(loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
+                float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
             )
 
     def batchnorm(self, incarnation: int, change: str) -> None:
@@ -259,45 +262,66 @@ class Worker:
     # Inside.
 
     def _act(self, action: Action, packet: Packet | None) -> Packet | None:
-        start = time.perf_counter()
-        stage, microbatch = self.stages[action.stage], action.microbatch
-        sent, sending = None, None
+        profiled = self.plan.profiles(self.step)
+        marks = [self._mark(profiled)]
         try:
             x = self._receive(action, packet)
-            decoded, decoded_cpu = time.perf_counter(), self._cpu_s()
-            if action.op == "F":
-                key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, microbatch)
-                assert x is not None
-                y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
-            else:
-                y = stage.backward(microbatch, x)
-            self._synchronize()
-            computed, computed_cpu = time.perf_counter(), self._cpu_s()
-            if sends(action, self.plan.num_stages):
-                sending = self._link(action, sender=True)
-                assert y is not None
-                sent = sending.send(y, self._context(action, sending), measure=self.plan.measures(self.step))
-                self._remember_support(sending, microbatch, sent)
-            elif action.op == "F":
-                assert y is not None
-                self._losses[microbatch] = float(y)
-                if not math.isfinite(self._losses[microbatch]):
-                    self._diverged(action, "loss")
-        except NonFiniteError:
-            assert sending is not None
-            what = "activation" if action.op == "F" else "gradient"
-            self._diverged(action, f"{what} at boundary {sending.boundary}, {sending.direction}")
+            marks.append(self._mark(profiled))
+            y = self._compute(action, x)
+            marks.append(self._mark(profiled))
+            sent = self._send(action, y)
         except DivergedError:
             raise
         except Exception as error:
             where = f"stage {action.stage}, {action}, step {self.step}"
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
-        if self.plan.profiles(self.step):
+        if profiled:
+            (start, _), (decoded, decoded_cpu), (computed, computed_cpu) = marks
+            link = self._link(action, sender=True) if sent is not None else None
+            coded = (link.last_codec_s, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0, 0)
             times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
-            encode_s = sending.last_codec_s if sending is not None else 0.0
-            sizes = (sent.wire_bytes, sending.last_dense_bytes) if sent is not None and sending is not None else (0, 0)
-            self._actions.append(ActionRecord(*action, *times, encode_s, *sizes))
+            self._actions.append(ActionRecord(*action, *times, *coded))
         return sent
+
+    def _mark(self, profiled: bool) -> tuple[float, float]:
+        """Return the clock and, in profiled steps, the CPU seconds of what computes here."""
+        if not profiled:
+            return time.perf_counter(), 0.0
+        cpu_s = time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
+        return time.perf_counter(), cpu_s
+
+    def _compute(self, action: Action, x: Tensor | None) -> Tensor | None:
+        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input."""
+        stage, microbatch = self.stages[action.stage], action.microbatch
+        if action.op == "F":
+            assert x is not None
+            key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, microbatch)
+            y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+        else:
+            y = stage.backward(microbatch, x)
+        self._synchronize()
+        return y
+
+    def _send(self, action: Action, y: Tensor | None) -> Packet | None:
+        """Return the packet of what was computed, where the action sends one; the last forward's loss is kept instead."""
+        if sends(action, self.plan.num_stages):
+            assert y is not None
+            link = self._link(action, sender=True)
+            try:
+                packet = link.send(y, self._context(action, link), measure=self.plan.measures(self.step))
+            except NonFiniteError:
+                what = "activation" if action.op == "F" else "gradient"
+                where = f"{what} at boundary {link.boundary}, {link.direction}"
+                raise DivergedError(self.step, str(action), where) from None
+            self._remember_support(link, action.microbatch, packet)
+            return packet
+        if action.op == "F":
+            assert y is not None
+            loss = float(y)
+            if not math.isfinite(loss):
+                raise DivergedError(self.step, str(action), "loss")
+            self._losses[action.microbatch] = loss
+        return None
 
     def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
         """Return what the action works on: a decoded packet, or the data; None for the backward of the last stage."""
@@ -358,9 +382,6 @@ class Worker:
             assert isinstance(codec, TopK)
             self._supports[link.boundary, microbatch] = codec.support(packet, self.device)
 
-    def _diverged(self, action: Action, where: str) -> NoReturn:
-        raise DivergedError(self.step, str(action), where)
-
     @contextmanager
     def _called(self, step: int, incarnation: int) -> Iterator[None]:
         self._check_incarnation(incarnation)
@@ -386,9 +407,6 @@ class Worker:
         finally:
             if before != wanted:
                 torch.set_num_threads(before)
-
-    def _cpu_s(self) -> float:
-        return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -1,0 +1,1 @@
+"""Named run files: `raysim train NAME`. A recipe may derive from another by `base`."""

@@ -1,0 +1,29 @@
+"""What it takes when a few hosts send to one another at once, as the owners of tied parameters do at a step's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raysim.network.network import Network
+
+
+def exchange_s(network: Network, hosts: Sequence[int], wire_bytes: float) -> float:
+    """Return the seconds until each of `hosts` has sent `wire_bytes` to every other one, all at once, the wires being idle.
+
+    Ports that are shared carry all that a host sends, and "half" ones what it receives too. Jitter and bursts are left out.
+
+    >>> from raysim.network.presets import parse_network
+    >>> exchange_s(parse_network("8mbps"), [0, 3], 1_000_000), exchange_s(parse_network("8mbps/half"), [0, 3], 1_000_000)
+    (1.0, 2.0)
+    """
+    pairs = [(a, b) for i, a in enumerate(hosts) for b in hosts[i + 1 :] if a != b]
+    slowest = max((network.p2p_s(*ends, wire_bytes) for a, b in pairs for ends in ((a, b), (b, a))), default=0.0)
+    if not pairs:
+        return 0.0
+    ports = network.ports_bps(max(hosts) + 1)
+    ways = 2 if network.sharing == "half" else 1
+    for host in hosts:
+        others = sum(host in pair for pair in pairs)
+        latency = max((float(network.latencies_s(*pair)) for pair in pairs if host in pair), default=0.0)
+        slowest = max(slowest, latency + 8 * network.framing * wire_bytes * others * ways / float(ports[host]))
+    return slowest
