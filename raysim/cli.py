@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    pass
+    from raysim.network.network import Network
 
 app = typer.Typer(
     help="Which compression of pipeline-parallel training is safe for your model, and how much faster is it on your network?",
@@ -87,6 +87,192 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network",
+        help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a .toml or .csv file; may be repeated.",
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a recorded run.")],
+    network: Networks = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The folder of the same run without compression: where does it pay?")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5 or perplexity=20.")
+    ] = None,
+    compute: Annotated[
+        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages shared cores.")
+    ] = "wall",
+    overheads: Annotated[
+        str, typer.Option(help="run: of calls and packets, calibrated on the run. none: for runs over a slow network.")
+    ] = "run",
+    driver: Annotated[
+        int | None, typer.Option(help="Host of Ray's driver, through which packets under 100 KiB go.")
+    ] = None,
+    trace: TraceFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """What a recorded run would take on networks, without training.
+
+    For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
+    """
+    networks = _networks(network)
+    _check_writable("--trace", trace)
+    _check_writable("--json", json_file)
+    _check_ours("analysis")
+    from analysis import Replay, ReplayError, Target
+    from analysis import replay as price
+    from raysim.show import replay_figures, show_replay
+
+    try:
+        wanted = Target.parse(target) if target is not None else None
+        options: dict[str, Any] = {"compute": compute, "overheads": overheads, "driver": driver}
+        one = Replay(run, **options)
+        dense = Replay(against, **options) if against is not None else None
+        frame = price(one, networks, against=dense, target=wanted)
+        show_replay(one, networks, frame, dense, wanted)
+        if trace is not None:
+            step, events = one.trace(networks[0])
+            _write_trace(events, trace, f"step {step} on {networks[0]!r}")
+        if json_file is not None:
+            _write_json(replay_figures(one, networks, frame, wanted), json_file)
+    except ReplayError as error:
+        _fail(str(error), 2)
+
+
+@app.command()
+def simulate(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    network: Networks = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
+    efficiency: Annotated[
+        float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")
+    ] = 0.4,
+    codec_speed: Annotated[
+        float | None,
+        typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Pipelines side by side, each with the whole batch.")] = 1,
+    trace: TraceFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """What a run that was never made would take on networks: nothing is trained.
+
+    For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
+    """
+    networks = _networks(network)
+    _check_writable("--trace", trace)
+    _check_writable("--json", json_file)
+    with _bad_input_in_one_sentence():
+        from raysim.network.trace import trace_events
+        from raysim.pipeline.forecast import forecast
+        from raysim.show import forecast_figures, show_forecast
+
+        plan = forecast(
+            recipe,
+            *(overrides or []),
+            device=device,
+            profile=profile,
+            efficiency=efficiency,
+            codec_bytes_per_s=codec_speed,
+            num_replicas=replicas,
+        )
+        show_forecast(plan, networks)
+        if trace is not None:
+            _write_trace(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
+        if json_file is not None:
+            _write_json(forecast_figures(plan, networks), json_file)
+
+
+@app.command()
+def profile(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    out: Annotated[Path, typer.Option(help="The profile's file, for `raysim simulate --profile`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
+) -> None:
+    """Record what forwards and backwards cost on this machine, by a few steps in this process.
+
+    For example: raysim profile topics-gpt --out topics.json
+    """
+    _check_writable("--out", out)
+    with _bad_input_in_one_sentence():
+        from raysim.config import read_config
+        from raysim.pipeline.faults import DivergedError, StageError
+        from raysim.pipeline.forecast import record_profile
+        from raysim.show import show_profile
+
+        try:
+            found = record_profile(read_config(recipe, overrides or []), num_steps=steps)
+        except (DivergedError, StageError) as error:
+            _fail(f"the run failed: {error}.", 1)
+        show_profile(found)
+        found.save(out)
+        typer.echo(f"Profile: {out}")
+
+
+def _networks(texts: list[str] | None) -> list[Network]:
+    if not texts:
+        _fail("`--network` must be given once or more, as in --network 100mbps.", 2)
+    from raysim.network.presets import parse_network
+
+    try:
+        return [parse_network(text) for text in texts]
+    except ValueError as error:
+        _fail(f"`--network`: {error}", 2)
+
+
+def _check_writable(option: str, file: Path | None) -> None:
+    """Fail where a file cannot be written, before anything starts; leaves nothing behind."""
+    if file is None:
+        return
+    new = not file.exists()
+    try:
+        with file.open("a"):
+            pass
+    except OSError as error:
+        _fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
+    if new:
+        file.unlink()
+
+
+def _check_ours(package: str) -> None:
+    """Fail where another package of that name comes first, such as a folder that one stands in."""
+    from importlib.util import find_spec
+
+    here = Path(__file__).resolve().parent.parent / package
+    found = find_spec(package)
+    if found is None or found.origin is None or Path(found.origin).resolve().parent != here:
+        _fail(
+            f"`{package}` must be raysim's own, in {here}, but Python finds {found and found.origin}: run it elsewhere.",
+            2,
+        )
+
+
+def _write_json(figures: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
+    typer.echo(f"Figures: {file}")
+
+
+def _write_trace(events: Iterator[dict[str, Any]], file: Path, what: str) -> None:
+    from raysim.network.trace import write_trace
+
+    typer.echo(f"Trace of {what}: {file}, {write_trace(events, file):,} events")
+
+
 @app.command()
 def recipes() -> None:
     """List the recipes, each with its first line."""
@@ -113,6 +299,55 @@ def bench_pipeline(
     result = measure(stages or [2, 4], pairs=pairs, steps=steps)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+@bench.command("simulate")
+def bench_simulate(json_file: JsonFile = None) -> None:
+    """One very large schedule, and one recorded run on thousands of networks."""
+    _check_writable("--json", json_file)
+    from raysim.bench.simulate import bench_simulate as measure
+
+    result = measure()
+    if json_file is not None:
+        _write_json(result, json_file)
+
+
+@bench.command("codecs")
+def bench_codecs(
+    codecs: Annotated[
+        list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1); a choice of all by default.")
+    ] = None,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--size", min=512, help="Values of a tensor; may be repeated.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    others: Annotated[bool, typer.Option(help="Measure plain torch and numcodecs too.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """What codecs cost beside one memcpy of the tensor, what they save, and their error."""
+    _check_writable("--json", json_file)
+    from raysim.bench.codecs import DEFAULTS, SIZES, table
+    from raysim.bench.codecs import bench_codecs as measure
+    from raysim.codecs import CODECS
+    from raysim.notation import parse
+    from raysim.show import console
+
+    try:
+        chosen = [parse(text, CODECS) for text in codecs] if codecs else DEFAULTS
+    except ValueError as error:
+        _fail(f"`codecs`: {error}", 2)
+    out = console()
+    with out.status("") as status:
+        result = measure(
+            tuple(sizes or SIZES),
+            codecs=chosen,
+            others=others,
+            threads=threads,
+            progress=lambda name: status.update(f"measuring {name}"),
+        )
+    out.print(table(result))
+    if json_file is not None:
+        _write_json(result, json_file)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from raysim.bench.codecs import DEFAULTS, KINDS, bench_codecs, break_even_bps, draw, table
+from raysim.codecs import CODECS
+from raysim.notation import parse
 
 
 def test_rows_add_up_and_print() -> None:
@@ -28,6 +30,10 @@ def test_rows_add_up_and_print() -> None:
     with console.capture() as capture:
         console.print(table(result))
     assert "TopK(0.01)" in capture.get()
+
+
+def test_every_codec_is_measured() -> None:
+    assert {type(parse(text, CODECS)) for text in DEFAULTS} == set(CODECS.values())
 
 
 def test_own_tensors_and_shapes() -> None:

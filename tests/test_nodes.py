@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import json, os, sys
 from pathlib import Path
 
@@ -43,7 +43,7 @@ finally:
     import ray
     ray.shutdown()
     cluster.shutdown()
-'''
+"""
 
 
 @pytest.mark.slow
@@ -65,5 +65,7 @@ def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
     assert before[-1] not in after
     run = Run(tmp_path / "nodes")
     assert (run.status, run.row["restarts"]) == ("finished", 1)
-    config = small(num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)")
+    config = small(
+        num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"
+    )
     same_records(run, train(config, engine="inline", out=tmp_path / "inline"))

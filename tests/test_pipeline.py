@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-
 from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED
+
 from raysim.config import ConfigError
 from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.faults import DivergedError, StageError

@@ -41,6 +41,7 @@ ROOMS = {
     ),
     "raysim.recipes": (set(), set()),
     "raysim.progress": ({"records", "pipeline", "network"}, {"rich"}),
+    "raysim.show": ({"network"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
@@ -97,7 +98,9 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
             assert top in theirs, f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["recipes"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["train", "--help"], ["replay", "--help"], ["simulate", "--help"], ["recipes"]]
+)
 def test_help_imports_neither_torch_nor_ray(command):
     code = f"""
 import sys

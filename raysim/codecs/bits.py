@@ -5,8 +5,11 @@ Everything runs on the tensor's own device, so that only packed bytes cross to t
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from raysim.codecs import kernels
 
 
 def packed_bytes(count: int, width: int) -> int:
@@ -42,6 +45,15 @@ def pack(values: Tensor, width: int) -> Tensor:
     if width == 8:
         return values.to(torch.uint8)
     count = packed_bytes(len(values), width)
+    if kernels.serves(values.device):
+        from raysim.codecs.kernels import fields
+
+        packed = np.empty(count, np.uint8)
+        if width < 8:
+            fields.pack_stream(values.to(torch.uint8).contiguous().numpy(), width, packed)
+        else:
+            fields.pack_wide(values.long().contiguous().numpy(), width, packed)
+        return torch.from_numpy(packed)
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
@@ -60,8 +72,16 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     """
     if width == 0:
         return torch.zeros(count, dtype=torch.int64, device=packed.device)
+    if width <= 8 and kernels.serves(packed.device):
+        return unpack_bytes(packed, count, width).long()
     if width == 8:
         return packed.long()
+    if kernels.serves(packed.device):
+        from raysim.codecs.kernels import fields
+
+        values = np.empty(count, np.int64)
+        fields.unpack_wide(kernels.opened(packed.numpy()), width, values)
+        return torch.from_numpy(values)
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
         bits = unpack_bits(packed, count * width).view(count, width).long()
@@ -71,6 +91,19 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
         words = (words << 8) | column
     shifts = torch.arange(7 * width, -1, -width, device=packed.device)
     return ((words[:, None] >> shifts) & ((1 << width) - 1)).view(-1)[:count]
+
+
+def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
+    """Return `count` integers of at most 8 bits as uint8; inverse of `pack`."""
+    if width == 8:
+        return packed
+    if not kernels.serves(packed.device):
+        return unpack(packed, count, width).to(torch.uint8)
+    from raysim.codecs.kernels import fields
+
+    codes = np.empty(count, np.uint8)
+    fields.unpack_stream(kernels.opened(packed.numpy()), width, codes)
+    return torch.from_numpy(codes)
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

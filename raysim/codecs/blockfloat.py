@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import Layout, layout_of
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.notation import check_choice, check_integer
@@ -56,6 +57,8 @@ class MX(Codec):
         layout = layout_of(tuple(x.shape), "block", self.block)
         if not layout.numel:
             return {"codes": np.empty(0, np.uint8), "exponents": np.empty(0, np.uint8)}
+        if kernels.serve(x):
+            return self._encode_native(x.contiguous().float().view(-1), layout)
         values = layout.view(cast_saturating(x, torch.float32))
         exponents = torch.frexp(values.abs().amax((0, 2))).exponent - 1 - _TOP[self.element]
         exponents = torch.where(values.any(dim=2).view(-1), exponents.clamp(-_BIAS, _BIAS), -_BIAS)
@@ -70,20 +73,42 @@ class MX(Codec):
             codes += magnitudes >= border
         return arrays | {"codes": to_bytes(pack(codes | (scaled < 0).to(torch.uint8) << 3, 4))}
 
+    def _encode_native(self, x: Tensor, layout: Layout) -> dict[str, np.ndarray]:
+        from raysim.codecs.kernels import blockfloat as native
+
+        exponents, scaled = np.empty(layout.groups, np.uint8), np.empty(layout.numel, np.float32)
+        native.share_exponents(kernels.bits_of(x), x.numpy(), self.block, _TOP[self.element], exponents, scaled)
+        if self.element != "e2m1":
+            small = cast_saturating(torch.from_numpy(scaled), _FLOAT8[self.element])
+            return {"exponents": exponents, "codes": to_bytes(small.view(torch.uint8))}
+        codes = np.empty(layout.numel, np.uint8)
+        native.round_e2m1(scaled, codes)
+        return {"exponents": exponents, "codes": to_bytes(pack(torch.from_numpy(codes), 4))}
+
+    def _elements(self) -> Tensor:
+        """Return the value of every code, float32."""
+        if self.element == "e2m1":
+            return torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+        return torch.arange(256, dtype=torch.uint8).view(_FLOAT8[self.element]).float()
+
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout = layout_of(packet.shape, "block", self.block)
         width = 4 if self.element == "e2m1" else 8
         data = to_tensor(packet.bytes_of("codes", packed_bytes(layout.numel, width)), torch.uint8, device)
-        exponents = to_tensor(packet.bytes_of("exponents", layout.groups), torch.uint8, device).int() - _BIAS
-        if self.element == "e2m1":
-            codes = unpack(data, layout.numel, 4)
-            elements = torch.tensor(_E2M1, device=device)[codes & 7] * (1.0 - (codes >> 3 << 1))
-        else:
-            elements = data.view(_FLOAT8[self.element]).float()
-            if not torch.isfinite(elements).all():
-                raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
-        return self._scaled(elements, exponents, layout, DTYPES[packet.dtype]).view(packet.shape)
+        shared, dtype = packet.bytes_of("exponents", layout.groups), DTYPES[packet.dtype]
+        codes, table = unpack_bytes(data, layout.numel, width), self._elements()
+        if layout.numel and dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels.blockfloat import spread_exponents
 
-    def _scaled(self, elements: Tensor, exponents: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-        values = layout.view(elements).double() * layout.spread(power_of_two(exponents))
-        return cast_saturating(layout.flat(values), dtype)
+            out = kernels.empty(layout.numel, np.float32)
+            spread_exponents(kernels.opened(codes.numpy()), table.numpy(), self.block, kernels.opened(shared), out)
+            values = torch.from_numpy(out)
+        else:
+            exponents = to_tensor(shared, torch.uint8, device).int() - _BIAS
+            wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
+            values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
+        if (
+            layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all()
+        ):  # of codes that no encoder makes
+            raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
+        return cast_saturating(values, dtype).view(packet.shape)

@@ -46,7 +46,7 @@ class ErrorBounded(Codec):
         if self.relative == "range":
             return self.bound * (float(x.amax()) - float(x.amin()))
         whole = layout_of((layout.numel,), "tensor", 0)
-        return self.bound * math.sqrt(float(group_sums(x, whole, 2)) / layout.numel)
+        return self.bound * math.sqrt(float(group_sums(x, whole, "squares")) / layout.numel)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

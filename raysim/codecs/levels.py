@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.signs import read_floats
 from raysim.notation import check_integer
@@ -58,7 +59,14 @@ class NonUniform(Codec):
         flat = x.reshape(-1)
         levels = self._fitted(flat).to(x.device)
         borders = ((levels[1:].double() + levels[:-1].double()) / 2).to(levels.dtype)
-        codes = torch.bucketize(flat.to(levels.dtype), borders)
+        if kernels.serve(x):
+            from raysim.codecs.kernels.levels import nearest
+
+            found = np.empty(len(flat), np.uint8)
+            nearest(flat.contiguous().float().numpy(), borders.numpy(), found)
+            codes = torch.from_numpy(found)
+        else:
+            codes = torch.bucketize(flat.to(levels.dtype), borders)
         return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "levels": to_bytes(levels)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
@@ -66,4 +74,11 @@ class NonUniform(Codec):
         levels = read_floats(packet, "levels", (1 << self.bits) if packet.numel else 0, device)
         if not packet.numel:
             return torch.empty(packet.shape, dtype=DTYPES[packet.dtype], device=device)
-        return cast_saturating(levels[unpack(data, packet.numel, self.bits)], DTYPES[packet.dtype]).view(packet.shape)
+        codes, dtype = unpack_bytes(data, packet.numel, self.bits), DTYPES[packet.dtype]
+        if dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels.levels import look_up
+
+            out = kernels.empty(packet.numel, np.float32)
+            look_up(kernels.opened(codes.numpy()), levels.float().numpy(), out)
+            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
+        return cast_saturating(levels[codes.long()], dtype).view(packet.shape)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.notation import Notation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -155,13 +156,16 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
 
 def check_finite(x: Tensor) -> None:
     """Raise NonFiniteError where `x` holds NaN or infinity; one pass and no copy."""
-    if x.numel() and not torch.isfinite(torch.stack(torch.aminmax(x))).all():
+    if x.numel() and not all(math.isfinite(end.item()) for end in torch.aminmax(x)):
         raise NonFiniteError("A tensor to send holds NaN or infinity.")
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `x` in `dtype`, rounded to nearest even; what exceeds its range goes to its end, so finite stays finite."""
     limit = torch.finfo(dtype).max
-    if limit < torch.finfo(x.dtype).max:
+    if x.numel() and limit < torch.finfo(x.dtype).max and float(torch.stack(torch.aminmax(x)).abs().amax()) > limit:
         x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-limit, limit)  # bfloat16 has no 65504 to clamp to
-    return x.to(dtype)
+    if x.dtype == dtype or x.device.type != "cpu" or not x.numel():
+        return x.to(dtype)
+    out = torch.from_numpy(kernels.empty(x.numel() * dtype.itemsize, np.uint8)).view(dtype).view(x.shape)
+    return out.copy_(x)

@@ -76,11 +76,11 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
         high = to_tensor(packet.bytes_of("high", packed_bytes(length, 1)), torch.uint8, device)
         ones = unpack_bits(high, length).nonzero().view(-1)
         if len(ones) != kept:
-            raise _misplaced(packet, kept)
+            raise misplaced(packet, kept)
         positions = (ones - torch.arange(kept, device=device) << width) | unpack(low, kept, width)
     increasing = bool((positions[1:] > positions[:-1]).all()) if kept > 1 else True
     if len(positions) != kept or not increasing or (kept and not 0 <= int(positions[0]) <= int(positions[-1]) < total):
-        raise _misplaced(packet, kept)
+        raise misplaced(packet, kept)
     return positions
 
 
@@ -112,11 +112,12 @@ def _decode_native(packet: Packet, kept: int) -> np.ndarray:
         high = kernels.opened(packet.bytes_of("high", packed_bytes(length, 1)))
         right = indices.decode_elias_fano(low, high, length, width, total, positions)
     if not right:
-        raise _misplaced(packet, kept)
+        raise misplaced(packet, kept)
     return positions
 
 
-def _misplaced(packet: Packet, kept: int) -> ValueError:
+def misplaced(packet: Packet, kept: int) -> ValueError:
+    """Return the error of a packet whose positions cannot be those of `kept` values."""
     return ValueError(
         f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
     )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from raysim.codecs import kernels
 
 # SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit constants: torch has no shift on uint64.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -25,6 +28,12 @@ def derive_key(*parts: object) -> int:
 
 def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Return `count` random int64: the SplitMix64 stream whose state starts at `key`."""
+    if kernels.serves(device):
+        from raysim.codecs.kernels.random import fill_bits
+
+        filled = np.empty(count, np.uint64)
+        fill_bits(np.uint64(key % 2**64), filled)
+        return torch.from_numpy(filled.view(np.int64))
     z = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_GAMMA).add_(key)
     z = (z ^ _shift(z, 30)).mul_(_MIX_1)
     z = (z ^ _shift(z, 27)).mul_(_MIX_2)
@@ -33,6 +42,12 @@ def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
 
 def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Return `count` float64 in [0, 1), of 53 random bits each."""
+    if kernels.serves(device):
+        from raysim.codecs.kernels.random import fill_uniform
+
+        filled = np.empty(count)
+        fill_uniform(np.uint64(key % 2**64), filled)
+        return torch.from_numpy(filled)
     return _shift(bits64(key, count, device), 11).to(torch.float64).mul_(2.0**-53)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.dense import Identity
 from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest
 from raysim.codecs.random import bits64
@@ -55,6 +56,12 @@ class RandomK(Codec):
     def _positions(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
         rows, length, kept = self._rows(shape)
         # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
+        if kernels.serves(device):
+            from raysim.codecs.kernels.random import fill_ranks
+
+            ranks = np.empty(rows * length, np.int32)
+            fill_ranks(np.uint64(key % 2**64), ranks)
+            return select_topk(torch.from_numpy(ranks).view(torch.float32).view(rows, length), kept)
         drawn = (bits64(key, rows * length, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
         return select_topk(drawn.view(rows, length), kept)
 

@@ -23,12 +23,20 @@ def sign_bits(x: Tensor) -> np.ndarray:
     return to_bytes(pack_bits(x.reshape(-1) >= 0))
 
 
-def read_signs(packet: Packet, device: torch.device | str) -> Tensor:
-    """Return the flat flags of `sign_bits` in a packet, bool."""
+def two_levels(packet: Packet, layout: Layout, low: Tensor, high: Tensor) -> Tensor:
+    """Return the tensor whose values are `low` or `high` of their group (float64), as the bitmap `signs` says."""
     data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
-    if kernels.serves(device):
-        return torch.from_numpy(np.unpackbits(data, count=packet.numel).view(bool))
-    return unpack_bits(to_tensor(data, torch.uint8, device), packet.numel)
+    dtype = DTYPES[packet.dtype]
+    if layout.numel and dtype != torch.float64 and kernels.serves(low.device):
+        from raysim.codecs.kernels.uniform import dequantize
+
+        out = kernels.empty(layout.numel, np.float32)
+        step = (high - low).numpy()
+        dequantize(kernels.opened(data), 0, layout.groups, layout.inner, low.numpy(), step, 0, 1, 1, out)
+        return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
+    signs = layout.view(unpack_bits(to_tensor(data, torch.uint8, low.device), packet.numel)).double()
+    values = signs.mul_(layout.spread(high - low)).add_(layout.spread(low))
+    return cast_saturating(layout.flat(values if dtype == torch.float64 else values.float()), dtype).view(packet.shape)
 
 
 def group_sizes(layout: Layout, device: torch.device) -> Tensor:
@@ -80,18 +88,16 @@ class Sign(Codec):
         if not self.scaled:
             return signs
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        means = group_sums(x, layout, 1) / group_sizes(layout, x.device)
+        means = group_sums(x, layout, "magnitudes") / group_sizes(layout, x.device)
         return signs | {"scales": to_bytes(means.float())}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
-        signs = layout.view(read_signs(packet, device))
         if self.scaled:
-            scales = read_floats(packet, "scales", layout.groups, device).float()
+            scales = read_floats(packet, "scales", layout.groups, device)
         else:
-            scales = torch.ones(layout.groups, device=device)
-        values = torch.where(signs, layout.spread(scales), layout.spread(-scales))
-        return cast_saturating(layout.flat(values), DTYPES[packet.dtype]).view(packet.shape)
+            scales = torch.ones(layout.groups, dtype=torch.float64, device=device)
+        return two_levels(packet, layout, -scales, scales)
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,16 +120,13 @@ class OneBit(Codec):
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        counts = group_sums((x >= 0).float(), layout, 0)
+        counts = group_sums(x, layout, "count")
         others = group_sizes(layout, x.device) - counts
-        high = group_sums(x.clamp_min(0), layout, 0) / counts.clamp_min(1)  # an empty kind has mean 0
-        low = group_sums(x.clamp_max(0), layout, 0) / others.clamp_min(1)
+        high = group_sums(x, layout, "positive") / counts.clamp_min(1)  # an empty kind has mean 0
+        low = group_sums(x, layout, "negative") / others.clamp_min(1)
         return {"signs": sign_bits(x), "low": to_bytes(low.float() + 0.0), "high": to_bytes(high.float() + 0.0)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
-        signs = layout.view(read_signs(packet, device))
-        low = read_floats(packet, "low", layout.groups, device).float()
-        high = read_floats(packet, "high", layout.groups, device).float()
-        values = torch.where(signs, layout.spread(high), layout.spread(low))
-        return cast_saturating(layout.flat(values), DTYPES[packet.dtype]).view(packet.shape)
+        low = read_floats(packet, "low", layout.groups, device)
+        return two_levels(packet, layout, low, read_floats(packet, "high", layout.groups, device))

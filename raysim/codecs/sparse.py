@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
 from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest
-from raysim.codecs.positions import FORMS, decode_positions, encode_positions, smallest_form
+from raysim.codecs.positions import FORMS, decode_positions, encode_positions, misplaced, smallest_form
 from raysim.notation import check_choice, check_real
 
 
@@ -69,7 +70,14 @@ def _select_native(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     positions, values = np.empty(num_rows * kept, np.int64), np.empty(num_rows * kept, bits.dtype)
     infinity = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}[x.dtype]
     mask = np.iinfo(bits.dtype).max
-    if not select_rows(bits, num_rows, length, kept, bits.dtype.type(mask), np.int64(infinity), positions, values):
+
+    def select(start: int, stop: int) -> bool:
+        first, last = start // length, stop // length
+        out = slice(first * kept, last * kept)
+        shape, limits = (last - first, length, kept), (bits.dtype.type(mask), np.int64(infinity))
+        return bool(select_rows(bits[start:stop], start, *shape, *limits, positions[out], values[out]))
+
+    if not all(kernels.in_parts(select, num_rows * length, length)):
         raise NonFiniteError("A tensor to select from holds NaN or infinity.")
     return torch.from_numpy(positions), torch.from_numpy(values).view(x.dtype)
 
@@ -91,6 +99,33 @@ def select_at_least(x: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(found), torch.from_numpy(values).view(x.dtype)
     positions = ((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).nonzero().view(-1)
     return positions, x[positions]
+
+
+def count_at_least(x: Tensor, floor: float) -> int:
+    """Return how many values `select_at_least` would."""
+    if kernels.serve(x):
+        from raysim.codecs.kernels import select
+
+        bits, limit = kernels.bits_of(x), kernels.bits_of(torch.tensor([floor]).to(x.dtype))
+        return int(
+            select.count_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(max(1, int(limit[0]))))
+        )
+    return int(((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).sum())
+
+
+def place(packet: Packet, values: Tensor) -> Tensor:
+    """Return the flat tensor of a packet whose index says where `values` lie, zeros elsewhere; raises ValueError."""
+    if "bitmap" in packet.arrays and kernels.serve(values):
+        from raysim.codecs.kernels import indices
+
+        bitmap = kernels.opened(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)))
+        if indices.count_bits(bitmap, packet.numel) != len(values):
+            raise misplaced(packet, len(values))
+        bits = kernels.opened(kernels.bits_of(values.contiguous()))
+        out = kernels.empty(packet.numel, bits.dtype)
+        indices.expand_bitmap(bitmap, bits, out)
+        return torch.from_numpy(out).view(values.dtype)
+    return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
 
 
 def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
@@ -180,7 +215,7 @@ class TopK(Codec):
         values = packet.part("values", self.values, self._kept_shape(packet.shape)).decode(device).reshape(-1)
         if kept == packet.numel:
             return values.view(packet.shape)
-        return scatter(decode_positions(packet, kept, device), values, packet.numel).view(packet.shape)
+        return place(packet, values).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         """Return the positions that a packet of this codec sends."""
@@ -226,14 +261,35 @@ class Nonzero(Codec):
         return self.values.random
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        if kernels.serve(x) and x.numel():
+            return self._encode_native(x.contiguous(), key)
         positions, kept = select_at_least(x.contiguous().view(-1), 0.0)
         packet = self.values.encode(kept, key)  # NaN is not zero, and is found there
         arrays = dict(nest("values", packet), count=np.array([len(positions)], dtype=np.int64))
         return arrays | encode_positions(positions, x.numel(), smallest_form(len(positions), x.numel()))
+
+    def _encode_native(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        from raysim.codecs.kernels import select
+
+        bits, total = kernels.bits_of(x), x.numel()
+        mask, least = bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(1)
+        count = int(select.count_at_least(bits, mask, least))
+        values = kernels.empty(count, bits.dtype)
+        form = smallest_form(count, total)
+        if form == "bitmap":
+            bitmap = np.empty(packed_bytes(total, 1), np.uint8)
+            select.mark_at_least(bits, mask, least, bitmap, values)
+            index = {"bitmap": bitmap}
+        else:
+            positions = np.empty(count, np.int64)
+            select.select_at_least(bits, mask, least, positions, values)
+            index = encode_positions(torch.from_numpy(positions), total, form)
+        packet = self.values.encode(torch.from_numpy(values).view(x.dtype), key)
+        return dict(nest("values", packet), count=np.array([count], dtype=np.int64)) | index
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         kept = int(packet.bytes_of("count", 8).view(np.int64)[0])
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
         values = packet.part("values", self.values, (kept,)).decode(device)
-        return scatter(decode_positions(packet, kept, device), values, packet.numel).view(packet.shape)
+        return place(packet, values).view(packet.shape)

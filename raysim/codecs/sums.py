@@ -5,6 +5,8 @@ Within a block neighbours at half its length are added until one value is left; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,11 +17,23 @@ from raysim.codecs.layout import Layout
 BLOCK = 4096
 
 
-def group_sums(x: Tensor, layout: Layout, power: int) -> Tensor:
-    """Return the sum over each group of `layout` of x, |x| or x squared (`power` 0, 1 or 2), float64.
+_TERMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda values: values,
+    "magnitudes": torch.abs,
+    "squares": torch.square,
+    "positive": lambda values: values.clamp_min(0),
+    "negative": lambda values: values.clamp_max(0),
+    "count": lambda values: (values >= 0).double(),  # of what is not negative
+}
+
+
+def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
+    """Return the sum over each group of `layout` of a term of every x - center, float64; what terms there are says `_TERMS`.
+
+    The difference is rounded to float32, so that terms are the same whatever makes them.
 
     >>> from raysim.codecs.layout import layout_of
-    >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), 1)
+    >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), "magnitudes")
     tensor([3., 7.], dtype=torch.float64)
     """
     if not layout.numel:
@@ -28,10 +42,12 @@ def group_sums(x: Tensor, layout: Layout, power: int) -> Tensor:
         from raysim.codecs.kernels.sums import group_sums as native
 
         sums = np.zeros(layout.groups)
-        native(x.contiguous().float().view(-1).numpy(), layout.groups, layout.inner, power, sums)
+        native(
+            x.contiguous().float().view(-1).numpy(), layout.groups, layout.inner, list(_TERMS).index(of), center, sums
+        )
         return torch.from_numpy(sums)
     values = x.reshape(-1).double()
-    values = values.abs() if power == 1 else values.square() if power == 2 else values
+    values = _TERMS[of]((values - center).float().double() if center else values)
     missing = -layout.numel % (layout.groups * layout.inner)
     runs = torch.nn.functional.pad(values, (0, missing)).view(-1, layout.groups, layout.inner)
     width = min(BLOCK, 1 << (layout.inner - 1).bit_length())

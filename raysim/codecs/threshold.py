@@ -13,9 +13,9 @@ from torch import Tensor
 from raysim.codecs.dense import Identity
 from raysim.codecs.layout import layout_of
 from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest
-from raysim.codecs.positions import decode_positions, encode_positions, smallest_form
+from raysim.codecs.positions import encode_positions, smallest_form
 from raysim.codecs.random import bits64
-from raysim.codecs.sparse import kept_of, scatter, select_at_least, select_topk
+from raysim.codecs.sparse import count_at_least, kept_of, place, select_at_least, select_topk
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice, check_real
 
@@ -35,7 +35,7 @@ class Counted(Codec):
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
         values = packet.part("values", self.values, (kept,)).decode(device)
-        return scatter(decode_positions(packet, kept, device), values, packet.numel).view(packet.shape)
+        return place(packet, values).view(packet.shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,7 +133,7 @@ class EstimatedTopK(Counted):
         return tau, wanted if _passing(x, tau) > 1.3 * wanted else len(x)
 
     def _bisect(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        mean, greatest = _mean(x, 1), float(x.abs().amax())
+        mean, greatest = _mean(x, "magnitudes"), float(torch.stack(torch.aminmax(x)).abs().amax())
         low, high, tau = 0.0, 1.0, mean
         for _ in range(20):
             share = (low + high) / 2
@@ -145,7 +145,7 @@ class EstimatedTopK(Counted):
         return tau, 2 * wanted
 
     def _gaussian(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        deviation = math.sqrt(max(0.0, _mean(x, 2) - _mean(x, 0) ** 2))
+        deviation = math.sqrt(max(0.0, _mean(x, "squares") - _mean(x, "sum") ** 2))
         tau = deviation * NormalDist().inv_cdf(1 - min(self.density, 1 - 1e-9) / 2)
         for _ in range(3):
             passing = _passing(x, tau)
@@ -155,12 +155,12 @@ class EstimatedTopK(Counted):
         return tau, len(x)
 
     def _exponential(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        return -_mean(x, 1) * math.log(self.density), len(x)
+        return -_mean(x, "magnitudes") * math.log(self.density), len(x)
 
 
-def _mean(x: Tensor, power: int) -> float:
-    return float(group_sums(x, layout_of((len(x),), "tensor", 0), power)) / len(x)
+def _mean(x: Tensor, of: str) -> float:
+    return float(group_sums(x, layout_of((len(x),), "tensor", 0), of)) / len(x)
 
 
 def _passing(x: Tensor, tau: float) -> int:
-    return int((x.abs() >= tau).sum())
+    return count_at_least(x, tau)

@@ -13,6 +13,8 @@ from raysim.codecs import kernels
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, nest
 from raysim.notation import check_integer
 
+_GREATEST = torch.finfo(torch.float32).max
+
 
 def check_tile(tile: object) -> int:
     """Return the size of a tile; raises ValueError where there is no Hadamard matrix of Sylvester's of that size."""
@@ -29,12 +31,6 @@ def hadamard(tiles: Tensor) -> Tensor:
     tensor([[ 3., -1.]], dtype=torch.float64)
     """
     tile = tiles.shape[1]
-    if kernels.serves(tiles.device) and tiles.numel():
-        from raysim.codecs.kernels.hadamard import butterflies
-
-        out = tiles.clone(memory_format=torch.contiguous_format)
-        butterflies(out.view(-1).numpy(), tile)
-        return out
     half = 1
     while half < tile:
         pairs = tiles.reshape(-1, tile // (2 * half), 2, half)
@@ -78,6 +74,13 @@ class Hadamard(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         turned = self._turned(tuple(x.shape))
+        if kernels.serve(x) and x.numel():
+            return dict(
+                nest(
+                    "turned",
+                    self.codec.encode(self._turn(x, 1 / self.tile, math.inf, math.prod(turned)).view(turned), key),
+                )
+            )
         flat = torch.nn.functional.pad(x.reshape(-1).double(), (0, math.prod(turned) - x.numel()))
         mixed = hadamard(flat.view(-1, self.tile)).div_(self.tile)
         return dict(nest("turned", self.codec.encode(mixed.float().view(turned), key)))
@@ -85,5 +88,20 @@ class Hadamard(Codec):
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         turned = self._turned(packet.shape)
         mixed = packet.part("turned", self.codec, turned)._replace(dtype="float32").decode(device)
+        dtype = DTYPES[packet.dtype]
+        if dtype != torch.float64 and kernels.serves(device) and packet.numel:
+            return cast_saturating(self._turn(mixed, 1.0, _GREATEST, mixed.numel())[: packet.numel], dtype).view(
+                packet.shape
+            )
         flat = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]
-        return cast_saturating(flat, DTYPES[packet.dtype]).view(packet.shape)
+        return cast_saturating(flat if dtype == torch.float64 else cast_saturating(flat, torch.float32), dtype).view(
+            packet.shape
+        )
+
+    def _turn(self, x: Tensor, factor: float, limit: float, count: int) -> Tensor:
+        """Return `count` values: the tiles of `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+        from raysim.codecs.kernels.hadamard import turn
+
+        out = kernels.empty(count, np.float32)
+        turn(kernels.opened(x.contiguous().float().view(-1).numpy()), self.tile, factor, limit, out)
+        return torch.from_numpy(out)

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs.bits import pack, packed_bytes, unpack
-from raysim.codecs.layout import layout_of
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.layout import Layout, layout_of
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.random import bits64, uniform
-from raysim.codecs.signs import read_floats
+from raysim.codecs.quantize import Quantize
+from raysim.codecs.random import bits64
 from raysim.codecs.sums import group_sums
+from raysim.codecs.uniform import UniformCodec
 from raysim.notation import check_integer, check_real
 
 _GREATEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, repr=False)
-class QSGD(Codec):
-    """Rounds |x|/N at random to a multiple of 1/s, N the Euclidean norm of a block of `block` values (Alistarh et al. 2017,
-    1610.02132): y = s|x|/N, q = floor(y) + [u < y - floor(y)], decoded to N sign(x) q/s.
+class QSGD(UniformCodec):
+    """Rounds s x/N at random to a whole number beside it, N the Euclidean norm of a block of `block` values (Alistarh et al.
+    2017, 1610.02132): floor(s x/N + u), decoded to N/s times that.
 
     s = 2^(bits-1) - 1 levels on either side of zero; N is sent in float32. Unbiased, with variance N^2/s^2 sum f(1 - f), f the
-    fraction of y.
+    fraction of s|x|/N. The paper rounds magnitudes, which is the same in distribution.
 
+    >>> import torch
     >>> QSGD(4).encode(torch.tensor([3.0, -4.0]), key=1).wire_bytes
     5
     """
@@ -37,44 +42,38 @@ class QSGD(Codec):
     def __post_init__(self) -> None:
         self._coerce(bits=check_integer("bits", self.bits, 2, 8), block=check_integer("block", self.block, 1))
 
+    per: ClassVar[str] = "block"  # type: ignore[misc]
+    rounding: ClassVar[str] = "stochastic"  # type: ignore[misc]
+
     @property
-    def random(self) -> bool:
+    def _absmax(self) -> bool:
         return True
 
     @property
-    def _levels(self) -> int:
+    def _steps(self) -> int:
         return (1 << (self.bits - 1)) - 1
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        check_finite(x)
-        layout = layout_of(tuple(x.shape), "block", self.block)
-        if not layout.numel:
-            return {"codes": np.empty(0, np.uint8), "norms": np.empty(0, np.uint8)}
-        # a norm beyond float32 is no less than any value where it is cut to its end, and so still unbiased
-        norms = group_sums(x, layout, 2).sqrt_().clamp_(max=_GREATEST).float()
-        wide = layout.spread(norms.double())
-        values = layout.view(x).double()
-        share = torch.where(wide > 0, values.abs() / wide, 0.0).mul_(self._levels)
-        draws = uniform(key or 0, layout.numel, x.device)
-        levels = layout.flat(share).add(draws).floor_().clamp_(max=self._levels)
-        codes = torch.where(layout.flat(values) < 0, -levels, levels).add_(self._levels)
-        return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "norms": to_bytes(norms)}
+    @property
+    def _center_code(self) -> int:
+        return self._steps
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
-        layout = layout_of(packet.shape, "block", self.block)
-        data = to_tensor(packet.bytes_of("codes", packed_bytes(layout.numel, self.bits)), torch.uint8, device)
-        norms = read_floats(packet, "norms", layout.groups, device)
-        levels = unpack(data, layout.numel, self.bits) - self._levels
-        if (levels > self._levels).any() or (norms < 0).any():
-            raise ValueError(f"A packet of {self!r} holds codes or norms out of bounds.")
-        values = layout.view(levels).double().div_(self._levels).mul_(layout.spread(norms))
-        return cast_saturating(layout.flat(values), DTYPES[packet.dtype]).view(packet.shape)
+    @property
+    def _last_code(self) -> int:
+        return 2 * self._steps
+
+    def _widened(self, x: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
+        greatest = np.maximum(-low, high)
+        with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
+            # beyond float32 its end will do: whatever is no less than any value is unbiased
+            norms = np.minimum(np.sqrt(group_sums(x, layout, "squares").cpu().numpy()), _GREATEST).astype(np.float32)
+            high[:] = np.where(np.isfinite(greatest), np.maximum(norms, greatest), greatest)
+        low[:] = -high
 
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Codec):
     """Rounds every value at random to -s, 0 or s, s the greatest magnitude after clipping (Wen et al. 2017, 1705.07878):
-    s sign(x) [u < |x|/s].
+    floor(x/s + u) s.
 
     Values are clipped to `clip` standard deviations of the tensor first (None: not at all; a constant tensor never). Unbiased
     for the clipped tensor, with variance s ||x||_1 - ||x||^2. 2 bits a value, and s in float32.
@@ -94,35 +93,24 @@ class TernGrad(Codec):
         return True
 
     def clipped(self, x: Tensor) -> Tensor:
-        """Return what the codec is unbiased for: `x` clipped, flat and float64."""
-        flat = x.reshape(-1).double()
-        layout = layout_of((flat.numel(),), "tensor", 0)
-        if self.clip is None or not flat.numel():
-            return flat
-        mean = group_sums(x, layout, 0) / flat.numel()
-        # of float32 differences, so that the sum is the same whatever does it
-        spread = (group_sums((flat - mean).float(), layout, 2) / flat.numel()).sqrt_()
+        """Return what the codec is unbiased for: `x` clipped."""
+        if self.clip is None or not x.numel():
+            return x
+        whole = layout_of((x.numel(),), "tensor", 0)
+        mean = float(group_sums(x, whole, "sum")) / x.numel()
+        spread = math.sqrt(float(group_sums(x, whole, "squares", mean)) / x.numel())
         limit = self.clip * spread
-        return torch.where(limit > 0, flat.clamp(-limit, limit), flat)
+        return x.clamp(-limit, limit) if 0 < limit < torch.finfo(x.dtype).max else x
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
-        flat = self.clipped(x)
-        if not flat.numel():
-            return {"codes": np.empty(0, np.uint8), "scale": np.empty(0, np.uint8)}
-        scale = flat.abs().amax().clamp(max=_GREATEST).float().view(1)
-        wide = scale.double()
-        kept = uniform(key or 0, len(flat), x.device) < torch.where(wide > 0, flat.abs() / wide, 0.0)
-        codes = torch.where(kept, flat.sign(), 0.0).add_(1)
-        return {"codes": to_bytes(pack(codes.to(torch.uint8), 2)), "scale": to_bytes(scale)}
+        return _TERNARY.encode(self.clipped(x), key).arrays
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
-        data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, 2)), torch.uint8, device)
-        scale = read_floats(packet, "scale", min(1, packet.numel), device)
-        signs = unpack(data, packet.numel, 2) - 1
-        if (signs > 1).any() or (scale < 0).any():
-            raise ValueError(f"A packet of {self!r} holds codes or a scale out of bounds.")
-        return cast_saturating(signs.double() * scale, DTYPES[packet.dtype]).view(packet.shape)
+        return packet._replace(codec=_TERNARY).decode(device)
+
+
+_TERNARY = Quantize(2, range="absmax", rounding="stochastic")
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,6 +130,12 @@ class Natural(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
+        if kernels.serve(x) and x.numel():
+            from raysim.codecs.kernels.random import round_to_powers
+
+            bits, rounded = kernels.bits_of(x.contiguous().float()), np.empty(x.numel(), np.uint8)
+            round_to_powers(bits, np.uint64((key or 0) % 2**64), rounded)
+            return {"signs": np.packbits(bits < 0), "exponents": rounded}
         pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32).long()
         draws = bits64(key or 0, x.numel(), x.device) & 0x7FFFFF
         # adding a random fraction to the fraction carries into the exponent with the right probability
@@ -151,11 +145,19 @@ class Natural(Codec):
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         flags = to_tensor(packet.bytes_of("signs", packed_bytes(packet.numel, 1)), torch.uint8, device)
-        exponents = to_tensor(packet.bytes_of("exponents", packet.numel), torch.uint8, device).int()
+        sent, dtype = packet.bytes_of("exponents", packet.numel), DTYPES[packet.dtype]
+        if kernels.serves(device):
+            from raysim.codecs.kernels.random import join_powers
+
+            pattern = kernels.empty(packet.numel, np.int32)
+            if not join_powers(kernels.opened(sent), unpack_bytes(flags, packet.numel, 1).numpy(), pattern):
+                raise self._out_of_bounds()
+            return cast_saturating(torch.from_numpy(pattern).view(torch.float32), dtype).view(packet.shape)
+        exponents = to_tensor(sent, torch.uint8, device).int()
         if (exponents == 255).any():
-            raise ValueError(f"A packet of {self!r} holds exponents out of bounds.")
-        pattern = exponents << 23
-        values = torch.where(
-            unpack(flags, packet.numel, 1).bool(), -pattern.view(torch.float32), pattern.view(torch.float32)
-        )
-        return cast_saturating(values, DTYPES[packet.dtype]).view(packet.shape)
+            raise self._out_of_bounds()
+        values = (exponents << 23 | unpack_bytes(flags, packet.numel, 1).int() << 31).view(torch.float32)
+        return cast_saturating(values, dtype).view(packet.shape)
+
+    def _out_of_bounds(self) -> ValueError:
+        return ValueError(f"A packet of {self!r} holds exponents out of bounds.")

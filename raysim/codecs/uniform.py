@@ -15,6 +15,8 @@ from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, cas
 from raysim.codecs.random import uniform
 from raysim.notation import check_choice
 
+_BLOCK = 4096  # values; threads part a tensor at its multiples, as the kernels do
+
 
 class UniformCodec(Codec):
     """Rounds (x - center) / step to a whole number, and sends it with the range of the group.
@@ -61,6 +63,10 @@ class UniformCodec(Codec):
         if layout.numel and kernels.serve(x):
             return self._encode_native(x.contiguous().float(), layout, key, None)
         low, high = self._ranges(x, layout)
+        if layout.numel:
+            wide = low.cpu().numpy(), high.cpu().numpy()
+            self._widened(x, layout, *wide)
+            low, high = (torch.from_numpy(end).to(x.device) for end in wide)
         if not torch.isfinite(low).all() or not torch.isfinite(high).all():
             raise self._not_finite()
         center, span = self._grid(low, high)
@@ -89,7 +95,8 @@ class UniformCodec(Codec):
         from raysim.codecs.kernels import uniform as native
 
         low, high = np.empty(layout.groups, np.float32), np.empty(layout.groups, np.float32)
-        native.ranges(kernels.bits_of(x), layout.groups, layout.inner, low.view(np.int32), high.view(np.int32))
+        self._find_ranges(kernels.bits_of(x), layout, low, high)
+        self._widened(x, layout, low, high)
         center, scale, step = np.empty((3, layout.groups))
         if not native.grid(low, high, self._absmax, self._steps, center, scale, step):
             raise self._not_finite()
@@ -97,8 +104,29 @@ class UniformCodec(Codec):
         left = np.empty(0, np.float32) if residual is None else residual.view(-1).numpy()
         draw = np.uint64((key or 0) % 2**64)
         codes = self._center_code, self._last_code, self.bits, self.random, draw
-        native.quantize(x.view(-1).numpy(), layout.groups, layout.inner, center, scale, step, *codes, packed, left)
+        values, groups = x.view(-1).numpy(), (layout.groups, layout.inner, center, scale, step)
+
+        def quantize(start: int, stop: int) -> None:
+            out = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
+            native.quantize(values[start:stop], start, *groups, *codes, out, left[start:stop])
+
+        kernels.in_parts(quantize, layout.numel, _BLOCK)
         return self._arrays(packed, low.view(np.uint8), high.view(np.uint8))
+
+    def _widened(self, x: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
+        """Replace the ends of the groups' ranges, float32, where a method's are not the least and greatest values."""
+
+    def _find_ranges(self, bits: np.ndarray, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
+        from raysim.codecs.kernels import uniform as native
+
+        def find(start: int, stop: int) -> np.ndarray:
+            ends = np.empty((2, layout.groups), np.float32)
+            native.ranges(bits[start:stop], layout.groups, layout.inner, *ends.view(np.int32))
+            return ends
+
+        parts = kernels.in_parts(find, layout.numel, _BLOCK) if layout.groups == 1 else [find(0, layout.numel)]
+        found = np.stack(parts)
+        low[:], high[:] = found[:, 0].min(axis=0), found[:, 1].max(axis=0)  # NaN in any is NaN in all
 
     def _arrays(self, codes: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:
         return {"codes": codes, "high": high} | ({"low": low} if not self._absmax else {})
@@ -138,9 +166,13 @@ class UniformCodec(Codec):
         limits = self._center_code, self._last_code, self.bits
         out = kernels.empty(layout.numel, np.float32)
         right = native.grid(low, high, self._absmax, self._steps, center, scale, step)
-        if not right or not native.dequantize(
-            kernels.opened(codes), layout.groups, layout.inner, center, step, *limits, out
-        ):
+        data = kernels.opened(codes)
+
+        def dequantize(start: int, stop: int) -> bool:
+            part, groups = data[start * self.bits // 8 : packed_bytes(stop, self.bits)], (layout.groups, layout.inner)
+            return bool(native.dequantize(part, start, *groups, center, step, *limits, out[start:stop]))
+
+        if not right or not all(kernels.in_parts(dequantize, layout.numel, _BLOCK)):
             raise self._out_of_bounds()
         return torch.from_numpy(out)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.codecs import Codec, Nonzero, Packet, TopK
+from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK, kernels
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -34,6 +34,11 @@ class Residual(Compressor):
     def __post_init__(self) -> None:
         check_choice("key", self.key, KEYS)
         check_codec(self.codec)
+        if isinstance(self.codec, RandomK) and self.codec.unbiased and self.codec.density < 0.5:
+            raise ValueError(
+                "`density` of an unbiased RandomK under a memory must be at least 0.5, or what is withheld grows without "
+                f"bound, but got {self.codec.density}. Leave `unbiased` out."
+            )
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         slots = {"slot": num_microbatches, "link": 1}.get(self.key, num_samples / max(1, message[0]))
@@ -57,9 +62,9 @@ class ErrorFeedback(Residual):
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys = memory_keys(self.key, context)
         rows = as_rows(x.detach(), self.key)
-        wanted = recall(state, keys, rows) + rows
-        packet = self.codec.encode(wanted.to(x.dtype).view(x.shape), context.key)
-        return packet, remember(keys, wanted - as_rows(packet.decode(x.device), self.key))
+        wanted = kernels.added(recall(state, keys, rows), rows)
+        packet, left = self.codec.encode_with_residual(wanted.view(x.shape), x.dtype, context.key)
+        return packet, remember(keys, as_rows(left, self.key))
 
 
 @dataclass(frozen=True, repr=False)

@@ -245,7 +245,7 @@ class RayEngine(Engine):
         plan_ref, module_refs, data_ref = self._stored
         nodes, gpus = self._place()
         if plan.compresses:
-            kernels.warm()  # compiled once, here; the workers of this machine find it on disk
+            kernels.warm(plan.codecs)  # compiled once, here; the workers of this machine find it on disk
         actor = ray.remote(Worker)
         for worker, node in enumerate(nodes):
             options = actor.options(

@@ -11,6 +11,7 @@ from torch import Tensor
 from raysim.codecs import Identity, Packet
 from raysim.compressors import Compressor, Context, Plain, State
 
+EVALUATION_MODES = ("off", "on", "on_direct")
 _DENSE = Plain(Identity())  # loses nothing: there is nothing to measure
 
 
@@ -72,6 +73,7 @@ class Link:
 
     def send_evaluation(self, x: Tensor, mode: str, key: int) -> Packet:
         """Return the packet of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+        assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode)
         return codec.encode(x, key)
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from torch import nn
 
-from raysim.codecs import Identity
+from raysim.codecs import Codec, Identity
 from raysim.codecs.packet import DTYPES
 from raysim.compressors import Plain
 from raysim.config import ConfigError, RunConfig
@@ -74,6 +74,11 @@ class Plan:
     def compresses(self) -> bool:
         """Whether any link has more to do than to send its tensors as they are."""
         return any(method != Plain(Identity()) for methods in self.config.compressors() for method in methods)
+
+    @property
+    def codecs(self) -> list[Codec]:
+        """The codecs of all links, each once."""
+        return list(dict.fromkeys(method.codec for methods in self.config.compressors() for method in methods))
 
     def profiles(self, step: int) -> bool:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""

@@ -105,7 +105,7 @@ class Worker:
                             method, boundary, direction, sender=sender, device=self.device
                         )
         if plan.compresses:
-            kernels.warm()  # before a step is timed
+            kernels.warm(plan.codecs)  # before a step is timed
         row = plan.rows[index]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}

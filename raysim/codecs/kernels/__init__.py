@@ -2,7 +2,8 @@
 
 Kernels serve tensors in host memory; the torch code beside their callers serves CUDA and float64, and is the oracle that they
 must equal bit for bit. Numba is imported when a kernel is first wanted, and what it compiles is kept on disk: `warm` does
-both before it counts. Kernels run on the calling thread alone.
+both before it counts. Large tensors are shared between as
+many threads as torch may use, with the same result.
 """
 
 from __future__ import annotations
@@ -10,17 +11,26 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from raysim.codecs.packet import Codec
+
+T = TypeVar("T")
+
 _state = threading.local()
 _checked = False
 _outputs: list[np.ndarray] = []  # the latest large outputs, some still in use
+_pools: dict[int, ThreadPoolExecutor] = {}
+_PART = 1 << 18  # values that a thread should have at least
 _LARGE, _KEPT = 1 << 22, 1 << 26  # bytes: of an output worth keeping, and of all that are kept
 
 
@@ -87,11 +97,38 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
     return array
 
 
-def warm() -> None:
-    """Compile every kernel for every dtype it serves, or load it from disk; quick where that was done before."""
+def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T]:
+    """Return what `work` returns for the parts of `count` values that torch's threads take one each, whole multiples but the last.
+
+    Kernels let go of the interpreter's lock, so that plain threads do; small counts and one thread stay on this one.
+    """
+    threads = max(1, min(torch.get_num_threads(), count // _PART))
+    size = -(-count // (threads * multiple)) * multiple
+    parts = [(start, min(start + size, count)) for start in range(0, count, max(1, size))]
+    if len(parts) < 2:
+        return [work(0, count)]
+    if threads not in _pools:
+        _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix="codec")
+    return list(_pools[threads].map(work, *zip(*parts, strict=True)))
+
+
+def added(memory: Tensor, x: Tensor) -> Tensor:
+    """Return memory + x as float32 in memory of its own, for `Codec.encode_with_residual` to take over."""
+    if not serve(memory) or memory.dtype != torch.float32:
+        return memory.float() + x
+    out = torch.from_numpy(empty(memory.numel(), np.float32)).view(memory.shape)
+    return torch.add(memory, x.detach(), out=out)
+
+
+def warm(codecs: Iterable[Codec] = ()) -> None:
+    """Compile the kernels of TopK and Quantize, and of `codecs` besides, for every dtype they serve.
+
+    Quick where they were compiled before: they are loaded from disk then.
+    """
     from raysim.codecs.quantize import Quantize
     from raysim.codecs.sparse import Nonzero, TopK
 
+    codecs = list(codecs)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.linspace(-1, 1, 96).view(4, 24).to(dtype)
         for codec in (
@@ -99,6 +136,7 @@ def warm() -> None:
             TopK(0.5, index="elias_fano", values=Quantize(4)),
             Quantize(3, per="channel", rounding="stochastic"),
             Nonzero(),
+            *codecs,
         ):
             packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
             packet.decode()

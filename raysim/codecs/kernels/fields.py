@@ -83,3 +83,60 @@ def unpack_block(packed, bits, words, padded, codes):
             x = (x >> (np.uint64(4) * b)) | ((x & quad) << _32)
             x = ((x >> (b + b)) & pairs) | ((x & pairs) << _16)
             target[i] = ((x >> b) & bytes_) | ((x & bytes_) << _8)
+
+
+@njit(cache=True, nogil=True)
+def pack_stream(codes, bits, out):
+    """Pack codes of 1..8 bits, a byte each, into `out`."""
+    block = np.zeros(BLOCK, np.uint8)
+    words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
+    for first in range(0, len(codes), BLOCK):
+        part = codes[first : first + BLOCK]
+        _copy(part, block[: len(part)])
+        block[len(part) :] = 0
+        pack_block(block, bits, words, padded, out[first * bits // 8 : ((first + len(part)) * bits + 7) // 8])
+
+
+@njit(cache=True, nogil=True)
+def unpack_stream(packed, bits, codes):
+    """Unpack codes of 1..8 bits, a byte each; inverse of `pack_stream`."""
+    block = np.empty(BLOCK, np.uint8)
+    words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
+    for first in range(0, len(codes), BLOCK):
+        part = codes[first : first + BLOCK]
+        unpack_block(packed[first * bits // 8 : ((first + len(part)) * bits + 7) // 8], bits, words, padded, block)
+        _copy(block, part)
+
+
+@njit(cache=True, nogil=True)
+def pack_wide(values, bits, out):
+    """Pack int64 of 9..56 bits into `out`."""
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    held = np.uint64(0)
+    num_held = 0
+    at = 0
+    for i in range(len(values)):
+        held = (held << np.uint64(bits)) | (np.uint64(values[i]) & mask)
+        num_held += bits
+        while num_held >= 8:
+            num_held -= 8
+            out[at] = np.uint8((held >> np.uint64(num_held)) & np.uint64(255))
+            at += 1
+    if num_held:
+        out[at] = np.uint8((held << np.uint64(8 - num_held)) & np.uint64(255))
+
+
+@njit(cache=True, nogil=True)
+def unpack_wide(packed, bits, values):
+    """Unpack int64 of 9..56 bits; inverse of `pack_wide`."""
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    held = np.uint64(0)
+    num_held = 0
+    at = 0
+    for i in range(len(values)):
+        while num_held < bits:
+            held = (held << np.uint64(8)) | np.uint64(packed[at])
+            at += 1
+            num_held += 8
+        num_held -= bits
+        values[i] = np.int64((held >> np.uint64(num_held)) & mask)

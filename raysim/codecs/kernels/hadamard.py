@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
+
+_LANES = 16  # tiles that are turned together: enough to fill vector registers from the first butterfly on
 
 
 @njit(cache=True, nogil=True)
@@ -17,12 +20,36 @@ def _cross(left, right):
 
 
 @njit(cache=True, nogil=True)
-def butterflies(values, tile):
-    """Multiply every `tile` consecutive float64 by Sylvester's matrix, in place."""
-    for start in range(0, len(values), tile):
-        part = values[start : start + tile]
+def _load(x, tile, part):
+    """Write tiles side by side: value i of tile j to i * _LANES + j, zeros where x ends."""
+    part[:] = 0
+    for lane in range((len(x) + tile - 1) // tile):
+        values, lanes = x[lane * tile : (lane + 1) * tile], part[lane:]
+        for i in range(len(values)):
+            lanes[i * _LANES] = values[i]
+
+
+@njit(cache=True, nogil=True)
+def _store(part, tile, factor, limit, out):
+    for lane in range((len(out) + tile - 1) // tile):
+        values, lanes = out[lane * tile : (lane + 1) * tile], part[lane:]
+        for i in range(len(values)):
+            values[i] = np.float32(min(max(lanes[i * _LANES] * factor, -limit), limit))
+
+
+@njit(cache=True, nogil=True)
+def turn(x, tile, factor, limit, out):
+    """Write every `tile` consecutive values times Sylvester's matrix and `factor`, by way of float64 and within +-`limit`.
+
+    Zeros lie beyond x.
+    """
+    part = np.empty(tile * _LANES, np.float64)
+    for start in range(0, len(out), tile * _LANES):
+        _load(x[start : start + tile * _LANES], tile, part)
         half = 1
         while half < tile:
             for pair in range(0, tile, 2 * half):
-                _cross(part[pair : pair + half], part[pair + half : pair + 2 * half])
+                first, middle, last = pair * _LANES, (pair + half) * _LANES, (pair + 2 * half) * _LANES
+                _cross(part[first:middle], part[middle:last])
             half *= 2
+        _store(part, tile, factor, limit, out[start : start + tile * _LANES])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raysim.codecs.kernels.words import leading_zeros
+from raysim.codecs.kernels.words import leading_zeros, ones
 
 _TOP = np.uint64(1 << 63)
 _BYTE = np.uint64(255)
@@ -56,6 +56,42 @@ def decode_bitmap(bitmap, total, positions):
             found += 1
             word &= ~(_TOP >> place)
     return found
+
+
+@njit(cache=True, nogil=True)
+def count_bits(bitmap, total):
+    """Return how many of the first `total` bits are set."""
+    found = np.int64(0)
+    for block in range((total + 63) // 64):
+        word = _big_endian(bitmap, block)
+        beyond = 64 * (block + 1) - total
+        if beyond > 0:
+            word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
+        found += np.int64(ones(word))
+    return found
+
+
+@njit(cache=True, nogil=True)
+def expand_bitmap(bitmap, values, out):
+    """Write to `out` the values in order where bits are set, and zero elsewhere; there are as many values as set bits."""
+    found = 0
+    for block in range((len(out) + 63) // 64):
+        word = _big_endian(bitmap, block)
+        part = out[64 * block : 64 * block + 64]
+        if len(part) < 64:
+            word &= ~((np.uint64(1) << np.uint64(64 - len(part))) - np.uint64(1))
+        if not ~word:
+            for i in range(64):
+                part[i] = values[found + i]
+            found += 64
+            continue
+        for i in range(len(part)):
+            part[i] = 0
+        while word:
+            place = leading_zeros(word)
+            part[np.int64(place)] = values[found]
+            found += 1
+            word &= ~(_TOP >> place)
 
 
 @njit(cache=True, nogil=True)

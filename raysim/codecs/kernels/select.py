@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
+from raysim.codecs.kernels.words import at_least_64, greater_64, ones, reversed_bits, store_word, trailing_zeros
 
 _SAMPLE = 2048  # values of a long row from which its threshold is guessed
 _BINS = 2048
@@ -96,11 +96,12 @@ def _gather(bits, start, length, mask, low, high, inside):
 
 
 @njit(cache=True, nogil=True)
-def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values):
+def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values):
     """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
 
-    `bits` are the signed bit patterns, `mask` all of their bits but the sign, `infinity` the pattern of infinity. Of equal
-    magnitudes the first are kept. Returns False where infinity or NaN, which rank above all numbers, is found.
+    `bits` are the signed bit patterns from flat position `offset` on, `mask` all of their bits but the sign, `infinity` the
+    pattern of infinity. Of equal magnitudes the first are kept. Returns False where infinity or NaN, which rank above all
+    numbers, is found.
     """
     inside = np.empty(length + 64, np.int32)
     scratch = np.empty(length + 64, np.int32)
@@ -158,7 +159,7 @@ def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values)
                 ties -= count
             while word:
                 position = start + i + np.int64(trailing_zeros(word))
-                positions[out] = position
+                positions[out] = offset + position
                 values[out] = bits[position]
                 out += 1
                 word &= word - np.uint64(1)
@@ -167,7 +168,7 @@ def select_rows(bits, num_rows, length, kept, mask, infinity, positions, values)
             magnitude = bits[position] & mask
             if magnitude > threshold or (magnitude == threshold and ties > 0):
                 ties -= magnitude == threshold
-                positions[out] = position
+                positions[out] = offset + position
                 values[out] = bits[position]
                 out += 1
         assert out == end
@@ -206,4 +207,29 @@ def select_at_least(bits, mask, floor, positions, values):
         if bits[position] & mask >= floor:
             positions[out] = position
             values[out] = bits[position]
+            out += 1
+
+
+@njit(cache=True, nogil=True)
+def mark_at_least(bits, mask, floor, bitmap, values):
+    """Set the bit of every magnitude that is at least `floor`, and write the bit patterns of these, in order of position."""
+    out = 0
+    whole = len(bits) & ~63
+    for i in range(0, whole, 64):
+        word = at_least_64(bits, i, mask, floor)
+        store_word(bitmap, i >> 3, reversed_bits(word))
+        if not ~word:
+            for j in range(64):
+                values[out + j] = bits[i + j]
+            out += 64
+            continue
+        while word:
+            values[out] = bits[i + np.int64(trailing_zeros(word))]
+            out += 1
+            word &= word - np.uint64(1)
+    bitmap[whole >> 3 :] = 0
+    for i in range(whole, len(bits)):
+        if bits[i] & mask >= floor:
+            bitmap[i >> 3] |= np.uint8(128 >> (i & 7))
+            values[out] = bits[i]
             out += 1

@@ -18,21 +18,31 @@ def _fold(low, high):
 
 
 @njit(cache=True, nogil=True)
-def _load(x, power, block):
-    if power == 1:
+def _load(x, term, center, block):
+    if term == 0:
         for i in range(len(x)):
-            block[i] = abs(np.float64(x[i]))
-    elif power == 2:
+            block[i] = np.float64(np.float32(np.float64(x[i]) - center))
+    elif term == 1:
         for i in range(len(x)):
-            block[i] = np.float64(x[i]) * np.float64(x[i])
+            block[i] = abs(np.float64(np.float32(np.float64(x[i]) - center)))
+    elif term == 2:
+        for i in range(len(x)):
+            value = np.float64(np.float32(np.float64(x[i]) - center))
+            block[i] = value * value
+    elif term == 3:
+        for i in range(len(x)):
+            block[i] = x[i] if x[i] > 0 else 0.0
+    elif term == 4:
+        for i in range(len(x)):
+            block[i] = x[i] if x[i] < 0 else 0.0
     else:
         for i in range(len(x)):
-            block[i] = np.float64(x[i])
+            block[i] = 1.0 if x[i] >= 0 else 0.0
 
 
 @njit(cache=True, nogil=True)
-def group_sums(x, groups, inner, power, sums):
-    """Add to `sums` x, |x| or x squared over each group."""
+def group_sums(x, groups, inner, term, center, sums):
+    """Add to `sums` over each group the term of that number in `raysim.codecs.sums`."""
     block = np.empty(_BLOCK, np.float64)
     width = 1
     while width < min(inner, _BLOCK):
@@ -41,7 +51,7 @@ def group_sums(x, groups, inner, power, sums):
         run = x[segment * inner : (segment + 1) * inner]
         for start in range(0, inner, width):
             part = run[start : start + width]
-            _load(part, power, block)
+            _load(part, term, center, block)
             block[len(part) : width] = 0
             half = width
             while half > 1:

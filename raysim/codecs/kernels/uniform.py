@@ -14,13 +14,12 @@ import numpy as np
 from numba import njit
 
 from raysim.codecs.kernels.fields import BLOCK, pack_block, unpack_block
+from raysim.codecs.kernels.random import GAMMA, uniform_at
 
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
 _31 = np.int32(31)
+_NONE = np.int32(0)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @njit(cache=True, nogil=True)
@@ -109,28 +108,19 @@ def _round_each(x, center, scale, middle, last, codes):
 
 
 @njit(cache=True, nogil=True)
-def _uniform(state):
-    """Return the draw of `raysim.codecs.random.uniform` at a state of its stream."""
-    z = (state ^ (state >> np.uint64(30))) * _MIX_1
-    z = (z ^ (z >> np.uint64(27))) * _MIX_2
-    z ^= z >> np.uint64(31)
-    return np.float64(np.int64(z >> np.uint64(11))) * 2.0**-53
-
-
-@njit(cache=True, nogil=True)
 def _floor_run(x, center, scale, middle, last, state, codes):
     for i in range(len(x)):
-        state += _GAMMA
-        t = np.floor((np.float64(x[i]) - center) * scale + _uniform(state))
-        codes[i] = min(np.int32(t) + middle, last)  # t + u may round up to the next whole number
+        state += GAMMA
+        t = np.floor((np.float64(x[i]) - center) * scale + uniform_at(state))
+        codes[i] = max(min(np.int32(t) + middle, last), _NONE)  # t + u may round up to the next whole number
 
 
 @njit(cache=True, nogil=True)
 def _floor_each(x, center, scale, middle, last, state, codes):
     for i in range(len(x)):
-        state += _GAMMA
-        t = np.floor((np.float64(x[i]) - center[i]) * scale[i] + _uniform(state))
-        codes[i] = min(np.int32(t) + middle, last)
+        state += GAMMA
+        t = np.floor((np.float64(x[i]) - center[i]) * scale[i] + uniform_at(state))
+        codes[i] = max(min(np.int32(t) + middle, last), _NONE)
 
 
 @njit(cache=True, nogil=True)
@@ -177,8 +167,10 @@ def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
 
 
 @njit(cache=True, nogil=True)
-def quantize(x, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
+def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
     """Write the packed codes round((x - center) * scale) + middle, each within 0..last, computed in float64.
+
+    x are the values of the tensor from `offset` on, a multiple of BLOCK.
 
     Stochastic rounding is floor(t + u), u the draw of the value's index. Where `residual` is not empty, what the codes
     decode to is subtracted from it.
@@ -195,17 +187,17 @@ def quantize(x, groups, inner, center, scale, step, middle, last, bits, stochast
         codes[len(block) & ~7 :] = 0
         at = 0
         while at < len(block):
-            state = np.uint64(key) + np.uint64(first + at) * _GAMMA
+            state = np.uint64(key) + np.uint64(offset + first + at) * GAMMA
             if inner:
-                segment = (first + at) // inner
-                end = min(len(block), (segment + 1) * inner - first)
+                segment = (offset + first + at) // inner
+                end = min(len(block), (segment + 1) * inner - offset - first)
                 group = segment % groups
                 if stochastic:
                     _floor_run(block[at:end], center[group], scale[group], middle, last, state, codes[at:end])
                 else:
                     _round_run(block[at:end], center[group], scale[group], middle, last, codes[at:end])
             else:
-                place = (first + at) % len(center)
+                place = (offset + first + at) % len(center)
                 end = min(len(block), at + len(center) - place)
                 if stochastic:
                     _floor_each(block[at:end], center[place:], scale[place:], middle, last, state, codes[at:end])
@@ -214,7 +206,7 @@ def quantize(x, groups, inner, center, scale, step, middle, last, bits, stochast
             at = end
         pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
         if len(residual):
-            _dequantize_block(codes, first, values[: len(block)], groups, inner, center, step, middle)
+            _dequantize_block(codes, offset + first, values[: len(block)], groups, inner, center, step, middle)
             _withhold(values, residual[first : first + len(block)])
 
 
@@ -227,8 +219,11 @@ def _greatest(codes):
 
 
 @njit(cache=True, nogil=True)
-def dequantize(packed, groups, inner, center, step, middle, last, bits, out):
-    """Write center + step * (code - middle), computed in float64; return False where a code exceeds `last`."""
+def dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
+    """Write center + step * (code - middle), computed in float64; return False where a code exceeds `last`.
+
+    `out` are the values of the tensor from `offset` on, a multiple of BLOCK, and `packed` their codes.
+    """
     codes = np.empty(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     middle = np.int32(middle)
@@ -240,5 +235,5 @@ def dequantize(packed, groups, inner, center, step, middle, last, bits, out):
         unpack_block(packed[first * bits // 8 : ((first + len(block)) * bits + 7) // 8], bits, words, padded, codes)
         if last < (1 << bits) - 1 and _greatest(codes[: len(block)]) > last:
             return False
-        _dequantize_block(codes, first, block, groups, inner, center, step, middle)
+        _dequantize_block(codes, offset + first, block, groups, inner, center, step, middle)
     return True

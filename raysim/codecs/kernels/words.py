@@ -110,3 +110,13 @@ def store_word(typingctx, array, index, word):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.uint64), codegen
+
+
+@intrinsic
+def reversed_bits(typingctx, word):
+    """Return a uint64 with its bits in the opposite order."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitreverse(arguments[0])
+
+    return types.uint64(types.uint64), codegen

@@ -1,0 +1,495 @@
+"""What a recorded run would take on a network that one does not have, without training again.
+
+A run's `actions.parquet` holds what every action of its profiled steps took and what every packet weighed: the simulator
+puts these on any network. What calls and packets take beside that is calibrated on the run itself. Training steps alone are
+priced: evaluations and checkpoints are left out. Seconds and bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raysim.network.calibrate import Overheads, read_overheads
+from raysim.network.exchange import exchange_s
+from raysim.network.network import Network
+from raysim.network.placement import Placement
+from raysim.network.presets import parse_network
+from raysim.network.profile import Profile, mean_profile, profiles_from_actions
+from raysim.network.schedule import SIMULATED, calls, parse_schedule
+from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.timeline import Timeline
+from raysim.network.trace import trace_events
+from raysim.notation import check_choice, check_integer
+from raysim.records import RecordsError, Run
+
+Floats = NDArray[np.float64]
+
+WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced where others are profiled
+MAX_STEPS = 100  # priced of the profiled ones, evenly spread: more would not move the mean
+BUSY_CORES = 1.1  # wall over CPU seconds of compute from which on the stages are said to have shared cores
+PARTS = ("compute_s", "codec_s", "overhead_s", "contention_s", "wait_s", "bubble_s")
+METRICS = {"loss": "<=", "perplexity": "<=", "accuracy": ">="}
+MODES = ("on", "off")
+
+
+class ReplayError(ValueError):
+    """A run cannot be replayed as asked: one sentence with what is wrong."""
+
+
+class Target(NamedTuple):
+    """A quality to reach: a metric of `evals.parquet`, and its value."""
+
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {METRICS[self.metric]} {self.value:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Return what `text` writes: "loss=0.5", "perplexity=20" or "accuracy=0.9".
+
+        >>> print(Target.parse("accuracy=0.9"))
+        accuracy >= 0.9
+        """
+        metric, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if metric.strip() not in METRICS or not math.isfinite(number):
+            raise ReplayError(
+                f"`target` must be loss=, perplexity= or accuracy= and a number, as in 'accuracy=0.9', but got {text!r}."
+            )
+        return cls(metric.strip(), number)
+
+    def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
+        """Return where it is reached: at most the value for a loss or a perplexity, at least for an accuracy."""
+        return values >= self.value if METRICS[self.metric] == ">=" else values <= self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Where the seconds of a mean step went on one network."""
+
+    workers: pd.DataFrame
+    """A row a worker: its stages, and the seconds of `PARTS`, which add up to `pipeline_s`."""
+    pipeline_s: float
+    """From the first action to the last."""
+    outside_s: float
+    """Of the step outside of its actions: exchanging tied gradients, update, the driver."""
+    utilisation: float
+    """Share of the pipeline's time in which the busiest direction between two hosts moved bytes."""
+    critical_s: dict[str, float]
+    """Seconds of each kind on the critical path: what to make faster, and by how much at most."""
+
+
+class Replay:
+    """A recorded run, ready to be priced on any network.
+
+    `compute`: "wall" takes the seconds as they passed; "cpu" takes the CPU seconds of compute, and the codecs' in
+    proportion: what stages would have needed on cores of their own, where they shared some when they were recorded.
+    `overheads`: "run" calibrates what calls and packets take on the run itself, "none" leaves it out (of a run recorded on a
+    slow network, whose wires would count twice). `driver`: the host of Ray's driver, by way of which Ray sends packets under
+    100 KiB; None lets them go straight. `max_steps` are priced at most.
+
+    >>> Replay("results/none")
+    Traceback (most recent call last):
+    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+    """
+
+    def __init__(
+        self,
+        run: Run | Path | str,
+        *,
+        compute: str = "wall",
+        overheads: str = "run",
+        driver: int | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        try:
+            check_choice("compute", compute, ["wall", "cpu"])
+            check_choice("overheads", overheads, ["run", "none"])
+            self.driver = None if driver is None else check_integer("driver", driver, 0)
+            self.run = run if isinstance(run, Run) else Run(run)
+            self.row = self.run.row
+            self.steps, self._evals, self._links = self.run.steps, self.run.evals, self.run.links
+            actions = self.run.actions
+            self.schedule = parse_schedule(self.row["schedule"], SIMULATED)
+            self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
+        except RecordsError as error:
+            raise ReplayError(str(error)) from None
+        except KeyError as error:
+            raise ReplayError(f"The run in {self.run.folder} lacks {error} in its run.parquet.") from None
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        self.num_profiled = int(actions["step"].nunique())
+        if not self.num_profiled:
+            raise ReplayError(
+                f"The run in {self.run.folder} has no profiled actions to be priced: train it with `profile_every_steps` "
+                f"of at least 1 and at most its steps, but it has {self.row.get('profile_every_steps')!r}."
+            )
+        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps))]
+        columns: dict[str, NDArray[Any]] = {str(name): actions[name].to_numpy() for name in actions}
+        try:
+            self.rows = self.schedule.rows(self.num_stages, self.num_microbatches)
+            self._owner = self.schedule.workers(self.num_stages)
+            self.overheads = self._read_overheads(columns) if overheads == "run" else Overheads(0.0, 0.0, 0.0, 0.0)
+            profiles = profiles_from_actions(columns, **self.overheads._asdict())
+        except ValueError as error:
+            raise ReplayError(f"{str(error).rstrip('.')} (in {self.run.folder}).") from None
+        except KeyError as error:
+            raise ReplayError(f"The actions in {self.run.folder} lack {error}, which the schedule has.") from None
+        first = next(iter(profiles.values()))
+        got = (first.num_stages, int(first.compute_s.shape[3]))
+        if got != (self.num_stages, self.num_microbatches):
+            raise ReplayError(
+                f"The actions in {self.run.folder} must be of {self.num_stages} stages and {self.num_microbatches} microbatches, "
+                f"but got {got[0]} and {got[1]}."
+            )
+        self.stretch = _stretch(profiles.values())
+        self.compute = compute
+        threads = int(self.row.get("threads_per_stage") or 1)
+        self.profiles = {k: _on_own_cores(p, threads) if compute == "cpu" else p for k, p in profiles.items()}
+
+    def __repr__(self) -> str:
+        return f"Replay({str(self.run.folder)!r})"
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, each of which has a host of its own where the network has as many."""
+        return len(self.rows)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the run did."""
+        return len(self.steps)
+
+    @property
+    def recorded_step_s(self) -> float:
+        """Mean seconds of the priced steps as they were recorded, where it ran."""
+        return float(self.steps[self.steps["step"].isin(self.profiles)]["seconds"].mean())
+
+    @property
+    def wire_bytes(self) -> Floats:
+        """Bytes of all packets of each priced step, tied gradients not among them."""
+        return np.array([float(profile.wire_bytes.sum()) for profile in self.profiles.values()])
+
+    @property
+    def dense_bytes(self) -> Floats:
+        """Bytes of the tensors in them."""
+        return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
+
+    @cached_property
+    def tied(self) -> tuple[int, float]:
+        """How many workers own tied parameters, and the bytes of gradients that each sends to each other one a step."""
+        rows = self._links[(self._links["direction"] == "tied") & self._links["step"].isin(self.profiles)]
+        if not len(rows):
+            return 0, 0.0
+        owners = int(rows["packets"].max())
+        return owners, float(rows["wire_bytes"].mean()) / math.perm(owners, 2)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the figures leave open, a sentence each."""
+        notes = []
+        if self.compute == "wall" and self.stretch > BUSY_CORES:
+            notes.append(
+                f"Compute took {self.stretch:.2f} times its CPU seconds. On CPUs this means that stages shared cores: "
+                "`--compute cpu` prices them on cores of their own."
+            )
+        if self.row.get("engine") == "inline":
+            notes.append(
+                "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
+                "what Ray needs for a packet is not in the figures."
+            )
+        inlined = float(np.mean([_share_inlined(profile) for profile in self.profiles.values()]))
+        if inlined and self.driver is None:
+            notes.append(
+                f"{inlined:.0%} of the packets were small enough for Ray to send them by way of the driver. "
+                "They are priced as going straight: `--driver 0` prices the detour, the driver beside the first stage."
+            )
+        low, high = self.wire_bytes.min(), self.wire_bytes.max()
+        if high > 1.01 * low:
+            notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
+        if self.tied[0]:
+            notes.append("Gradients of tied parameters are priced as sent between the first and the last worker.")
+        return notes
+
+    def placement(self, network: Network) -> Placement:
+        """Return the hosts: workers spread evenly over those that the network names, else one each."""
+        return replace(Placement.spread(self.num_workers, network.num_hosts), driver=self.driver)
+
+    def step_seconds(self, networks: Sequence[Network], dense: Replay | None = None) -> Floats:
+        """Return the seconds of every priced step on every network: shape (networks, steps).
+
+        With `dense`, of this run's compute with the packets and codec times of that one, so that chance in the compute of two
+        recordings decides nothing.
+        """
+        profiles = list(self.profiles.values())
+        if dense is not None:
+            self._check_alike(dense)
+            other = dense.mean_profile
+            profiles = [profile.with_packets_of(other) for profile in profiles]
+        try:
+            if self.driver is None:
+                found = step_seconds(self.schedule, profiles, networks)
+            else:
+                each = [step_seconds(self.schedule, profiles, [n], placement=self.placement(n)) for n in networks]
+                found = np.concatenate(each)
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        total: Floats = found + np.array([[self.tied_s(network)] for network in networks])
+        return total
+
+    def tied_s(self, network: Network) -> float:
+        """Return the seconds in which the owners of tied parameters exchange their gradients, at the step's end."""
+        owners, wire_bytes = self.tied
+        if not owners:
+            return 0.0
+        hosts = self.placement(network).hosts
+        chosen = np.linspace(0, len(hosts) - 1, owners).astype(int)  # the records do not say which they are
+        return exchange_s(network, [hosts[i] for i in chosen], wire_bytes)
+
+    def timelines(self, network: Network) -> Iterator[Timeline]:
+        """Yield the simulated timeline of every priced step."""
+        for seed, profile in enumerate(self.profiles.values()):
+            yield simulate(self.schedule, profile, network, placement=self.placement(network), seed=seed)
+
+    def split(self, network: Network) -> Split:
+        """Return where the seconds of a step go on `network`, mean over the priced steps."""
+        parts = np.zeros((self.num_workers, len(PARTS)))
+        pipeline_s = outside_s = utilisation = 0.0
+        critical: dict[str, float] = {}
+        for timeline in self.timelines(network):
+            parts += [[getattr(worker, name) for name in PARTS] for worker in timeline.workers()]
+            pipeline_s += timeline.pipeline_s
+            outside_s += timeline.step_s - timeline.pipeline_s
+            utilisation += max((wire.utilisation for wire in timeline.wires()), default=0.0)
+            for kind, seconds in timeline.explain().items():
+                critical[kind] = critical.get(kind, 0.0) + seconds
+        count = len(self.profiles)
+        workers = pd.DataFrame(parts / count, columns=list(PARTS))
+        stages = [[s for s, worker in enumerate(self._owner) if worker == w] for w in range(self.num_workers)]
+        workers.insert(0, "worker", range(self.num_workers))
+        workers.insert(1, "stages", [", ".join(map(str, of_worker)) for of_worker in stages])
+        return Split(
+            workers=workers,
+            pipeline_s=pipeline_s / count,
+            outside_s=outside_s / count + self.tied_s(network),
+            utilisation=utilisation / count,
+            critical_s={kind: seconds / count for kind, seconds in critical.items()},
+        )
+
+    def steps_to_target(self, target: Target) -> dict[str, int | None]:
+        """Return the steps after which an evaluation first reached `target`, by mode: links "on" and "off"; None where none did.
+
+        Evaluations are every `evaluate_every_steps` steps, so that is how fine the answer is.
+        """
+        evals = self._evals[self._evals["batchnorm"] == "running"]
+        if not len(evals):
+            raise ReplayError(
+                f"The run in {self.run.folder} has no evaluations to find {target} in: it is {self.row.get('status')}."
+            )
+        found: dict[str, int | None] = {}
+        for mode in MODES:
+            rows = evals[evals["mode"] == mode].sort_values("step")
+            reached = rows[target.reached(rows[target.metric])]
+            found[mode] = int(reached["step"].iloc[0]) if len(reached) else None
+        return found
+
+    def best(self, metric: str, mode: str) -> float:
+        """Return the best evaluation with links in `mode`."""
+        evals = self._evals[(self._evals["batchnorm"] == "running") & (self._evals["mode"] == mode)][metric]
+        return float(evals.max() if METRICS[metric] == ">=" else evals.min())
+
+    def break_even_bps(self, dense: Replay, network: Network) -> float | None:
+        """Return the bandwidth below which a mean step is faster than with the packets of `dense`, all else of `network` kept.
+
+        0 where it never is, infinity where it always is (from 100 kbit/s to 1 Tbit/s); None where the network has no one
+        bandwidth.
+        """
+        self._check_alike(dense)
+        if isinstance(network.bandwidth_bps, tuple):
+            return None
+        other = self.mean_profile.with_packets_of(dense.mean_profile)
+        placement = self.placement(network)
+        return break_even_bps(self.schedule, self.mean_profile, other, network, placement=placement)
+
+    @cached_property
+    def mean_profile(self) -> Profile:
+        """The mean of all priced steps."""
+        return mean_profile(list(self.profiles.values()))
+
+    def trace(self, network: Network) -> tuple[int, Iterator[dict[str, Any]]]:
+        """Return the priced step of median duration on `network`, and its trace events, for `raysim.network.trace.write_trace`."""
+        seconds = self.step_seconds([network])[0]
+        place = int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])
+        step, profile = list(self.profiles.items())[place]
+        return step, trace_events(
+            simulate(self.schedule, profile, network, placement=self.placement(network), seed=place)
+        )
+
+    def _check_alike(self, dense: Replay) -> None:
+        for field in ("schedule", "num_stages", "num_microbatches", "batch_size", "model", "data", "engine"):
+            mine, theirs = self.row.get(field), dense.row.get(field)
+            if mine != theirs:
+                raise ReplayError(
+                    f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the one it is set against, but got {theirs!r}."
+                )
+        if not np.allclose(dense.dense_bytes.mean(), self.dense_bytes.mean()):
+            raise ReplayError(
+                f"The run in {dense.run.folder} must carry tensors of {self.dense_bytes.mean():,.0f} bytes a step, as the one it is "
+                f"set against, but got {dense.dense_bytes.mean():,.0f}."
+            )
+
+    def _read_overheads(self, columns: dict[str, NDArray[Any]]) -> Overheads:
+        """Return what calls and packets took beside compute, codec and wire, from the run itself.
+
+        Of the inline engine's gaps nothing can be learnt about packets: there only what calls and steps took is read.
+        """
+        seconds = dict(zip(self.steps["step"].tolist(), self.steps["seconds"].tolist(), strict=True))
+        if self.row.get("engine") != "inline":
+            return read_overheads(columns, self.rows, seconds)
+        frame = pd.DataFrame({name: columns[name] for name in ("step", "start_s", "end_s")})
+        busy = columns["decode_s"] + columns["compute_wall_s"] + columns["encode_s"]
+        spare = (frame["end_s"] - frame["start_s"] - busy).sum() / frame["step"].nunique()
+        num_calls = sum(len(calls(row, self.num_stages)) for row in self.rows)
+        by_step = frame.groupby("step")
+        spans = by_step["end_s"].max() - by_step["start_s"].min()
+        outside = np.mean([seconds[step] - span for step, span in spans.items()])
+        return Overheads(max(float(spare) / num_calls, 0.0), 0.0, 0.0, max(float(outside), 0.0))
+
+
+def replay(
+    runs: Run | Path | str | Replay | Iterable[Run | Path | str | Replay],
+    networks: Network | str | Iterable[Network | str],
+    *,
+    against: Run | Path | str | Replay | None = None,
+    target: Target | str | None = None,
+    split: bool = True,
+) -> pd.DataFrame:
+    """Return what each run would take on each network: a row a run and network, seconds and bytes of a mean step.
+
+    `against` is a run of the same model without compression: then `dense_step_s` has this run's compute with that one's
+    packets, `speedup` is dense over compressed, and the codec pays below `break_even_bps`. With `target` the columns
+    `steps_to_target_on` and `_off` count the steps to the first evaluation, with links on and off, that reached it, and
+    `time_to_target_on_s` and `_off_s` are these times `step_s`; missing where it was not reached. `split=False` leaves out
+    where the seconds went, for thousands of networks.
+
+    >>> replay("results/none", "100mbps")
+    Traceback (most recent call last):
+    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+    """
+    chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
+    wanted = Target.parse(target) if isinstance(target, str) else target
+    many = [runs] if isinstance(runs, (Run, Path, str, Replay)) else runs
+    prepared = [run if isinstance(run, Replay) else Replay(run) for run in many]
+    if isinstance(against, (Run, Path, str)):
+        against = Replay(against, compute=prepared[0].compute if prepared else "wall")
+    rows = [row for one in prepared for row in _rows(one, chosen, against, wanted, split=split)]
+    frame = pd.DataFrame(rows)
+    for name in frame:
+        if str(name).startswith(("steps_to", "dense_steps_to")):
+            frame[name] = frame[name].astype("Int64")
+        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "step_sd")):
+            frame[name] = frame[name].astype("Float64")
+    return frame
+
+
+def _rows(
+    one: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
+) -> Iterator[dict[str, Any]]:
+    seconds = one.step_seconds(networks)
+    dense_seconds = one.step_seconds(networks, dense) if dense is not None else None
+    count = seconds.shape[1]
+    reached = one.steps_to_target(target) if target else {}
+    dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
+    for index, network in enumerate(networks):
+        step_s = float(seconds[index].mean())
+        row: dict[str, Any] = {
+            "run": str(one.run.folder),
+            "network": repr(network),
+            "priced_steps": count,
+            "step_s": step_s,
+            "step_sd_s": float(seconds[index].std(ddof=1)) if count > 1 else None,
+            "step_min_s": float(seconds[index].min()),
+            "step_max_s": float(seconds[index].max()),
+            "recorded_step_s": one.recorded_step_s,
+            "steps": one.num_steps,
+            "run_s": one.num_steps * step_s,
+            "wire_bytes": float(one.wire_bytes.mean()),
+            "dense_bytes": float(one.dense_bytes.mean()),
+            "tied_bytes": one.tied[1] * math.perm(one.tied[0], 2),
+        }
+        if split:
+            parts = one.split(network)
+            row |= {name: float(parts.workers[name].mean()) for name in PARTS}
+            row |= {
+                "pipeline_s": parts.pipeline_s,
+                "outside_s": parts.outside_s,
+                "busiest_link": parts.utilisation,
+            }
+        if dense is not None and dense_seconds is not None:
+            dense_step_s = float(dense_seconds[index].mean())
+            row |= {
+                "dense_step_s": dense_step_s,
+                "speedup": dense_step_s / step_s,
+                "break_even_bps": one.break_even_bps(dense, network),
+            }
+        for mode, steps in reached.items():
+            row[f"steps_to_target_{mode}"] = steps
+            row[f"time_to_target_{mode}_s"] = None if steps is None else steps * step_s
+        for mode, steps in dense_reached.items():
+            row[f"dense_steps_to_target_{mode}"] = steps
+            row[f"dense_time_to_target_{mode}_s"] = None if steps is None else steps * row["dense_step_s"]
+        yield row
+
+
+def _network(network: Network | str) -> Network:
+    if isinstance(network, Network):
+        return network
+    try:
+        return parse_network(network)
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
+
+
+def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
+    """Return at most `max_steps` of the profiled steps, evenly spread; those that warm up only where there are no others."""
+    profiled = sorted(int(step) for step in steps.unique())
+    warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
+    places = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)
+    return [warm[place] for place in places]
+
+
+def _stretch(profiles: Iterable[Profile]) -> float:
+    """Return the wall over the CPU seconds of all compute; 1 where CPU seconds were not recorded."""
+    wall = cpu = 0.0
+    for profile in profiles:
+        known = ~np.isnan(profile.cpu_s)
+        wall += float(profile.compute_s[known].sum())
+        cpu += float(profile.cpu_s[known].sum())
+    return wall / cpu if cpu else 1.0
+
+
+def _on_own_cores(profile: Profile, threads: int) -> Profile:
+    """Return the profile with CPU seconds for wall seconds, a stage's codecs shortened as its compute is."""
+    alone = np.where(np.isnan(profile.cpu_s), profile.compute_s, np.minimum(profile.cpu_s / threads, profile.compute_s))
+    wall = profile.compute_s.sum(axis=(2, 3), keepdims=True)
+    share = np.divide(alone.sum(axis=(2, 3), keepdims=True), wall, out=np.ones_like(wall), where=wall > 0)
+    return replace(profile, compute_s=alone, decode_s=profile.decode_s * share, encode_s=profile.encode_s * share)
+
+
+def _share_inlined(profile: Profile) -> float:
+    packets = profile.wire_bytes > 0
+    return float(profile.inlined[packets].mean()) if packets.any() else 0.0
