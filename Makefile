@@ -38,4 +38,4 @@ types: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv results build dist
+	rm -rf .venv build dist

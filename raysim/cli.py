@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,20 +61,34 @@ def train(
     """
     with _bad_input_in_one_sentence():
         from raysim.config import read_config
+        from raysim.pipeline.checkpoint import CheckpointError
         from raysim.pipeline.faults import StageError, WorkerLostError
         from raysim.pipeline.training import Training
         from raysim.progress import show_training, tables
+
+        def again(folder: Path) -> str:
+            words = [
+                "raysim",
+                "train",
+                recipe,
+                *(overrides or []),
+                "--engine",
+                engine,
+                "--out",
+                str(folder),
+                "--resume",
+            ]
+            return shlex.join(words)
 
         training = Training(read_config(recipe, overrides or []), out=out, engine=engine, resume=resume)
         signal.signal(signal.SIGTERM, _interrupt)
         try:
             show_training(training)
         except KeyboardInterrupt:
-            _fail(
-                f"interrupted. To go on: raysim train {recipe} {' '.join(overrides or [])} --out {training.folder} --resume",
-                130,
-            )
-        except (StageError, WorkerLostError) as error:
+            _fail(f"interrupted. To go on: {again(training.folder)}", 130)
+        except WorkerLostError as error:
+            _fail(f"the run failed: {error}. To go on: {again(training.folder)}", 1)
+        except (StageError, CheckpointError) as error:
             _fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
         from raysim.records import Run
 

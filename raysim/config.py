@@ -160,7 +160,7 @@ class RunConfig(_Strict):
     profile_every_steps: Natural = 10
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long a start, a step or an evaluation batch may take before the stages are given up."""
+    """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 
     @field_validator("model", "data", mode="before")
     @classmethod
@@ -199,6 +199,8 @@ class RunConfig(_Strict):
             raise ValueError(
                 f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}."
             )
+        if self.device == "cuda" and self.gpus_per_stage == 0:
+            raise ValueError("`gpus_per_stage` must be more than 0 with `device` = 'cuda', but got 0.")
         if self.device == "cpu" and self.gpus_per_stage:
             raise ValueError(f"`gpus_per_stage` must be 0 with `device` = 'cpu', but got {self.gpus_per_stage:g}.")
         for field in ("forward", "backward"):

@@ -26,7 +26,10 @@ def show_training(training: Training) -> None:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 120
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as progress:
         config = training.config
         task = progress.add_task(config.name, total=training.plan.num_steps, note="starting stages")
         wire = dense = 0

@@ -7,7 +7,6 @@ truth.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -75,7 +74,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("stage", pa.int16()),
             ("op", pa.string()),
             ("microbatch", pa.int32()),
-            ("start_s", pa.float64()),  # of the driver's clock, from the run's start
+            ("start_s", pa.float64()),  # of the driver's clock, since the stages came up or the run was resumed
             ("end_s", pa.float64()),
             ("decode_s", pa.float64()),
             ("compute_wall_s", pa.float64()),
@@ -83,10 +82,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            (
-                "inlined",
-                pa.bool_(),
-            ),  # whether the packet travelled through the driver; null where no packet crossed a process
+            ("inlined", pa.bool_()),  # whether the packet went by way of the driver; null where none crossed a process
         ]
     ),
 }
@@ -105,6 +101,7 @@ class Recorder:
         self.folder = folder
         self._parts = folder / "parts"
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
+        self._next_part = 0
         self._lock: IO[str] | None = None
 
     def open(self) -> None:
@@ -113,6 +110,8 @@ class Recorder:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._acquire()
             self._reopen()
+            numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
+            self._next_part = max(numbers, default=-1) + 1
         except BlockingIOError:
             raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
         except OSError as error:
@@ -132,6 +131,8 @@ class Recorder:
         while True:
             file = (self.folder / ".lock").open("w")
             try:
+                import fcntl  # reading a run must work where there is none
+
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.close()
@@ -162,17 +163,10 @@ class Recorder:
         """Write the rows kept since the last flush as one part a table."""
         for table, rows in self._rows.items():
             if rows:
-                number = (
-                    max(
-                        (int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob(f"{table}-*.parquet")),
-                        default=-1,
-                    )
-                    + 1
-                )
-                write_table(
-                    pa.Table.from_pylist(list(rows), SCHEMAS[table]), self._parts / f"{table}-{number:05d}.parquet"
-                )
+                path = self._parts / f"{table}-{self._next_part:05d}.parquet"
+                write_table(pa.Table.from_pylist(list(rows), SCHEMAS[table]), path)
                 rows.clear()
+        self._next_part += 1
 
     def forget(self, step: int) -> None:
         """Drop what a restarted or resumed run does again: rows of `step` and later, and evaluations after it.
@@ -191,11 +185,12 @@ class Recorder:
                     write_table(kept, path)
 
     def discard(self) -> None:
-        """Unlock the folder and remove it where it holds nothing yet: the run did not start."""
+        """Remove what the start of a run has written, and the folder where nothing else is in it: it did not begin."""
+        (self.folder / "run.parquet").unlink(missing_ok=True)
+        shutil.rmtree(self._parts, ignore_errors=True)
         self.close()
-        for path in (self._parts, self.folder):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def write_run(self, row: Mapping[str, Any]) -> None:
         """Write `run.parquet`, one row, anew."""

@@ -24,6 +24,14 @@ def flat(shape) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10))
 
 
+def frozen(shape) -> nn.Sequential:
+    """An embedding and a head that are tied, and not trained."""
+    embedding, head = nn.Embedding(shape.num_classes, 16), nn.Linear(16, shape.num_classes, bias=False)
+    head.weight = embedding.weight
+    head.weight.requires_grad_(False)
+    return nn.Sequential(embedding, nn.Linear(16, 16), nn.LayerNorm(16), head)
+
+
 def broken(shape) -> nn.Sequential:
     """A model that fails in training only, in its last layer."""
 

@@ -35,6 +35,13 @@ RUNS = {
         "evaluate_batchnorm_batches": 2,
     },
     "no-parameters": {"model": {"name": "tests.models:flat"}, "num_stages": None, "cuts": ["0", "1"]},
+    "no-parameters-clip": {
+        "model": {"name": "tests.models:flat"},
+        "num_stages": None,
+        "cuts": ["0", "1"],
+        "optimizer": {"learning_rate": 0.1, "clip_norm": 0.1},
+    },
+    "frozen-tied": {**GPT, "model": {"name": "tests.models:frozen"}, "num_stages": None, "cuts": ["1"]},
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }

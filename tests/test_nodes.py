@@ -27,7 +27,8 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_
 nodes = [cluster.add_node(num_cpus=4), cluster.add_node(num_cpus=4)]
 os.environ["RAY_ADDRESS"] = cluster.address
 try:
-    config = make_config({**SMALL, "num_stages": 4, "steps": 200, "checkpoint_every_steps": 20, "forward": "EF21(TopK(0.3))", "backward": "Quantize(8)"})
+    changes = {"num_stages": 4, "steps": 200, "checkpoint_every_steps": 20}
+    config = make_config({**SMALL, **changes, "forward": "EF21(TopK(0.3))", "backward": "Quantize(8)"})
     training = Training(config, out=sys.argv[1])
     placed = []
     for event in training.events():
@@ -48,9 +49,10 @@ finally:
 
 @pytest.mark.slow
 def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
+    from test_ray_engine import same_records
+
     from raysim.pipeline.training import train
     from raysim.records import Run
-    from test_ray_engine import same_records
 
     environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-nodes"}
     done = subprocess.run(

@@ -120,6 +120,19 @@ def test_resumed_equals_not_interrupted(small, run):
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_used_workers_load_as_fresh_ones(small, run):
+    """What a step left that broke off, or that the checkpoint knows nothing of, is gone."""
+    engine = start(small(**RUNS[run]))
+    begin = engine.state()
+    losses = [engine.step(step)[-1].losses for step in range(3)]
+    for worker, place, source in engine._calls[:3]:  # a step that breaks off
+        if source is None:
+            engine.workers[worker].run(3, 0, place)
+    engine.load(0, begin)
+    assert [engine.step(step)[-1].losses for step in range(3)] == losses
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_evaluation_leaves_no_trace(small, run):
     config = small(**RUNS[run])
     undisturbed, losses = trained(config)
@@ -185,6 +198,15 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
     after = {n: p.detach() for w in engine.workers for s in w.stages.values() for n, p in s.module.named_parameters()}
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before]).double().norm()
     assert moved.item() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
+    engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
+    before = engine.state()
+    engine.workers[1].gradient_norm2 = lambda *_: float("nan")
+    with pytest.raises(DivergedError, match="step 0, update: NaN or infinity in the gradient norm"):
+        engine.step(0)
+    assert same(engine.state(), before)
 
 
 def test_shared_indices_send_values_only(small):

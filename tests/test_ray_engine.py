@@ -4,6 +4,9 @@ import dataclasses
 import os
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from raysim.pipeline.engine import InlineEngine, RayEngine, assign
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.training import Training, train
+from raysim.pipeline.worker import Worker
 from raysim.records import Run
 
 MEASURED = ["seconds", "encode_s", "decode_s"]
@@ -164,6 +168,67 @@ def test_five_kills_at_random_steps(ray, small, tmp_path):
         same_records(Run(training.folder), undisturbed)
 
 
+OWN_RAY = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from conftest import SMALL
+from raysim.config import make_config
+from raysim.pipeline.training import Training
+from test_ray_engine import kill_at
+
+training = Training(make_config({**SMALL, "num_stages": 4, "forward": "TopK(0.3)"}), out=sys.argv[1])
+print(kill_at(training, {3: 1, 5: 2}))
+"""
+
+
+def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
+    """As on a newcomer's machine: as many CPUs as stages, so the dead ones' must come back first."""
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_RAY, str(tmp_path / "run"), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = Run(tmp_path / "run")
+    assert (run.status, run.row["restarts"]) == ("finished", 2)
+    same_records(run, train(small(num_stages=4, forward="TopK(0.3)"), engine="inline", out=tmp_path / "inline"))
+
+
+@pytest.mark.parametrize("moment", ["load", "state", "infer", "clock_s"])
+def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
+    """While it loads a checkpoint, saves one, evaluates, or has just come up."""
+    config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
+    training = Training(config, out=tmp_path / "run")
+    engine = training.engine
+    submit, seen = engine._submit, []
+
+    def deadly(worker, method, *arguments, num_returns=1):
+        if method == "run" and moment == "load" and arguments[0] == 3 and not seen:
+            seen.append("step")
+            ray.kill(engine._actors[1])  # the restart after it loads the checkpoint
+        if method == moment and moment not in seen and (moment != "clock_s" or engine.incarnation):
+            seen.append(moment)
+            ray.kill(engine._actors[worker])
+        if (
+            moment == "clock_s"
+            and method == "run"
+            and arguments[0] == 3
+            and not engine.incarnation
+            and "step" not in seen
+        ):
+            seen.append("step")
+            ray.kill(engine._actors[1])
+        return submit(worker, method, *arguments, num_returns=num_returns)
+
+    engine._submit = deadly
+    list(training.events())
+    assert moment in seen
+    run = Run(tmp_path / "run")
+    assert run.row["restarts"] >= 1
+    same_records(run, train(config, engine="inline", out=tmp_path / "inline"))
+
+
 def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
     training = Training(small(), out=tmp_path / "run")
     step = training.engine.step
@@ -188,6 +253,28 @@ def test_stages_without_room_are_refused(ray, small, tmp_path):
         "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_refused(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(
+        ConfigError, match=r"`RAY_ADDRESS` must be a running cluster's, but '127.0.0.1:1' does not answer"
+    ):
+        train(small(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch):
+    """The reason of a failed start is the last line of its traceback, not the first."""
+
+    class Unmakeable(Worker):
+        def __init__(self, *_):
+            raise ModuleNotFoundError("No module named 'mine'")
+
+    monkeypatch.setattr("raysim.pipeline.engine.Worker", Unmakeable)
+    with pytest.raises(StageError, match="a stage could not be made: ModuleNotFoundError: No module named 'mine'"):
+        engine(small())
 
 
 def test_a_gpu_that_is_not_there_is_refused(ray, small, tmp_path):

@@ -152,7 +152,9 @@ def test_parts_beyond_the_digits_of_their_names_stay_in_order(tmp_path: Path) ->
     recorder.write_run(ROW)
     add(recorder, 0, 1)
     recorder.flush()
+    recorder.close()
     (tmp_path / "parts" / "steps-00000.parquet").rename(tmp_path / "parts" / "steps-99999.parquet")
+    recorder = open_recorder(tmp_path)
     add(recorder, 1, 2)
     recorder.flush()
     assert steps_of(tmp_path) == [0, 1]
@@ -320,11 +322,10 @@ def test_what_did_not_start_leaves_no_trace(tmp_path: Path) -> None:
     recorder.discard()
     assert list(tmp_path.iterdir()) == []
     recorder = open_recorder(tmp_path / "run")
-    recorder.write_run(ROW)
-    add(recorder, 0, 1)
-    recorder.flush()
+    recorder.write_run(ROW)  # as a start does, before the stages turn out to have no room
+    (tmp_path / "run" / "mine.txt").write_text("precious")
     recorder.discard()
-    assert steps_of(tmp_path / "run") == [0]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
 def test_what_cannot_be_read_or_written_is_said_in_one_sentence(tmp_path: Path) -> None:

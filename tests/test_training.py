@@ -82,6 +82,13 @@ def test_divergence_by_a_high_learning_rate_keeps_the_steps_before(small, tmp_pa
     assert len(run.steps) == run.row["diverged_step"] > 0
 
 
+def test_divergence_by_the_last_step_is_seen_in_its_evaluation(small, tmp_path):
+    run = train(small(optimizer={"learning_rate": 1e30}, steps=1), engine="inline", out=tmp_path / "run")
+    row = run.row
+    assert (row["status"], row["diverged_step"]) == ("diverged", 1)
+    assert row["diverged_at"].startswith("evaluation with compression on: ")
+
+
 @pytest.mark.parametrize("stop_after", [1, 4, 5])
 def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
     config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
@@ -108,8 +115,24 @@ def test_another_configuration_is_not_resumed(small, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(small(seed=1), engine="inline", out=tmp_path / "run", resume=True)
     assert str(caught.value) == "`seed` must be 0, as in the run to resume, but got 1."
-    with pytest.raises(ConfigError, match="`forward` must be 'Identity', as in the run to resume"):
-        train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run", resume=True)
+    for change, sentence in (
+        ({"forward": "TopK(0.1)"}, "`forward` must be 'Identity', as in the run to resume"),
+        ({"model": {"name": "cnn"}}, r"`model\.width` must be 4, as in the run to resume, but got None"),
+        ({"data": {"name": "digits", "train_samples": 64}}, r"`data\.test_samples` must be 20"),
+        ({"num_stages": 4}, "`cuts` must be "),
+        ({"num_stages": None}, "`cuts` must be "),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            train(small(**change), engine="inline", out=tmp_path / "run", resume=True)
+    assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
+
+
+def test_a_run_killed_while_its_stages_come_up_can_be_resumed(small, tmp_path):
+    training = Training(small(), engine="inline", out=tmp_path / "run")
+    training.recorder.open()
+    training.recorder.write_run(training._row)
+    training.recorder.close()  # and then the process was gone
+    assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
 
 
 def test_a_folder_with_something_in_it_is_refused(small, tmp_path):
@@ -241,6 +264,9 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"--out {folder} --resume" in errors
+    assert (
+        f"raysim train digits-cnn steps=100000 checkpoint_every_steps=5 --engine inline --out {folder} --resume"
+        in errors
+    )
     assert "Traceback" not in errors
     assert Run(folder).status == "interrupted"

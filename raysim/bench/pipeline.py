@@ -27,6 +27,7 @@ from raysim.pipeline.plan import Workload, prepare
 from raysim.workloads.models import loss as model_loss
 
 WARMUP_STEPS = 3
+TIMEOUT_S = 900.0
 
 
 def bench_config(num_stages: int) -> RunConfig:
@@ -123,8 +124,10 @@ def _torch_step_s(workload: Workload, steps: int) -> float:
         ranks.append(context.Process(target=_torch_rank, args=(rank, port, workload, steps, sender), daemon=True))
         ranks[-1].start()
     try:
-        if not receiver.poll(600):
-            raise RuntimeError("torch's ranks gave no answer within 600 s.")
+        deadline = time.monotonic() + TIMEOUT_S
+        while not receiver.poll(1):
+            if time.monotonic() > deadline or any(process.exitcode for process in ranks):
+                raise RuntimeError("torch's ranks died, or gave no answer in time.")
         return float(receiver.recv())
     finally:
         for process in ranks:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
         raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
 
 
-def write_checkpoint(folder: Path, step: int, parts: Sequence[np.ndarray]) -> Checkpoint:
+def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray]) -> Checkpoint:
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed."""
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"

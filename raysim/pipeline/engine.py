@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -28,6 +31,8 @@ from raysim.network.schedule import Action, calls, needs, order, sinks
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.worker import Evaluated, StepReport, Worker
+
+PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
 
 Ref = Any  # a value inline, a reference on Ray
 
@@ -131,9 +136,14 @@ class Engine(ABC):
         """Move BatchNorm statistics at all workers, see `Worker.batchnorm`."""
         self._fetch([self._submit(worker, "batchnorm", self.incarnation, change) for worker in range(self.num_workers)])
 
+    def state_of(self, worker: int) -> np.ndarray:
+        """Return the state of a worker, its part of a checkpoint."""
+        state: np.ndarray = self._fetch([self._submit(worker, "state", self.incarnation)])[0]
+        return state
+
     def state(self) -> list[np.ndarray]:
-        """Return the state of each worker, to be written as a checkpoint."""
-        return self._fetch([self._submit(worker, "state", self.incarnation) for worker in range(self.num_workers)])
+        """Return the state of every worker."""
+        return [self.state_of(worker) for worker in range(self.num_workers)]
 
     def load(self, step: int, parts: Sequence[np.ndarray]) -> None:
         """Give every worker the state in which `step` begins: its own part and its neighbours', for the ends that it shares."""
@@ -206,7 +216,8 @@ class InlineEngine(Engine):
         return [0.0] * self.num_workers
 
     def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
-        with torch.random.fork_rng():  # stages seed torch's generator, which here is the caller's
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices):  # stages seed torch's generator, which here is the caller's
             return getattr(self.workers[worker], method)(*arguments)
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
@@ -222,14 +233,27 @@ class RayEngine(Engine):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._actors: list[Any] = []
-        self._own_ray = False
+        self._called_init = False  # this engine called `ray.init`, and shuts down what it called
+        self._private = False  # the Ray is this run's own: its CPUs are only counted
+        self._gpus: float | None = None  # of each stage, settled by the first start
         self._stored: tuple[Any, ...] = ()
 
     def check(self) -> None:
         import ray
 
-        if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
+        if ray.is_initialized():
+            return
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
             _check_memory(self.plan.memories, host_memory_bytes())
+        elif address not in ("auto", "local"):
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=3).close()
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"`RAY_ADDRESS` must be a running cluster's, but {address!r} does not answer: {error}."
+                ) from None
 
     def start(self) -> None:
         import ray
@@ -243,11 +267,12 @@ class RayEngine(Engine):
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         plan_ref, module_refs, data_ref = self._stored
-        nodes, gpus = self._place()
+        self._nodes = self._place()
+        gpus = self._gpus
         if plan.compresses:
             kernels.warm(plan.codecs)  # compiled once, here; the workers of this machine find it on disk
         actor = ray.remote(Worker)
-        for worker, node in enumerate(nodes):
+        for worker, node in enumerate(self._nodes):
             options = actor.options(
                 num_cpus=config.cpus_per_stage,
                 num_gpus=gpus,
@@ -271,9 +296,9 @@ class RayEngine(Engine):
 
         self._stop_actors()
         self._stored = ()
-        if self._own_ray and ray.is_initialized():
+        if self._called_init and ray.is_initialized():
             ray.shutdown()
-            self._own_ray = False
+            self._called_init = False
 
     def clock_offsets_s(self) -> list[float]:
         """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
@@ -296,9 +321,15 @@ class RayEngine(Engine):
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS")
-        self._own_ray = True
+        self._called_init = True
+        self._private = not address
         if address:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError) as error:
+                raise ConfigError(
+                    f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {_reason(error)}."
+                ) from None
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         ray.init(
@@ -313,49 +344,53 @@ class RayEngine(Engine):
             },
         )
 
-    def _place(self) -> tuple[list[str], float]:
-        """Return the node of each worker, neighbours side by side, and the GPUs of each; raises ConfigError without room."""
+    def _place(self) -> list[str]:
+        """Return the node of each worker, neighbours side by side.
+
+        Raises ConfigError without room; WorkerLostError where stages that had room before find none in time.
+        """
         import ray
-        from ray._private.state import available_resources_per_node
 
         config = self.plan.config
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
-        available = available_resources_per_node()  # type: ignore[no-untyped-call]
-        free = {node: available.get(node, {}) for node in memory}
-        total_gpus = sum(resources.get("GPU", 0.0) for resources in free.values())
-        gpus = config.gpus_per_stage
-        if gpus is None:
-            share = -(-self.num_workers // int(total_gpus)) if total_gpus >= 1 else 0
-            gpus = 1 / share if share and config.device != "cpu" else 0.0
-        if config.device == "cuda" and not gpus:
-            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
-        room = {}
-        for node, resources in free.items():
-            fits = resources.get("CPU", 0.0) / config.cpus_per_stage
-            if gpus:  # a fraction is of one GPU, so shares of different GPUs do not add up
-                whole = (
-                    int(1 / gpus) * int(resources.get("GPU", 0.0)) if gpus <= 1 else resources.get("GPU", 0.0) / gpus
+        again = self._gpus is not None
+        deadline = time.monotonic() + (min(PLACE_AGAIN_S, config.timeout_s) if again else 0.0)
+        while True:
+            free = _free_resources()
+            if self._gpus is None:
+                self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
+            room = {node: _room(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
+            if sum(room.values()) >= self.num_workers:
+                break
+            if time.monotonic() >= deadline:
+                asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
+                sentence = (
+                    f"{self.num_workers} stages of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
+                    f"free nodes have room for {sum(room.values())}. "
+                    "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 )
-                fits = min(fits, whole)
-            room[node] = int(fits + 1e-9)
-        if sum(room.values()) < self.num_workers:
-            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
-            raise ConfigError(
-                f"{self.num_workers} stages of {asked} each need room for {self.num_workers}, but Ray's {len(room)} free nodes "
-                f"have room for {sum(room.values())}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
-            )
-        here = ray.get_runtime_context().get_node_id()
-        self._nodes = assign(room, self.num_workers, config.placement, first=here)
-        if len(memory) > 1 or not self._own_ray:
-            _check_memory(self.plan.memories, {node: int(size) for node, size in memory.items()}, self._nodes)
-        return self._nodes, gpus
+                raise WorkerLostError(sentence) if again else ConfigError(sentence)
+            time.sleep(0.1)  # what killed actors held comes back a moment later
+        nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
+        if not self._private and not self._gpus:  # stages on a GPU have their memory there
+            capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
+            _check_memory(self.plan.memories, capacity, nodes)
+        return nodes
+
+    def _gpus_per_stage(self, total: float) -> float:
+        """Return the GPUs of each stage: as configured, or an equal share of all, at most one."""
+        config = self.plan.config
+        if config.gpus_per_stage is not None:
+            return config.gpus_per_stage
+        if config.device == "cuda" and total < 1:
+            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+        return 1 / -(-self.num_workers // int(total)) if total >= 1 and config.device != "cpu" else 0.0
 
     def _stop_actors(self) -> None:
         import ray
 
         for actor in self._actors:
-            ray.kill(actor)
+            with suppress(Exception):  # a cluster that is gone has no actors left
+                ray.kill(actor)
         self._actors = []
 
     def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
@@ -364,24 +399,27 @@ class RayEngine(Engine):
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
         import ray
-        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         timeout_s = self.plan.config.timeout_s
         try:
             return list(ray.get(refs, timeout=timeout_s))
         except GetTimeoutError:
             raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s") from None
-        except (RayActorError, ObjectLostError) as error:
-            raise WorkerLostError(_one_line(error)) from None
         except RayTaskError as error:
-            if isinstance(error.cause, (RayActorError, ObjectLostError)):
-                raise WorkerLostError(_one_line(error.cause)) from None
             for ref in refs:  # the others failed with it: look at them, or Ray reports each as unhandled
                 with suppress(RayError):
                     ray.get(ref, timeout=timeout_s)
-            if isinstance(error, (DivergedError, StageError)):
-                raise error.cause from None
-            raise
+            cause = error.cause
+            if isinstance(cause, (DivergedError, StageError)):
+                raise cause from None
+            if isinstance(cause, RayError):
+                raise WorkerLostError(_reason(cause)) from None
+            raise StageError(f"{type(cause).__name__}: {cause}") from None
+        except RayError as error:  # an actor, a node or an object is gone
+            if "error raised in its creation task" in str(error):
+                raise StageError(f"a stage could not be made: {_reason(error)}") from None
+            raise WorkerLostError(_reason(error)) from None
 
     def _put(self, value: Any) -> Ref:
         import ray
@@ -410,11 +448,30 @@ def assign(room: dict[str, int], count: int, placement: str, first: str | None =
 
 def host_memory_bytes() -> int:
     """Return the memory of this machine, or what its container may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total: int = psutil.virtual_memory().total
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     except (OSError, ValueError):  # no control group, or "max"
         return total
+
+
+def _free_resources() -> dict[str, dict[str, float]]:
+    """Return what each living node of the cluster has free."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    available = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return {node: available.get(node, {}) for node in alive}
+
+
+def _room(free: dict[str, float], cpus: float, gpus: float) -> int:
+    """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
+    fits = free.get("CPU", 0.0) / cpus
+    if gpus:
+        whole, rest = divmod(free.get("GPU", 0.0), 1)
+        fits = min(fits, whole * int(1 / gpus + 1e-9) + rest / gpus if gpus <= 1 else whole / gpus)
+    return int(fits + 1e-9)
 
 
 def _check_memory(memories: Sequence[Any], capacity: Any, nodes: Sequence[str] | None = None) -> None:
@@ -424,6 +481,10 @@ def _check_memory(memories: Sequence[Any], capacity: Any, nodes: Sequence[str] |
         raise ConfigError(str(error)) from None
 
 
-def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return (lines[-1] if "Traceback" in plain or "creation task" in plain else lines[0]).rstrip(".")

@@ -77,6 +77,12 @@ class Link:
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode)
         return codec.encode(x, key)
 
+    def load(self, state: State) -> None:
+        """Take a state, and forget all of a step that broke off."""
+        self.state = state
+        self._unpublished.clear()
+        self._account = self._empty_account()
+
     def end_step(self, *, measure: bool = False) -> LinkAccount:
         """Publish the changes that wait for the step's end; return the step's account and open the next."""
         for changes in self._unpublished:

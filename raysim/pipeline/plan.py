@@ -60,10 +60,14 @@ class Plan:
         return epoch, ids[microbatch * size : (microbatch + 1) * size]
 
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
-        """Return the sample ids of an evaluation batch, in the order of the data; the last may be short."""
-        total = self.num_test_samples if split == "test" else self.num_samples
+        """Return the sample ids of an evaluation batch: test data in its order, training data in that of its first epoch.
+
+        The last batch of the test data may be short.
+        """
+        if split == "train":  # data may be sorted by class
+            return _batch(self.num_samples, self.config.batch_size, self.config.seed, batch)[1]
         start = batch * self.config.batch_size
-        return np.arange(start, min(total, start + self.config.batch_size))
+        return np.arange(start, min(self.num_test_samples, start + self.config.batch_size))
 
     @property
     def num_test_batches(self) -> int:
@@ -86,7 +90,7 @@ class Plan:
         return every > 0 and step % every == every // 2
 
     def measures(self, step: int) -> bool:
-        """Return whether a step's fidelity is measured: another step than a profiled one, since it takes time."""
+        """Return whether a step's fidelity is measured: not a profiled one where there is a choice, since it takes time."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == 0
 

@@ -30,10 +30,11 @@ class Stage:
     The last stage is given targets: its forward ends in the loss, of which each microbatch counts 1/num_microbatches.
     """
 
-    def __init__(self, module: nn.Module, config: RunConfig, device: torch.device, *, last: bool) -> None:
+    def __init__(self, module: nn.Module, config: RunConfig, device: torch.device, *, first: bool, last: bool) -> None:
         self.module = module.to(device).train()
         self.config = config
         self.device = device
+        self.first = first
         self.last = last
         self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
         self._saved: dict[int, _Saved] = {}
@@ -44,7 +45,7 @@ class Stage:
     def forward(self, microbatch: int, x: Tensor, key: int, targets: Tensor | None = None) -> Tensor:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout."""
         x = x.detach()
-        if x.is_floating_point():
+        if not self.first:  # nobody wants the gradient of the data
             x.requires_grad_()
         if self.config.recompute:
             buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
@@ -57,7 +58,7 @@ class Stage:
         return y.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
-        """Add a microbatch's gradients to the parameters'; return the gradient of its input, None for integers.
+        """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
 
         `gradient` is that of the activation sent; the last stage starts from its loss and is given none.
         """
@@ -77,8 +78,9 @@ class Stage:
 
     def update(self, learning_rate: float, scale: float = 1.0) -> None:
         """Step the optimiser on the gradients times `scale`, and clear them."""
-        if scale != 1.0:
-            torch._foreach_mul_(list(self.gradients().values()), scale)
+        gradients = list(self.gradients().values())
+        if scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, scale)
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -104,6 +106,7 @@ class Stage:
                     _, index, slot = name.split(".", 2)
                     slots.setdefault(int(index), {})[slot] = x
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        self.module.zero_grad(set_to_none=True)
         self._saved.clear()
 
     def infer(self, x: Tensor) -> Tensor:

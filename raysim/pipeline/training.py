@@ -30,7 +30,7 @@ INLINE_LIMIT_BYTES = (
     100 * 1024
 )  # Ray sends smaller results through their owner, the driver (reference: max_direct_call_object_size)
 LOSSES_IN_A_ROW = 3  # a step that loses its workers as often is not retried: the cause will not go away
-FLUSH_EVERY_S = 10.0
+FLUSH_EVERY_S = 15.0
 
 
 class Event(NamedTuple):
@@ -90,6 +90,8 @@ class Training:
         self._row = self._first_row()
         self._checkpoint: Checkpoint | None = None
         self._parts: list[Any] | None = None
+        self._resumed = resume
+        self._reached = 0  # the most steps done, over all restarts
         if resume:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
@@ -97,6 +99,8 @@ class Training:
         self.workload = prepare(config)
         self.plan = self.workload.plan
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
+        if resume:
+            self._check_same("cuts", self._recorded_cuts, self._row["cuts"])
         self.engine = ENGINES[engine](self.workload)
         self.engine.check()
         self._row["engine"] = engine
@@ -118,13 +122,9 @@ class Training:
         started = time.perf_counter()
         before_s = float(self._row["seconds"])
         status, error_text = "failed", None
+        self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
         try:
-            try:
-                self.engine.start()
-            except ConfigError:
-                self.recorder.discard()
-                raise
-            self.recorder.write_run(self._row)
+            self._start()
             self._clock_zero = time.perf_counter()
             yield from self._train()
             status = "finished"
@@ -134,76 +134,83 @@ class Training:
         except (KeyboardInterrupt, GeneratorExit):
             status = "interrupted"
             raise
-        except ConfigError:
+        except _RefusedError as error:
             status = "refused"
-            raise
+            raise ConfigError(str(error)) from None
         except Exception as error:
             error_text = str(error) or type(error).__name__
             raise
         finally:
-            self.engine.close()
-            if status != "refused":
-                self._row |= {
-                    "status": status,
-                    "error": error_text,
-                    "seconds": before_s + time.perf_counter() - started,
-                }
-                self._finish(compact=status in ("finished", "diverged"))
+            try:
+                self.engine.close()
+            finally:
+                if status == "refused" and not self._resumed:
+                    self.recorder.discard()
+                else:
+                    seconds = before_s + time.perf_counter() - started
+                    status = "failed" if status == "refused" else status
+                    self._row |= {"status": status, "error": error_text, "seconds": seconds}
+                    self._finish(compact=status in ("finished", "diverged"))
+
+    def _start(self) -> None:
+        try:
+            self.engine.start()
+        except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
+            raise _RefusedError(str(error)) from None
 
     def _train(self) -> Iterator[Event]:
-        step = self._restore()
-        last_flush = time.monotonic()
-        lost_at, losses = -1, 0
-        every, evaluate_every = self.config.checkpoint_every_steps, self.config.evaluate_every_steps
+        """Train to the end, over as many losses of workers as it takes while there is progress between them."""
+        lost, losses, farthest = False, 0, -1
         while True:
             try:
-                while step < self.plan.num_steps:
-                    before = time.perf_counter()
-                    reports = self.engine.step(step)
-                    yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
-                    step += 1
-                    last = step == self.plan.num_steps
-                    if last or (evaluate_every and step % evaluate_every == 0):
-                        for row in self._evaluate(step):
-                            yield Event("eval", row)
-                    if last or (every and step % every == 0):
-                        self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
-                        self._checkpoint = write_checkpoint(self._checkpoints, step, self.engine.state())
-                        last_flush = time.monotonic()
-                    elif time.monotonic() - last_flush > FLUSH_EVERY_S:
-                        self.recorder.flush()
-                        last_flush = time.monotonic()
+                if lost:
+                    assert isinstance(self.engine, RayEngine)
+                    self.engine.restart()
+                yield from self._steps(self._restore())
                 return
             except WorkerLostError as error:
-                losses = losses + 1 if step == lost_at else 1
-                lost_at = step
+                losses = 1 if self._reached > farthest else losses + 1
+                farthest = self._reached
                 if losses == LOSSES_IN_A_ROW or not isinstance(self.engine, RayEngine):
                     raise
+                lost = True
                 self._row["restarts"] += 1
-                yield Event("restart", {"step": step, "reason": str(error)})
-                self._restart()
-                step = self._restore()
+                yield Event("restart", {"step": self._reached, "reason": str(error)})
 
-    def _restart(self) -> None:
-        assert isinstance(self.engine, RayEngine)
-        for attempt in range(LOSSES_IN_A_ROW):
-            try:
-                self.engine.restart()
-                return
-            except WorkerLostError:  # lost again while coming up
-                if attempt == LOSSES_IN_A_ROW - 1:
-                    raise
+    def _steps(self, step: int) -> Iterator[Event]:
+        every, evaluate_every = self.config.checkpoint_every_steps, self.config.evaluate_every_steps
+        last_flush = time.monotonic()
+        while step < self.plan.num_steps:
+            before = time.perf_counter()
+            reports = self.engine.step(step)
+            yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
+            step += 1
+            self._reached = max(self._reached, step)
+            last = step == self.plan.num_steps
+            if last or (evaluate_every and step % evaluate_every == 0):
+                for row in self._evaluate(step):
+                    yield Event("eval", row)
+            if last or (every and step % every == 0):
+                self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
+                parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
+                self._checkpoint = write_checkpoint(self._checkpoints, step, parts)
+                self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
+                last_flush = time.monotonic()
+            elif time.monotonic() - last_flush > FLUSH_EVERY_S:
+                self.recorder.flush()
+                last_flush = time.monotonic()
 
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        checkpoint = self._checkpoint
-        step = checkpoint.step if checkpoint else 0
-        if checkpoint:
-            parts = self._parts if self._parts is not None else read_checkpoint(checkpoint)
+        step = 0
+        if self._checkpoint:
+            step = self._checkpoint.step
+            parts = self._parts if self._parts is not None else read_checkpoint(self._checkpoint)
             self.engine.load(step, parts)
             self._parts = None
         self.recorder.forget(step)
+        self._reached = max(self._reached, step)
         return step
 
     @property
@@ -218,11 +225,11 @@ class Training:
             raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
         if old["status"] in ("finished", "diverged"):
             raise ConfigError(f"The run in {self.folder} is {old['status']}: there is nothing to resume.")
-        for key, value in self._row.items():
-            if key in _IDENTITY_EXEMPT or key not in self.config.flat():
-                continue
-            if old.get(key) != value and not (key in ("cuts", "num_stages") and value is None):
-                raise ConfigError(f"`{key}` must be {old.get(key)!r}, as in the run to resume, but got {value!r}.")
+        recorded = {key for key in old if key in RunConfig.model_fields or key.partition(".")[0] in _NESTED}
+        for key in sorted(recorded | set(self.config.flat())):
+            if key not in _IDENTITY_EXEMPT | {"cuts", "num_stages"}:
+                self._check_same(key, old.get(key), self._row.get(key))
+        self._recorded_cuts = old["cuts"]
         self.run_id = old["run_id"]
         self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds") if key in old}
         self._row["resumed"] = old["resumed"] + 1
@@ -233,6 +240,10 @@ class Training:
                 self._parts = read_checkpoint(found[-1])
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
+
+    def _check_same(self, key: str, old: object, new: object) -> None:
+        if old != new:
+            raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")
 
     def _first_row(self) -> dict[str, Any]:
         row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
@@ -338,6 +349,8 @@ class Training:
                 if batchnorm == "estimated":
                     self.engine.batchnorm("restore")
                 loss = total.loss / total.samples
+                if not math.isfinite(loss):
+                    raise DivergedError(step, f"evaluation with compression {mode}", "loss")
                 row = {
                     "step": step,
                     "mode": mode,
@@ -370,6 +383,12 @@ class Training:
         self.recorder.write_run(self._row)
         self.recorder.close()
 
+
+class _RefusedError(Exception):
+    """The stages have no place: the run has not begun, and leaves nothing behind."""
+
+
+_NESTED = ("model", "data", "optimizer")
 
 # What may differ between a run and its resumption: where and how often, not what.
 _IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}

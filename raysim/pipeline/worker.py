@@ -93,7 +93,8 @@ class Worker:
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
         self.stages = {
-            s: Stage(module, config, self.device, last=s == plan.num_stages - 1) for s, module in modules.items()
+            s: Stage(module, config, self.device, first=s == 0, last=s == plan.num_stages - 1)
+            for s, module in modules.items()
         }
         self.links: dict[tuple[int, str, bool], Link] = {}
         for boundary, methods in enumerate(config.compressors()):
@@ -146,8 +147,8 @@ class Worker:
             shared = {}
             for place, owners in enumerate(self.plan.tied):
                 for stage, name in owners:
-                    if stage in self.stages:
-                        gradient = self.stages[stage].gradients()[name]
+                    gradient = self.stages[stage].gradients().get(name) if stage in self.stages else None
+                    if gradient is not None:  # frozen parameters have none, nor has one that no sample touched
                         shared[place] = to_bytes(gradient).copy()  # `take_tied` overwrites the gradient
                         self._tied_bytes += gradient.nbytes * (len(owners) - 1)
         return shared, None
@@ -157,13 +158,14 @@ class Worker:
         with self._called(step, incarnation):
             for place, owners in enumerate(self.plan.tied):
                 for stage, name in owners:
-                    if stage in self.stages:
-                        gradient = self.stages[stage].gradients()[name]
-                        parts = [to_tensor(one[place], gradient.dtype, self.device) for one in shared if place in one]
-                        total = parts[0].clone()
-                        for part in parts[1:]:
-                            total += part
-                        gradient.copy_(total.view_as(gradient))
+                    parts = [one[place] for one in shared if place in one]
+                    if stage in self.stages and parts:
+                        parameter = self.stages[stage].module.get_parameter(name)
+                        total, *others = (to_tensor(part, parameter.dtype, self.device) for part in parts)
+                        total = total.clone()
+                        for other in others:
+                            total += other
+                        parameter.grad = total.view_as(parameter)
 
     def gradient_norm2(self, step: int, incarnation: int, *done: None) -> float:
         """Return the squared norm of the gradients of this worker's parameters; a tied one counts at its first owner."""
@@ -183,6 +185,8 @@ class Worker:
             norm, scale = None, 1.0
             if config.clip_norm is not None:
                 norm = math.sqrt(sum(part for part in done if part is not None))
+                if not math.isfinite(norm):
+                    raise DivergedError(step, "update", "gradient norm")
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
             rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
             for stage in self.stages.values():
@@ -211,7 +215,11 @@ class Worker:
             y = stage.infer(x)
             if not stage.last:
                 key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
-                return self.links[index, "forward", True].send_evaluation(y, mode, key)
+                try:
+                    return self.links[index, "forward", True].send_evaluation(y, mode, key)
+                except NonFiniteError:
+                    where = f"activation at boundary {index}, forward"
+                    raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
             targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
             return Evaluated(
                 float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
@@ -241,18 +249,17 @@ class Worker:
 
     def load(self, step: int, *parts: np.ndarray) -> None:
         """Take the state in which `step` begins from the parts of a checkpoint, whichever workers' they are."""
-        for part in parts:
-            tensors = unpack_tensors(part)
-            for index, stage in self.stages.items():
-                own = {name: x for name, x in tensors.items() if name.startswith(f"stage.{index}.")}
-                if own:
-                    stage.load({name.removeprefix(f"stage.{index}."): x for name, x in own.items()})
-            for (boundary, direction, sender), link in self.links.items():
-                name = f"link.{boundary}.{direction}"
-                if f"{name}.keys" in tensors and (sender or link.compressor.two_ended):
-                    rows = tensors[f"{name}.rows"].to(self.device)
-                    keys = tensors[f"{name}.keys"].tolist()
-                    link.state = {key: row.clone() for key, row in zip(keys, rows, strict=True)}
+        tensors = {name: x for part in parts for name, x in unpack_tensors(part).items()}
+        for index, stage in self.stages.items():
+            prefix = f"stage.{index}."
+            stage.load({name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
+        for (boundary, direction, sender), link in self.links.items():
+            name = f"link.{boundary}.{direction}"
+            state = {}
+            if f"{name}.keys" in tensors and (sender or link.compressor.two_ended):
+                rows = tensors[f"{name}.rows"].to(self.device)
+                state = {key: row.clone() for key, row in zip(tensors[f"{name}.keys"].tolist(), rows, strict=True)}
+            link.load(state)
         self._begin(step)
 
     def clock_s(self) -> float:
@@ -266,6 +273,8 @@ class Worker:
         marks = [self._mark(profiled)]
         try:
             x = self._receive(action, packet)
+            if profiled:
+                self._synchronize()
             marks.append(self._mark(profiled))
             y = self._compute(action, x)
             marks.append(self._mark(profiled))

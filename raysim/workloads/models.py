@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -72,7 +72,7 @@ def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Ma
     """Raise ValueError where the parameters alone are more than this machine's memory: before any are made."""
     with torch.device("meta"):
         size = sum(parameter.nbytes for parameter in function(**arguments).parameters())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory().total
     if size > memory:
         raise ValueError(
             f"Model `{name}` needs {size / 1e9:.1f} GB for its parameters, but this machine has {memory / 1e9:.1f} GB. "

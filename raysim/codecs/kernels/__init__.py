@@ -31,6 +31,8 @@ _checked = False
 _outputs: list[np.ndarray] = []  # the latest large outputs, some still in use
 _pools: dict[int, ThreadPoolExecutor] = {}
 _PART = 1 << 18  # values that a thread should have at least
+_probe = [np.empty(1)]
+_UNHELD = sys.getrefcount(_probe[0])  # of an array that only a list holds, as this Python counts
 _LARGE, _KEPT = 1 << 22, 1 << 26  # bytes: of an output worth keeping, and of all that are kept
 
 
@@ -84,12 +86,10 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
     if count * np.dtype(dtype).itemsize < _LARGE:
         return np.empty(count, dtype)
     for index in range(len(_outputs)):
-        array = _outputs[index]
-        if (
-            array.dtype == dtype and len(array) == count and sys.getrefcount(array) <= 3
-        ):  # the list, `array`, the argument
+        fits = _outputs[index].dtype == dtype and len(_outputs[index]) == count
+        if fits and sys.getrefcount(_outputs[index]) == _UNHELD:
             _outputs.append(_outputs.pop(index))
-            return array
+            return _outputs[-1]
     array = np.empty(count, dtype)
     _outputs.append(array)
     while sum(kept.nbytes for kept in _outputs) > max(_KEPT, array.nbytes):
