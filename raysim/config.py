@@ -277,6 +277,9 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the configuration of a recipe's name or a TOML file, changed by `key=value` texts.
 
     Raises ConfigError where the recipe, the file, a key or a value is wrong.
+
+    >>> read_config("digits-cnn", ["steps=10", "forward=TopK(density=0.1)"]).forward
+    'TopK(0.1)'
     """
     name, values = read_source(source)
     keys = [apply_override(values, override) for override in overrides]

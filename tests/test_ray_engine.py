@@ -14,9 +14,10 @@ from pipelines import RUNS
 
 from raysim.config import ConfigError
 from raysim.pipeline.checkpoint import load_weights
-from raysim.pipeline.engine import InlineEngine, RayEngine, assign
+from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.ray_engine import RayEngine, assign
 from raysim.pipeline.training import Training, train
 from raysim.pipeline.worker import Worker
 from raysim.records import Run
@@ -272,7 +273,7 @@ def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch)
         def __init__(self, *_):
             raise ModuleNotFoundError("No module named 'mine'")
 
-    monkeypatch.setattr("raysim.pipeline.engine.Worker", Unmakeable)
+    monkeypatch.setattr("raysim.pipeline.ray_engine.Worker", Unmakeable)
     with pytest.raises(StageError, match="a stage could not be made: ModuleNotFoundError: No module named 'mine'"):
         engine(small())
 

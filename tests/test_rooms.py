@@ -35,7 +35,7 @@ ROOMS = {
         {"codecs", "compressors", "network", "notation", "workloads", "config", "records"},
         {"torch", "safetensors"},
     ),
-    "raysim.pipeline.engine": (
+    "raysim.pipeline.ray_engine": (
         {"codecs", "compressors", "network", "notation", "workloads", "config", "records", "pipeline"},
         {"torch", "ray"},
     ),

@@ -21,9 +21,9 @@ from rich.table import Table
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from raysim.config import RunConfig, make_config
-from raysim.pipeline.engine import RayEngine
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.ray_engine import RayEngine
 from raysim.workloads.models import loss as model_loss
 
 WARMUP_STEPS = 3

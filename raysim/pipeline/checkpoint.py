@@ -118,6 +118,12 @@ def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
 
     Raises CheckpointError where there is none, or it is corrupt.
+
+    >>> import tempfile, raysim
+    >>> run = raysim.train("digits-cnn", "steps=1", engine="inline", out=tempfile.mkdtemp())
+    >>> weights = load_weights(run.folder)
+    >>> weights["conv1.0.weight"].shape
+    torch.Size([16, 1, 3, 3])
     """
     found = checkpoints(Path(run_folder) / "checkpoints")
     if not found:

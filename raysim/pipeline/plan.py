@@ -11,7 +11,7 @@ from torch import nn
 
 from raysim.codecs import Codec, Identity
 from raysim.codecs.packet import DTYPES
-from raysim.compressors import Plain
+from raysim.compressors import Compressor, Plain
 from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, in_flight, packets_in_flight
 from raysim.network.schedule import Row
@@ -42,6 +42,11 @@ class Plan:
     def rows(self) -> list[Row]:
         """What each worker runs, in order."""
         return self.config.parsed_schedule.rows(self.num_stages, self.config.num_microbatches)
+
+    @cached_property
+    def compressors(self) -> list[tuple[Compressor, Compressor]]:
+        """The compressors of each boundary: of its activations and of its gradients."""
+        return self.config.compressors()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -77,12 +82,12 @@ class Plan:
     @property
     def compresses(self) -> bool:
         """Whether any link has more to do than to send its tensors as they are."""
-        return any(method != Plain(Identity()) for methods in self.config.compressors() for method in methods)
+        return any(method != Plain(Identity()) for methods in self.compressors for method in methods)
 
     @property
     def codecs(self) -> list[Codec]:
         """The codecs of all links, each once."""
-        return list(dict.fromkeys(method.codec for methods in self.config.compressors() for method in methods))
+        return list(dict.fromkeys(method.codec for methods in self.compressors for method in methods))
 
     def profiles(self, step: int) -> bool:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""

@@ -11,25 +11,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.codecs import Identity
-from raysim.compressors import AQSGD, Plain
+from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
-from raysim.pipeline.engine import ENGINES, RayEngine
+from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.ray_engine import RayEngine
+from raysim.pipeline.rows import action_rows, link_rows, step_row
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 
-INLINE_LIMIT_BYTES = (
-    100 * 1024
-)  # Ray sends smaller results through their owner, the driver (reference: max_direct_call_object_size)
-LOSSES_IN_A_ROW = 3  # a step that loses its workers as often is not retried: the cause will not go away
+ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
+LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
 FLUSH_EVERY_S = 15.0
 
 
@@ -266,75 +263,21 @@ class Training:
         }
 
     def _record_step(self, step: int, reports: Sequence[StepReport], seconds: float) -> dict[str, Any]:
-        losses = [loss for report in reports for loss in report.losses]
-        links = self._link_rows(step, reports)
-        row = {
-            "step": step,
-            "epoch": step // self.plan.steps_per_epoch,
-            "loss": math.fsum(losses) / len(losses),
-            "learning_rate": learning_rate(self.config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
-            "gradient_norm": reports[0].gradient_norm,
-            "seconds": seconds,
-            "wire_bytes": sum(link["wire_bytes"] for link in links),
-            "dense_bytes": sum(link["dense_bytes"] for link in links),
-        }
+        """Keep the rows of a step; return that of `steps`."""
+        links = link_rows(self.plan, step, reports)
+        row = step_row(self.plan, step, reports, links, seconds)
         self.recorder.add("steps", row)
         for link in links:
             self.recorder.add("links", link)
-        for worker, report in enumerate(reports):
-            shift = self._offsets_s[worker] + self._clock_zero
-            for action in report.actions:
-                times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
-                crossed = isinstance(self.engine, RayEngine) and action.wire_bytes > 0
-                inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crossed else None
-                self.recorder.add(
-                    "actions", action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined}
-                )
+        shifts = [offset + self._clock_zero for offset in self._offsets_s]
+        for action in action_rows(step, reports, shifts, crosses=isinstance(self.engine, RayEngine)):
+            self.recorder.add("actions", action)
         return row
-
-    def _link_rows(self, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-        """Return a row for each link, of what its two ends account."""
-        ends = sorted(
-            (account for report in reports for account in report.links),
-            key=lambda a: (a.direction != "forward", a.boundary),
-        )
-        rows = []
-        for (direction, boundary), pair in groupby(ends, key=lambda a: (a.direction, a.boundary)):
-            sender, receiver = sorted(pair, key=lambda account: not account.sender)
-            sent = sender.sent_norm2
-            method = self.config.compressors()[boundary][0 if direction == "forward" else 1]
-            exact = method == Plain(Identity()) and self.plan.measures(step)
-            rows.append(
-                {
-                    "step": step,
-                    "replica": 0,
-                    "boundary": boundary,
-                    "direction": direction,
-                    "codec": repr(method),
-                    "packets": sender.packets,
-                    "wire_bytes": sender.wire_bytes,
-                    "dense_bytes": sender.dense_bytes,
-                    "gain": 1.0 if exact else _share(sender.received_norm2, sent),
-                    "fidelity": 1.0 if exact else _fidelity(sender.error_norm2, sent),
-                    "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
-                    "encode_s": sender.codec_s,
-                    "decode_s": receiver.codec_s,
-                }
-            )
-        tied_bytes = sum(report.tied_bytes for report in reports)
-        if tied_bytes:
-            crossing = {
-                "direction": "tied",
-                "codec": "Identity",
-                "packets": sum(report.tied_bytes > 0 for report in reports),
-            }
-            rows.append({"step": step, "replica": 0, **crossing, "wire_bytes": tied_bytes, "dense_bytes": tied_bytes})
-        return rows
 
     def _evaluate(self, step: int) -> list[dict[str, Any]]:
         """Evaluate the same weights with links on and off, and again with BatchNorm statistics estimated under each mode."""
         modes = ["on", "off"]
-        if any(isinstance(forward, AQSGD) for forward, _ in self.config.compressors()):
+        if any(isinstance(forward, AQSGD) for forward, _ in self.plan.compressors):
             modes.insert(1, "on_direct")
         estimate_batches = self.config.evaluate_batchnorm_batches
         rows = []
@@ -392,11 +335,3 @@ _NESTED = ("model", "data", "optimizer")
 
 # What may differ between a run and its resumption: where and how often, not what.
 _IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}
-
-
-def _fidelity(error_norm2: float | None, sent_norm2: float | None) -> float | None:
-    return 1 - error_norm2 / sent_norm2 if error_norm2 is not None and sent_norm2 else None
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None

@@ -97,7 +97,7 @@ class Worker:
             for s, module in modules.items()
         }
         self.links: dict[tuple[int, str, bool], Link] = {}
-        for boundary, methods in enumerate(config.compressors()):
+        for boundary, methods in enumerate(plan.compressors):
             ends = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
             for method, (direction, source, target) in zip(methods, ends, strict=True):
                 for stage, sender in ((source, True), (target, False)):

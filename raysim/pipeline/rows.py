@@ -1,0 +1,86 @@
+"""The rows of the records, made of what workers report of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from raysim.codecs import Identity
+from raysim.compressors import Plain
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.worker import StepReport
+
+INLINE_LIMIT_BYTES = (
+    100 * 1024
+)  # Ray sends smaller results by way of their owner, the driver (max_direct_call_object_size)
+
+
+def step_row(
+    plan: Plan, step: int, reports: Sequence[StepReport], links: Sequence[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """Return the row of `steps`; `links` are the step's rows of `links`."""
+    losses = [loss for report in reports for loss in report.losses]
+    return {
+        "step": step,
+        "epoch": step // plan.steps_per_epoch,
+        "loss": math.fsum(losses) / len(losses),
+        "learning_rate": learning_rate(plan.config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
+        "gradient_norm": reports[0].gradient_norm,
+        "seconds": seconds,
+        "wire_bytes": sum(link["wire_bytes"] for link in links),
+        "dense_bytes": sum(link["dense_bytes"] for link in links),
+    }
+
+
+def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
+    """Return a row of `links` for each link, of what its two ends account, and one for tied parameters."""
+    ends = sorted(
+        (account for report in reports for account in report.links),
+        key=lambda account: (account.direction != "forward", account.boundary),
+    )
+    rows = []
+    for (direction, boundary), pair in groupby(ends, key=lambda account: (account.direction, account.boundary)):
+        sender, receiver = sorted(pair, key=lambda account: not account.sender)
+        method = plan.compressors[boundary][0 if direction == "forward" else 1]
+        exact = method == Plain(Identity()) and plan.measures(step)
+        sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
+        rows.append(
+            {
+                "step": step,
+                "replica": 0,
+                "boundary": boundary,
+                "direction": direction,
+                "codec": repr(method),
+                "packets": sender.packets,
+                "wire_bytes": sender.wire_bytes,
+                "dense_bytes": sender.dense_bytes,
+                "gain": 1.0 if exact else received / sent if sent and received is not None else None,
+                "fidelity": 1.0 if exact else 1 - error / sent if sent and error is not None else None,
+                "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
+                "encode_s": sender.codec_s,
+                "decode_s": receiver.codec_s,
+            }
+        )
+    tied_bytes = sum(report.tied_bytes for report in reports)
+    if tied_bytes:
+        packets = sum(report.tied_bytes > 0 for report in reports)
+        sizes = {"packets": packets, "wire_bytes": tied_bytes, "dense_bytes": tied_bytes}
+        rows.append({"step": step, "replica": 0, "direction": "tied", "codec": "Identity", **sizes})
+    return rows
+
+
+def action_rows(
+    step: int, reports: Sequence[StepReport], shifts_s: Sequence[float], *, crosses: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of `actions` for each action of a profiled step.
+
+    `shifts_s`: what to take from each worker's clock. `crosses`: whether packets go from process to process.
+    """
+    for report, shift in zip(reports, shifts_s, strict=True):
+        for action in report.actions:
+            times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
+            inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crosses and action.wire_bytes else None
+            yield action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined}
