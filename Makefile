@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 demo: .venv/installed
 	rm -rf results/demo
 	$(BIN)/raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)' --out results/demo
-	$(BIN)/python -c "import pandas; print(pandas.read_parquet('results/demo/steps.parquet').tail())"
+	$(BIN)/python -c "import pandas; print(pandas.read_parquet('results/demo/steps.parquet')[['step', 'loss', 'seconds', 'wire_bytes', 'dense_bytes']].tail())"
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow"

@@ -301,6 +301,26 @@ def recipes() -> None:
         typer.echo(f"{name:<{max(map(len, names))}}  {first.lstrip('# ')}")
 
 
+@app.command()
+def keys() -> None:
+    """List every configuration key, its default and what it does; options of models and data sets are their own."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from raysim.config import OptimizerConfig, RunConfig
+
+    table = Table("key", "default", "what it does", box=None)
+    for prefix, model in (("", RunConfig), ("optimizer.", OptimizerConfig)):
+        for name, field in model.model_fields.items():
+            if name != "optimizer":
+                default = getattr(field.default, "name", field.default)
+                table.add_row(prefix + name, "" if default is None else str(default), field.description)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
+
+
 @bench.command("pipeline")
 def bench_pipeline(
     stages: Annotated[list[int] | None, typer.Option(help="Numbers of stages [default: 2 and 4].")] = None,

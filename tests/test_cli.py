@@ -91,3 +91,14 @@ def test_recipes_are_listed(tmp_path):
     assert done.returncode == 0
     for name in ("digits-cnn", "topics-gpt", "resnet18-cifar10", "resnet18-cifar10-m4", "gpt2-wikitext2"):
         assert name in done.stdout
+
+
+def test_every_key_is_listed_with_what_it_does(tmp_path):
+    from raysim.config import OptimizerConfig, RunConfig
+
+    done = raysim("keys", cwd=tmp_path)
+    assert done.returncode == 0
+    for prefix, model in (("", RunConfig), ("optimizer.", OptimizerConfig)):
+        for name, field in model.model_fields.items():
+            assert name == "optimizer" or field.description, name
+            assert name == "optimizer" or f" {prefix}{name} " in done.stdout

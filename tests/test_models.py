@@ -19,15 +19,6 @@ BYTES = DataShape((16,), "int64", 256)
 SMALL = {"cnn": (DIGITS, {"width": 4}), "resnet18": (CIFAR, {}), "gpt": (BYTES, {"num_blocks": 2, "width": 32})}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two threads on layers this small mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def inputs_of(shape, batch=2):
     torch.manual_seed(1)
     if shape.input_dtype == "int64":

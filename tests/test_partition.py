@@ -26,14 +26,6 @@ MODELS = {
 BATCH = 4
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def example(name):
     model, options, shape = MODELS[name]
     generator = torch.Generator().manual_seed(1)
