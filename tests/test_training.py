@@ -257,6 +257,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
     )
     while not checkpoints(folder / "checkpoints"):
         assert process.poll() is None
