@@ -323,17 +323,21 @@ def keys() -> None:
 
 @bench.command("pipeline")
 def bench_pipeline(
-    stages: Annotated[list[int] | None, typer.Option(help="Numbers of stages [default: 2 and 4].")] = None,
+    stages: Annotated[
+        list[int] | None,
+        typer.Option(min=2, max=8, help="Numbers of stages, at most the microbatches [default: 2 and 4]."),
+    ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of runs.")] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 20,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """The same GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, in turn."""
+    _check_writable("--json", json_file)
     from raysim.bench.pipeline import bench_pipeline as measure
 
     result = measure(stages or [2, 4], pairs=pairs, steps=steps)
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        _write_json(result, json_file)
 
 
 @bench.command("simulate")

@@ -102,3 +102,18 @@ def test_every_key_is_listed_with_what_it_does(tmp_path):
         for name, field in model.model_fields.items():
             assert name == "optimizer" or field.description, name
             assert name == "optimizer" or f" {prefix}{name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stages", "1"], "Invalid value for '--stages'"),
+        (["--stages", "9"], "Invalid value for '--stages'"),
+        (["--json", "/proc/nowhere/figures.json"], "--json"),
+    ],
+)
+def test_a_bench_that_cannot_run_is_refused_before_it_starts(tmp_path, arguments, sentence):
+    done = raysim("bench", "pipeline", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
