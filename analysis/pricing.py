@@ -24,7 +24,7 @@ from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
-from raysim.network.schedule import SIMULATED, calls, parse_schedule
+from raysim.network.schedule import calls, parse_schedule
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.trace import trace_events
@@ -124,7 +124,7 @@ class Replay:
             self.row = self.run.row
             self.steps, self._evals, self._links = self.run.steps, self.run.evals, self.run.links
             actions = self.run.actions
-            self.schedule = parse_schedule(self.row["schedule"], SIMULATED)
+            self.schedule = parse_schedule(self.row["schedule"])
             self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         except RecordsError as error:
             raise ReplayError(str(error)) from None

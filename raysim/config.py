@@ -121,7 +121,7 @@ class RunConfig(_Strict):
     num_microbatches: Positive = 4
     """Equal parts of a batch that follow each other through the stages."""
     schedule: str = "1F1B"
-    """`GPipe` or `1F1B`."""
+    """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
     forward: Notations = "Identity"
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = "Identity"

@@ -236,7 +236,7 @@ def _show_memory(out: Console, plan: Forecast) -> None:
             sum(m.weights_bytes for m in mine),
             sum(m.gradients_bytes for m in mine),
             sum(m.optimizer_bytes for m in mine),
-            sum(m.activations_bytes + m.workspace_bytes for m in mine),
+            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),
             sum(m.residuals_bytes + m.references_bytes for m in mine),
             sum(m.messages_bytes for m in mine),
             totals[worker],

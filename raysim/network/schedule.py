@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, NamedTuple
@@ -218,22 +218,19 @@ class Custom(Schedule):
         return read_csv(self.path)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB)}
-"""What the engines run so far: one stage a worker, backward in one piece."""
+SCHEDULES: dict[str, type[Schedule]] = {
+    cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, Custom)
+}
+"""All there are, executed by engines and simulated alike."""
 
-SIMULATED: dict[str, type[Schedule]] = SCHEDULES | {cls.name(): cls for cls in (Interleaved1F1B, ZBH1, Custom)}
-"""What the simulator runs: all there are."""
 
-
-def parse_schedule(text: str, known: Mapping[str, type[Schedule]] = SCHEDULES) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     """Return the schedule that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
 
-    Who only simulates gives `SIMULATED` as `known`.
-
-    >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)", SIMULATED)
+    >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)")
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
     """
-    return parse(text, known, kind="schedule")
+    return parse(text, SCHEDULES, kind="schedule")
 
 
 def needs(action: Action, num_stages: int) -> Action | None:

@@ -45,12 +45,11 @@ class Engine(ABC):
         self.incarnation = 0
         self._calls = self._ordered_calls()
         tied = {stage for owners in plan.tied for stage, _ in owners}
-        self._owners = sorted({self._worker_of[stage] for stage in tied})
+        self._owners = sorted({plan.owners[stage] for stage in tied})
 
     def _ordered_calls(self) -> list[_Call]:
         """Return all calls of a step in an order that respects rows and packets."""
         plan = self.plan
-        self._worker_of = plan.config.parsed_schedule.workers(plan.num_stages)
         call_of: dict[Action, tuple[int, int]] = {}
         firsts: dict[Action, tuple[int, int]] = {}
         for worker, row in enumerate(plan.rows):
@@ -62,7 +61,7 @@ class Engine(ABC):
             if action in firsts:
                 source = needs(action, plan.num_stages)
                 ordered.append(_Call(*firsts[action], call_of[source] if source else None))
-        self._last_sink = call_of[sinks(plan.rows[self._worker_of[0]])[-1]]
+        self._ends = [call_of[row[-1]] for row in plan.rows if row[-1] in sinks(row)]
         return ordered
 
     @property
@@ -86,8 +85,9 @@ class Engine(ABC):
                     packets.pop(source) if source else None
                 )  # passing the reference on drops ours, and frees the packet
                 packets[worker, place] = self._submit(worker, "run", *inside, place, packet)
-            # Calls run without a gap, so the last backward of the first stage stands for every action of every worker.
-            done: list[Ref] = [packets.pop(self._last_sink)]
+            # Calls run without a gap: the first stage's last backward stands for all actions but weights' backwards after
+            # others' last, which stand for themselves.
+            done: list[Ref] = [packets.pop(end) for end in self._ends]
             packets.clear()
             if self._owners:
                 shared = [self._submit(w, "share_tied", *inside, *done, num_returns=2) for w in self._owners]
@@ -113,13 +113,14 @@ class Engine(ABC):
         window = 2 * self.num_workers  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            ends = []
-            for batch in batches[start : start + window]:
-                packet: Ref = None
-                for worker in range(self.num_workers):
-                    packet = self._submit(worker, "infer", self.incarnation, split, batch, mode, packet)
-                ends.append(packet)
-            for result in self._fetch(ends):
+            here = batches[start : start + window]
+            packets: list[Ref] = [None] * len(here)
+            for stage, worker in enumerate(self.plan.owners):  # stage by stage: no worker waits for what comes back to it
+                for place, batch in enumerate(here):
+                    packets[place] = self._submit(
+                        worker, "infer", self.incarnation, stage, split, batch, mode, packets[place]
+                    )
+            for result in self._fetch(packets):
                 total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
         return total
 
@@ -146,11 +147,11 @@ class Engine(ABC):
         self._fetch(loads)
 
     def _neighbours(self, one: int, other: int) -> bool:
-        stages = [{s for s, w in enumerate(self._worker_of) if w == worker} for worker in (one, other)]
+        stages = [{s for s, w in enumerate(self.plan.owners) if w == worker} for worker in (one, other)]
         return any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
 
     def _modules(self, worker: int) -> dict[int, nn.Module]:
-        return {s: self.workload.modules[s] for s, w in enumerate(self._worker_of) if w == worker}
+        return {s: self.workload.modules[s] for s, w in enumerate(self.plan.owners) if w == worker}
 
     def _needs_data(self, worker: int) -> bool:
         return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))

@@ -110,6 +110,7 @@ class Worker:
         row = plan.rows[index]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
         self._begin(0)
 
     def _begin(self, step: int) -> None:
@@ -141,24 +142,26 @@ class Worker:
             self._next_call += 1
         return packet
 
-    def share_tied(self, step: int, incarnation: int, *done: None) -> tuple[dict[int, np.ndarray], None]:
-        """Return the gradients of parameters that other workers own too, by their place in `plan.tied`; and a token."""
+    def share_tied(self, step: int, incarnation: int, *done: None) -> tuple[dict[tuple[int, int], np.ndarray], None]:
+        """Return the gradients of tied parameters by their place in `plan.tied` and their stage; and a token."""
         with self._called(step, incarnation):
             shared = {}
             for place, owners in enumerate(self.plan.tied):
+                elsewhere = {self.plan.owners[stage] for stage, _ in owners if stage not in self.stages}
                 for stage, name in owners:
                     gradient = self.stages[stage].gradients().get(name) if stage in self.stages else None
                     if gradient is not None:  # frozen parameters have none, nor has one that no sample touched
-                        shared[place] = to_bytes(gradient).copy()  # `take_tied` overwrites the gradient
-                        self._tied_bytes += gradient.nbytes * (len(owners) - 1)
+                        shared[place, stage] = to_bytes(gradient).copy()  # `take_tied` overwrites the gradient
+                        self._tied_bytes += gradient.nbytes * len(elsewhere)
         return shared, None
 
-    def take_tied(self, step: int, incarnation: int, *shared: dict[int, np.ndarray]) -> None:
+    def take_tied(self, step: int, incarnation: int, *shared: dict[tuple[int, int], np.ndarray]) -> None:
         """Replace the gradients of tied parameters by their sum over the owners, in the order of stages at all of them."""
+        gradients = {owner: gradient for one in shared for owner, gradient in one.items()}
         with self._called(step, incarnation):
             for place, owners in enumerate(self.plan.tied):
                 for stage, name in owners:
-                    parts = [one[place] for one in shared if place in one]
+                    parts = [gradients[place, other] for other, _ in owners if (place, other) in gradients]
                     if stage in self.stages and parts:
                         parameter = self.stages[stage].module.get_parameter(name)
                         total, *others = (to_tensor(part, parameter.dtype, self.device) for part in parts)
@@ -167,24 +170,27 @@ class Worker:
                             total += other
                         parameter.grad = total.view_as(parameter)
 
-    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> float:
-        """Return the squared norm of the gradients of this worker's parameters; a tied one counts at its first owner."""
+    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> dict[int, float]:
+        """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
         with self._called(step, incarnation):
             elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-            return sum(
-                float(gradient.double().square().sum())
-                for stage in self.stages
-                for name, gradient in self.stages[stage].gradients().items()
-                if (stage, name) not in elsewhere
-            )
+            return {
+                index: sum(
+                    float(gradient.double().square().sum())
+                    for name, gradient in stage.gradients().items()
+                    if (index, name) not in elsewhere
+                )
+                for index, stage in self.stages.items()
+            }
 
-    def update(self, step: int, incarnation: int, *done: float | None) -> StepReport:
+    def update(self, step: int, incarnation: int, *done: dict[int, float] | None) -> StepReport:
         """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens."""
         with self._called(step, incarnation):
             config = self.plan.config.optimizer
             norm, scale = None, 1.0
             if config.clip_norm is not None:
-                norm = math.sqrt(sum(part for part in done if part is not None))
+                norms = {stage: norm2 for part in done if part is not None for stage, norm2 in part.items()}
+                norm = math.sqrt(sum(norms[stage] for stage in sorted(norms)))  # whichever workers own them
                 if not math.isfinite(norm):
                     raise DivergedError(step, "update", "gradient norm")
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
@@ -205,11 +211,12 @@ class Worker:
 
     # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
 
-    def infer(self, incarnation: int, split: str, batch: int, mode: str, packet: Packet | None) -> Packet | Evaluated:
-        """Take one batch of a split through this worker's stage; `mode` says what the links do, see `Link.send_evaluation`."""
+    def infer(
+        self, incarnation: int, index: int, split: str, batch: int, mode: str, packet: Packet | None
+    ) -> Packet | Evaluated:
+        """Take one batch of a split through a stage; `mode` says what the links do, see `Link.send_evaluation`."""
         self._check_incarnation(incarnation)
-        (index, stage), *others = self.stages.items()
-        assert not others, "evaluation goes one stage a worker"
+        stage = self.stages[index]
         with self._threads():
             x = packet.decode(self.device) if packet is not None else self._evaluation_inputs(split, batch)
             y = stage.infer(x)
@@ -300,12 +307,17 @@ class Worker:
         return time.perf_counter(), cpu_s
 
     def _compute(self, action: Action, x: Tensor | None) -> Tensor | None:
-        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input."""
+        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
         stage, microbatch = self.stages[action.stage], action.microbatch
         if action.op == "F":
             assert x is not None
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, microbatch)
             y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+        elif action.op == "W":
+            stage.backward_weights(microbatch)
+            y = None
+        elif action in self._apart:
+            y = stage.backward_input(microbatch, x)
         else:
             y = stage.backward(microbatch, x)
         self._synchronize()
@@ -333,14 +345,14 @@ class Worker:
         return None
 
     def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
-        """Return what the action works on: a decoded packet, or the data; None for the backward of the last stage."""
+        """Return what the action works on: a decoded packet, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
             assert packet is not None
             link = self._link(action, sender=False)
             x = link.receive(packet, self._context(action, link))
             self._remember_support(link, action.microbatch, packet)
             return x
-        if action.op == "B":
+        if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch)
         return self._split("train").inputs(ids, epoch, self.plan.config.seed, True).to(self.device)
