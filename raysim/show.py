@@ -350,7 +350,7 @@ def replay_figures(
         rows.append(one | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
     return {
         "run": str(replay.run.folder),
-        "schedule": repr(replay.schedule),
+        "schedule": replay.row["schedule"],
         "target": None if target is None else str(target),
         "priced_steps": list(replay.profiles),
         "overheads": replay.overheads._asdict(),

@@ -1,9 +1,9 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
 Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd
-saves of every microbatch in flight, gradients that await their weights' backward, packets made and not yet consumed, residuals of error feedback, reference copies of delta
-feedback, and the workspace of one action. The interpreter, libraries and allocator slack are not here: give a capacity that
-leaves room for them.
+saves of every microbatch in flight, gradients kept for the weights' part of a backward, packets made and not yet consumed,
+residuals of error feedback, reference copies of delta feedback, and the workspace of one action. The interpreter, libraries
+and allocator slack are not here: give a capacity that leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -23,7 +23,10 @@ from raysim.network.schedule import Row, Schedule, peak_in_flight
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one stage of one replica holds at its peak. Fields are bytes, or counts of what has `saved_bytes`, `kept_bytes` or `packet_bytes` each."""
+    """What one stage of one replica holds at its peak.
+
+    Fields are bytes, or counts of what takes `saved_bytes`, `kept_bytes` or `packet_bytes` each.
+    """
 
     stage: int = dataclasses.field(kw_only=False)
     weights_bytes: int = 0
@@ -116,9 +119,7 @@ def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> lis
     return [peak_in_flight(schedule.row(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
 
 
-def held_at_worst(
-    rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: Sequence[int]
-) -> list[tuple[int, int]]:
+def held_at_worst(rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: Sequence[int]) -> list[tuple[int, int]]:
     """Return for each stage the microbatches in flight, and those between B and W, when its worker holds most bytes.
 
     `saved_bytes` and `kept_bytes` are of one microbatch, by stage. A worker's stages seldom hold most at once, so this is less

@@ -115,7 +115,9 @@ class Engine(ABC):
         for start in range(0, len(batches), window):
             here = batches[start : start + window]
             packets: list[Ref] = [None] * len(here)
-            for stage, worker in enumerate(self.plan.owners):  # stage by stage: no worker waits for what comes back to it
+            for stage, worker in enumerate(
+                self.plan.owners
+            ):  # stage by stage: no worker waits for what comes back to it
                 for place, batch in enumerate(here):
                     packets[place] = self._submit(
                         worker, "infer", self.incarnation, stage, split, batch, mode, packets[place]

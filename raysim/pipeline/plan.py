@@ -177,11 +177,11 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     ]
     if config.recompute:  # inputs, and from B to W all that was computed again
         saved = [0, *(sizes[0] for sizes in messages[1:])]
-        kept = [here + caught for here, caught in zip(parts.saved_bytes, parts.kept_bytes, strict=True)]
+        waits = [here + caught for here, caught in zip(parts.saved_bytes, parts.kept_bytes, strict=True)]
     else:
-        saved, kept = list(parts.saved_bytes), list(parts.kept_bytes)
-    kept[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
-    held = held_at_worst(rows, saved, kept)
+        saved, waits = list(parts.saved_bytes), list(parts.kept_bytes)
+    waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
+    held = held_at_worst(rows, saved, waits)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     memories = []
@@ -198,7 +198,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 optimizer_bytes=weights * slots_per_parameter(config.optimizer),
                 saved_bytes=saved[stage],
                 in_flight=in_flight,
-                kept_bytes=kept[stage] if waiting else 0,
+                kept_bytes=waits[stage] if waiting else 0,
                 waiting=waiting,
                 packet_bytes=max(messages[stage], default=0),
                 packets=packets[stage],
