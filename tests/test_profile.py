@@ -13,7 +13,7 @@ from raysim.network.calibrate import read_overheads
 from raysim.network.devices import DEVICES
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops, mean_profile, profiles_from_actions
-from raysim.network.schedule import GPipe, OneFOneB, Schedule
+from raysim.network.schedule import ZBH1, GPipe, OneFOneB, Schedule
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 
@@ -242,13 +242,14 @@ def columns_of(timeline: Timeline) -> Columns:
     }
 
 
-@pytest.mark.parametrize("schedule", [GPipe(), OneFOneB()], ids=repr)
-def test_overheads_are_read_back_from_a_run(schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", [GPipe(), OneFOneB(), ZBH1()], ids=repr)
+@pytest.mark.parametrize("longest_s", [0.1, 0.0002], ids=["long", "shorter-than-a-hop"])
+def test_overheads_are_read_back_from_a_run(schedule: Schedule, longest_s: float) -> None:
     random = np.random.default_rng(3)
-    shape = (2, 4, 2, 8)
+    shape = (2, 4, 3, 8)
     profile = Profile(
-        compute_s=random.uniform(0.05, 0.1, shape),
-        encode_s=random.uniform(0.001, 0.002, shape),
+        compute_s=random.uniform(0.5, 1, shape) * longest_s,
+        encode_s=random.uniform(0.01, 0.02, shape) * longest_s,
         wire_bytes=random.integers(1000, 100_000, shape).astype(float),
         call_s=0.002,
         message_s=0.003,

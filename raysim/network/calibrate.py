@@ -36,9 +36,10 @@ def read_overheads(
     """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows that it ran.
 
     A call whose worker was free starts when its packet is there: what lies between is message and call. One whose packet was
-    there starts when its worker is free: what lies between is call alone. Means of both, since they add up over a step, and a
-    line through the packets' sizes where those differ. `step_seconds` are the seconds of whole steps, of `steps.parquet`. Leave
-    out the first steps of a run: they warm up.
+    there, or that awaits none, starts when its worker is free: what lies between is call alone. A packet is taken to have been
+    there if it left twice as long before as packets take; where actions are shorter than that few are. Means of both, since
+    they add up over a step, and a line through the packets' sizes where those differ. `step_seconds` are the seconds of whole
+    steps, of `steps.parquet`. Leave out the first steps of a run: they warm up.
     """
     num_stages = 1 + max(action.stage for row in rows for action in row)
     groups = [call for row in rows for call in calls(row, num_stages)]
@@ -54,7 +55,8 @@ def read_overheads(
         place[int(step), int(replica), Action(int(stage), str(op), int(microbatch))] = i
     runs = sorted({(step, replica) for step, replica, _ in place})
 
-    within, free, late, sizes = [], [], [], []
+    within, late, sizes = [], [], []
+    follows: list[tuple[float, float, float]] = []  # gap, seconds since the packet left, bytes; of calls of busy workers
     for step, replica in runs:
         for call in groups:
             index = [place[step, replica, action] for action in call]
@@ -63,12 +65,14 @@ def read_overheads(
             source = needs(call[0], num_stages)
             ready = end[place[step, replica, source]] if source else -np.inf
             done = end[place[step, replica, before[call[0]]]] if call[0] in before else -np.inf
-            if done > -np.inf and done >= ready + 0.5 * busy[first]:
-                # The packet had time to come while the worker was at work: half an action is far more than a hop.
-                free.append(start[first] - done)
-            elif source and ready >= done:
+            size = wire[place[step, replica, source]] if source else 0.0
+            if done > ready:
+                follows.append((start[first] - done, done - ready, size))
+            elif source:
                 late.append(start[first] - ready)
-                sizes.append(wire[place[step, replica, source]])
+                sizes.append(size)
+    hop_s, hop_byte_s = _line(np.array(sizes), np.array(late)) if late else (0.0, 0.0)
+    free = [gap for gap, passed, size in follows if passed > 2 * (hop_s + hop_byte_s * size)]
     call_gap_s = float(np.mean(free)) if free else 0.0
     call_s = max(float(np.mean(within)) + call_gap_s, 0.0)
     message_s, byte_s = _line(np.array(sizes), np.array(late) - call_gap_s) if late else (0.0, 0.0)
