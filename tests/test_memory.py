@@ -10,11 +10,21 @@ from raysim.network.memory import (
     StageMemory,
     check_memory,
     format_bytes,
+    held_at_worst,
     in_flight,
     packets_in_flight,
     reference_bytes,
 )
-from raysim.network.schedule import GPipe, OneFOneB, Schedule, needs, order
+from raysim.network.schedule import (
+    ZBH1,
+    GPipe,
+    Interleaved1F1B,
+    OneFOneB,
+    Schedule,
+    needs,
+    order,
+    peak_in_flight,
+)
 
 GB = 10**9
 
@@ -32,8 +42,11 @@ def test_total_is_the_sum_of_the_parts() -> None:
         residuals_bytes=100_000,
         references_bytes=1_000_000,
         workspace_bytes=10_000_000,
+        kept_bytes=50_000_000,
+        waiting=2,
     )
-    assert memory.total_bytes == 11_123_111
+    assert memory.total_bytes == 111_123_111
+    assert memory.waiting_bytes == 100_000_000
     assert memory.activations_bytes == 3000
     assert memory.messages_bytes == 20_000
 
@@ -68,13 +81,43 @@ def test_counts_in_flight(schedule: Schedule) -> None:
             assert in_flight(schedule, p, m) == [min(m, p - s + extra) for s in range(p)]
 
 
+def test_a_workers_stages_are_counted_at_its_worst_moment() -> None:
+    """Never more than the sum of their peaks, and never less than at any one moment, whatever a microbatch weighs."""
+    for p, v in ((1, 3), (2, 2), (3, 2), (2, 4)):
+        schedule, stages = Interleaved1F1B(v), p * v
+        rows = schedule.rows(stages, 2 * p)
+        saved = [3 + 7 * s % 5 for s in range(stages)]
+        held = held_at_worst(rows, saved, [1] * stages)
+        peaks = in_flight(schedule, stages, 2 * p)
+        for row in rows:
+            mine = {action.stage for action in row}
+            priced = sum(held[s][0] * saved[s] for s in mine)
+            assert all(held[s][0] <= peaks[s] for s in mine)
+            now, most = dict.fromkeys(mine, 0), 0
+            for action in row:
+                now[action.stage] += 1 if action.op == "F" else -1
+                most = max(most, sum(now[s] * saved[s] for s in mine))
+            assert priced == most
+
+
+def test_zero_bubble_keeps_what_waits_for_w() -> None:
+    for p in range(1, 6):
+        for m in range(1, 9):
+            held = held_at_worst(ZBH1().rows(p, m), [5] * p, [2] * p)
+            assert [forward for forward, _ in held] == [min(m, p)] * p
+            assert [waiting for _, waiting in held] == [min(s + 1, m) for s in range(p)]
+
+
 @given(
-    st.sampled_from([GPipe(), OneFOneB(), OneFOneB(extra_warmup=2)]), st.integers(2, 6), st.integers(1, 9), st.randoms()
+    st.sampled_from([GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), ZBH1()]),
+    st.integers(2, 6),
+    st.integers(1, 9),
+    st.randoms(),
 )
 def test_packets_never_exceed_their_bound(schedule: Schedule, p: int, m: int, random: object) -> None:
     """Run the rows in a random order that respects them: no stage has more packets waiting than the bound says."""
     rows = schedule.rows(p, m)
-    bound = packets_in_flight(in_flight(schedule, p, m))
+    bound = packets_in_flight([peak_in_flight([action for action in row if action.op != "W"]) for row in rows])
     order(rows, p)
     heads, done, waiting = [0] * p, set(), [0] * p
     while any(head < len(row) for head, row in zip(heads, rows, strict=True)):

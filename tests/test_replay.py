@@ -12,6 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import SMALL
+from pipelines import RUNS
 from typer.testing import CliRunner
 
 from analysis import Replay, ReplayError, Target, replay
@@ -32,8 +34,6 @@ ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folders of a compressed and a dense run, and of a GPT with tied parameters."""
-    from conftest import SMALL
-
     folder = tmp_path_factory.mktemp("runs")
     changes = {
         "sparse": {"forward": "TopK(0.1)", "backward": "Quantize(4)", "steps": 10, "evaluate_every_steps": 4},
@@ -75,6 +75,36 @@ def test_bytes_are_those_that_were_recorded(runs, sparse):
     row = replay(sparse, "1gbps").iloc[0]
     assert row["wire_bytes"] == priced["wire_bytes"].sum() / len(sparse.profiles)
     assert row["run_s"] == row["steps"] * row["step_s"]
+
+
+@pytest.mark.parametrize("name", ["zero-bubble", "interleaved", "custom"])
+def test_every_schedule_is_replayed(small, tmp_path, name):
+    """As it was recorded: rows, costs and bytes, of which those between two stages of one worker cross no wire."""
+    changes = dict(RUNS[name])
+    if name == "custom":
+        file = tmp_path / "rows.csv"
+        shutil.copy(changes["schedule"].split("'")[1], file)
+        changes["schedule"] = f"Custom('{file}')"
+    run = train(small(**changes), engine="inline", out=tmp_path / "run")
+    if name == "custom":
+        file.unlink()
+    found = Replay(run)
+    rows = make_config({**SMALL, **RUNS[name]}).parsed_schedule.rows(found.num_stages, 4)
+    assert found.rows == rows
+    assert found.num_workers == len(rows) == (3 if name == "zero-bubble" else 2)
+    links, owner = run.links, {action.stage: worker for worker, row in enumerate(rows) for action in row}
+    for step, timeline in zip(found.profiles, found.timelines(parse_network("100mbps")), strict=True):
+        here = links[links["step"] == step]
+        crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]
+        assert sum(wire.wire_bytes for wire in timeline.wires()) == crossing["wire_bytes"].sum()
+        recorded = run.actions[run.actions["step"] == step]
+        spent = recorded[["decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
+        busy = spent.groupby(recorded["stage"].map(owner)).sum()
+        assert [w.compute_s + w.codec_s for w in timeline.workers()] == pytest.approx(busy.tolist())
+        assert timeline.pipeline_s >= busy.max()
+    seconds = found.step_seconds([parse_network(text) for text in ("8mbps", "100mbps", "free")]).mean(axis=1)
+    assert (np.diff(seconds) <= 0).all()
+    assert CliRunner().invoke(app, ["replay", str(run.folder), "--network", "1gbps"]).exit_code == 0
 
 
 def test_a_faster_network_is_never_slower(sparse):

@@ -15,6 +15,8 @@ from test_ray_engine import same_records
 
 from raysim import Run, load_weights, train
 from raysim.config import ConfigError
+from raysim.network.schedule import GPipe, OneFOneB
+from raysim.network.torch_csv import rows_to_csv
 from raysim.pipeline.checkpoint import checkpoints
 from raysim.pipeline.training import Training
 
@@ -271,3 +273,45 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
     )
     assert "Traceback" not in errors
     assert Run(folder).status == "interrupted"
+
+
+def test_another_schedule_in_the_same_file_is_not_resumed(small, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
+    config = small(schedule=f"Custom({str(file)!r})")
+    training = Training(config, engine="inline", out=tmp_path / "run")
+    events = training.events()
+    for _ in range(3):
+        next(events)
+    events.close()
+    assert Run(tmp_path / "run").row["schedule_rows"] == file.read_text()
+    file.write_text(rows_to_csv(GPipe().rows(3, 4)))
+    with pytest.raises(ConfigError, match=r"^`schedule` must have the rows of the run to resume, but Custom\(.*others"):
+        train(config, engine="inline", out=tmp_path / "run", resume=True)
+    file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
+    resumed = train(config, engine="inline", out=tmp_path / "run", resume=True)
+    same_records(resumed, train(small(), engine="inline", out=tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"schedule": "Interleaved1F1B(2)"}, "`num_stages` must be a multiple of `stages_per_worker` (2), but got 3."),
+        (
+            {"schedule": "Interleaved1F1B(1)"},
+            "`num_microbatches` must be a multiple of the number of workers (3) for Interleaved1F1B(1), but got 4.",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(small, tmp_path, change, sentence):
+    with pytest.raises(ConfigError) as caught:
+        train(small(**change), engine="inline", out=tmp_path / "run")
+    assert str(caught.value) == sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(ConfigError, match=r"^`?.*The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0"):
+        small(schedule=f"Custom({str(file)!r})")

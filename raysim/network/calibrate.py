@@ -56,7 +56,9 @@ def read_overheads(
     runs = sorted({(step, replica) for step, replica, _ in place})
 
     within, late, sizes = [], [], []
-    follows: list[tuple[float, float, float]] = []  # gap, seconds since the packet left, bytes; of calls of busy workers
+    follows: list[
+        tuple[float, float, float]
+    ] = []  # gap, seconds since the packet left, bytes; of calls of busy workers
     for step, replica in runs:
         for call in groups:
             index = [place[step, replica, action] for action in call]
