@@ -340,6 +340,21 @@ def bench_pipeline(
         _write_json(result, json_file)
 
 
+@bench.command("backward")
+def bench_backward(
+    stages: Annotated[int, typer.Option(min=2, max=7, help="Number of stages.")] = 4,
+    pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of backwards.")] = 51,
+    json_file: JsonFile = None,
+) -> None:
+    """A backward in two parts, as zero-bubble schedules run it, beside one backward."""
+    _check_writable("--json", json_file)
+    from raysim.bench.backward import bench_backward as measure
+
+    result = measure(stages, pairs=pairs)
+    if json_file is not None:
+        _write_json(result, json_file)
+
+
 @bench.command("simulate")
 def bench_simulate(json_file: JsonFile = None) -> None:
     """One very large schedule, and one recorded run on thousands of networks."""
