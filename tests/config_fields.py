@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelines import REPLICAS, TIED
+
 KINDS = ("loss", "cost", "records", "placement")
 
 
@@ -40,6 +42,11 @@ FIELD_CHANGES: dict[str, Change] = {
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
+    "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
+    "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),
+    "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
+    "clock": Change({"clock": "100mbps", "profile": "T4"}, "records"),
+    "profile": Change({"profile": "V100"}, "records", {"clock": "100mbps", "profile": "T4"}),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),
     "backward": Change({"backward": "Quantize(4)"}, "loss"),

@@ -16,12 +16,20 @@ from typing import Any, NamedTuple
 
 from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
-from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
+from raysim.pipeline.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    read_checkpoint,
+    read_step_s,
+    write_checkpoint,
+)
+from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.ray_engine import RayEngine
-from raysim.pipeline.rows import action_rows, link_rows, step_row
+from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 
@@ -89,12 +97,14 @@ class Training:
         self._parts: list[Any] | None = None
         self._resumed = resume
         self._reached = 0  # the most steps done, over all restarts
+        self._last_step_s: float | None = None  # by the clock
         if resume:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
         self.workload = prepare(config)
         self.plan = self.workload.plan
+        self._clock = Clock(self.plan)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
         if resume:
             self._check_same("cuts", self._recorded_cuts, self._row["cuts"])
@@ -179,8 +189,10 @@ class Training:
         last_flush = time.monotonic()
         while step < self.plan.num_steps:
             before = time.perf_counter()
-            reports = self.engine.step(step)
-            yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
+            reports = self.engine.step(step, self._last_step_s)
+            seconds = time.perf_counter() - before
+            self._last_step_s = self._clock.step_s(reports, seconds)
+            yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)
             last = step == self.plan.num_steps
@@ -190,7 +202,7 @@ class Training:
             if last or (every and step % every == 0):
                 self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
                 parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-                self._checkpoint = write_checkpoint(self._checkpoints, step, parts)
+                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._last_step_s)
                 self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
                 last_flush = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
@@ -200,12 +212,13 @@ class Training:
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step = 0
+        step, self._last_step_s = 0, None
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._parts if self._parts is not None else read_checkpoint(self._checkpoint)
             self.engine.load(step, parts)
             self._parts = None
+            self._last_step_s = read_step_s(self._checkpoint)
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step
@@ -244,7 +257,7 @@ class Training:
 
     def _first_row(self) -> dict[str, Any]:
         row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
-        for key in ("forward", "backward"):
+        for key in ("forward", "backward", "replica_gradient"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
         return row | {
             "schema_version": SCHEMA_VERSION,
@@ -269,6 +282,8 @@ class Training:
         self.recorder.add("steps", row)
         for link in links:
             self.recorder.add("links", link)
+        for decision in decision_rows(self.plan, step, reports):
+            self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]
         for action in action_rows(step, reports, shifts, crosses=isinstance(self.engine, RayEngine)):
             self.recorder.add("actions", action)
