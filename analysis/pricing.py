@@ -24,9 +24,10 @@ from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
-from raysim.network.schedule import SIMULATED, calls, parse_schedule
+from raysim.network.schedule import Custom, calls, parse_schedule
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
+from raysim.network.torch_csv import rows_from_csv
 from raysim.network.trace import trace_events
 from raysim.notation import check_choice, check_integer
 from raysim.records import RecordsError, Run
@@ -124,7 +125,12 @@ class Replay:
             self.row = self.run.row
             self.steps, self._evals, self._links = self.run.steps, self.run.evals, self.run.links
             actions = self.run.actions
-            self.schedule = parse_schedule(self.row["schedule"], SIMULATED)
+            recorded_rows = self.row.get("schedule_rows")
+            self.schedule = (
+                Custom.of_rows(str(self.run.folder), rows_from_csv(recorded_rows))
+                if recorded_rows
+                else parse_schedule(self.row["schedule"])
+            )
             self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         except RecordsError as error:
             raise ReplayError(str(error)) from None

@@ -126,7 +126,7 @@ class RunConfig(_Strict):
     num_replicas: Positive = 1
     """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
-    """`GPipe` or `1F1B`."""
+    """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
     forward: Notations = "Identity"
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = "Identity"

@@ -342,6 +342,7 @@ _NULLABLE = {
     "optimizer.epsilon": pa.float64(),
     "optimizer.decay_epochs": pa.float64(),
     "optimizer.clip_norm": pa.float64(),
+    "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "diverged_step": pa.int64(),
     "diverged_at": pa.string(),
     "error": pa.string(),

@@ -236,7 +236,7 @@ def _show_memory(out: Console, plan: Forecast) -> None:
             sum(m.weights_bytes for m in mine),
             sum(m.gradients_bytes for m in mine),
             sum(m.optimizer_bytes for m in mine),
-            sum(m.activations_bytes + m.workspace_bytes for m in mine),
+            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),
             sum(m.residuals_bytes + m.references_bytes for m in mine),
             sum(m.messages_bytes for m in mine),
             totals[worker],
@@ -350,7 +350,7 @@ def replay_figures(
         rows.append(one | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
     return {
         "run": str(replay.run.folder),
-        "schedule": repr(replay.schedule),
+        "schedule": replay.row["schedule"],
         "target": None if target is None else str(target),
         "priced_steps": list(replay.profiles),
         "overheads": replay.overheads._asdict(),

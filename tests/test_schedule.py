@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.network.schedule import (
-    SIMULATED,
     ZBH1,
     Action,
     Custom,
@@ -356,12 +355,12 @@ def test_wrong_csv_is_refused(text: str, message: str, tmp_path: Path) -> None:
 
 def test_missing_csv_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^The schedule 'none\.csv' must be readable, but: No such file or directory"):
-        parse_schedule("Custom('none.csv')", SIMULATED)
+        parse_schedule("Custom('none.csv')")
 
 
 @given(families)
 def test_notation_round_trip(schedule: Schedule) -> None:
-    again = parse_schedule(repr(schedule), SIMULATED)
+    again = parse_schedule(repr(schedule))
     assert again == schedule
     assert repr(again) == repr(schedule)
 
@@ -378,7 +377,7 @@ def test_notation_round_trip(schedule: Schedule) -> None:
     ],
 )
 def test_notation_is_canonical(text: str, canonical: str) -> None:
-    assert repr(parse_schedule(text, SIMULATED)) == canonical
+    assert repr(parse_schedule(text)) == canonical
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ class Engine(ABC):
     def _ordered_calls(self) -> list[_Call]:
         """Return all calls of a step in an order that respects rows and packets."""
         plan = self.plan
-        self._worker_of = plan.config.parsed_schedule.workers(plan.num_stages)
         call_of: dict[Action, tuple[int, int]] = {}
         firsts: dict[Action, tuple[int, int]] = {}
         for worker, row in enumerate(plan.rows):
@@ -62,7 +61,7 @@ class Engine(ABC):
             if action in firsts:
                 source = needs(action, plan.num_stages)
                 ordered.append(_Call(*firsts[action], call_of[source] if source else None))
-        self._last_sink = call_of[sinks(plan.rows[self._worker_of[0]])[-1]]
+        self._ends = [call_of[row[-1]] for row in plan.rows if row[-1] in sinks(row)]
         return ordered
 
     @property
@@ -71,7 +70,7 @@ class Engine(ABC):
         return self.plan.num_replicas * len(self.plan.rows)
 
     def _worker(self, replica: int, stage: int) -> int:
-        return replica * len(self.plan.rows) + self._worker_of[stage]
+        return replica * len(self.plan.rows) + self.plan.owners[stage]
 
     def step(self, step: int, step_s: float | None = None) -> list[StepReport]:
         """Run one training step on all workers: all of them step, or none does. `step_s`: the clock's time of the last step.
@@ -88,12 +87,12 @@ class Engine(ABC):
                 first = replica * len(self.plan.rows)  # worker of this replica
                 packet = (
                     packets.pop((first + source[0], source[1])) if source else None
-                )  # passing it on drops our reference
+                )  # passing the reference on drops ours, and frees the packet
                 packets[first + worker, place] = self._submit(first + worker, "run", *inside, place, packet)
-            # Calls run without a gap, so the last backward of the first stage stands for every action of its replica.
-            worker, place = self._last_sink
-            ends = [(first + worker, place) for first in range(0, self.num_workers, len(self.plan.rows))]
-            done: list[Ref] = [packets.pop(end) for end in ends]
+            # Calls run without a gap: the first stage's last backward stands for all actions of its replica but weights'
+            # backwards after others' last, which stand for themselves.
+            firsts = range(0, self.num_workers, len(self.plan.rows))
+            done: list[Ref] = [packets.pop((first + worker, place)) for first in firsts for worker, place in self._ends]
             packets.clear()
             for phase, groups in enumerate(self.plan.groups):
                 done = self._exchange(inside, phase, groups, step_s, done)
@@ -159,13 +158,16 @@ class Engine(ABC):
         window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            ends = []
-            for batch in batches[start : start + window]:
-                packet: Ref = None
-                for worker in range(len(self.plan.rows)):
-                    packet = self._submit(worker, "infer", self.incarnation, split, batch, mode, packet)
-                ends.append(packet)
-            for result in self._fetch(ends):
+            here = batches[start : start + window]
+            packets: list[Ref] = [None] * len(here)
+            for stage, worker in enumerate(
+                self.plan.owners
+            ):  # stage by stage: no worker waits for what comes back to it
+                for place, batch in enumerate(here):
+                    packets[place] = self._submit(
+                        worker, "infer", self.incarnation, stage, split, batch, mode, packets[place]
+                    )
+            for result in self._fetch(packets):
                 total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
         return total
 
@@ -194,12 +196,12 @@ class Engine(ABC):
 
     def _neighbours(self, one: int, other: int) -> bool:
         per = len(self.plan.rows)
-        stages = [{s for s, w in enumerate(self._worker_of) if w == worker % per} for worker in (one, other)]
+        stages = [{s for s, w in enumerate(self.plan.owners) if w == worker % per} for worker in (one, other)]
         return one // per == other // per and any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
 
     def _modules(self, worker: int) -> dict[int, nn.Module]:
         place = worker % len(self.plan.rows)
-        return {s: self.workload.modules[s] for s, w in enumerate(self._worker_of) if w == place}
+        return {s: self.workload.modules[s] for s, w in enumerate(self.plan.owners) if w == place}
 
     def _needs_data(self, worker: int) -> bool:
         return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))

@@ -15,8 +15,8 @@ from raysim.codecs.packet import DTYPES
 from raysim.compressors import Compressor, Plain
 from raysim.compressors.replica import ReplicaMethod
 from raysim.config import ConfigError, RunConfig
-from raysim.network.memory import StageMemory, in_flight, packets_in_flight
-from raysim.network.schedule import Row
+from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
+from raysim.network.schedule import Row, peak_in_flight
 from raysim.pipeline.optimizer import slots_per_parameter
 from raysim.pipeline.replicas import Group
 from raysim.workloads.data import Data, batch_ids, load_data
@@ -36,6 +36,8 @@ class Plan:
     tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
+    rows: tuple[Row, ...]  # what each worker of a replica runs, in order
+    owners: tuple[int, ...]  # the worker of each stage within a replica
 
     @property
     def num_stages(self) -> int:
@@ -46,11 +48,6 @@ class Plan:
     def num_replicas(self) -> int:
         """Number of replicas."""
         return self.config.num_replicas
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """What each worker of a replica runs, in order."""
-        return self.config.parsed_schedule.rows(self.num_stages, self.config.num_microbatches)
 
     @cached_property
     def compressors(self) -> list[tuple[Compressor, Compressor]]:
@@ -161,6 +158,7 @@ def _prepare(config: RunConfig) -> Workload:
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     parts = partition(model, data.shape, batch=config.microbatch_size, **cut)
+    schedule = config.parsed_schedule
     plan = Plan(
         config=config,
         num_samples=len(data.train),
@@ -170,6 +168,8 @@ def _prepare(config: RunConfig) -> Workload:
         tied=_owners(parts),
         memories=stage_memories(config, parts, len(data.train)),
         flops_forward=tuple(parts.flops_forward),
+        rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
+        owners=tuple(schedule.workers(config.stages)),
     )
     _check_groups(plan, parts)
     return Workload(plan, parts.stages, data)
@@ -214,8 +214,6 @@ def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
     num_stages, num_microbatches = len(parts.stages), config.num_microbatches
-    counts = in_flight(config.parsed_schedule, num_stages, num_microbatches)
-    packets = packets_in_flight(counts)
     itemsize = DTYPES[config.dtype].itemsize
     residuals, references = [0] * num_stages, [0] * num_stages
     for boundary, methods in enumerate(config.compressors()):
@@ -228,28 +226,42 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 references[target] += kept
             else:
                 residuals[source] += kept
+    schedule = config.parsed_schedule
+    rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
+    messages = [
+        [math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
+        for stage in range(num_stages)
+    ]
+    if config.recompute:  # inputs, and from B to W all that was computed again
+        saved = [0, *(sizes[0] for sizes in messages[1:])]
+        waits = [here + caught for here, caught in zip(parts.saved_bytes, parts.kept_bytes, strict=True)]
+    else:
+        saved, waits = list(parts.saved_bytes), list(parts.kept_bytes)
+    waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
+    held = held_at_worst(rows, saved, waits)
+    until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
+    packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     memories = []
     for stage, module in enumerate(parts.stages):
+        in_flight, waiting = held[stage]
+        computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
         weights = 4 * sum(parameter.numel() for parameter in module.parameters())
         buffers = sum(buffer.nbytes for buffer in module.buffers())
-        messages = [
-            math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1
-        ]
-        saved = parts.saved_bytes[stage]
-        inputs = messages[0] if stage > 0 else 0
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers,
                 gradients_bytes=weights,
                 optimizer_bytes=weights * slots_per_parameter(config.optimizer),
-                saved_bytes=inputs if config.recompute else saved,
-                in_flight=counts[stage],
-                packet_bytes=max(messages, default=0),
+                saved_bytes=saved[stage],
+                in_flight=in_flight,
+                kept_bytes=waits[stage] if waiting else 0,
+                waiting=waiting,
+                packet_bytes=max(messages[stage], default=0),
                 packets=packets[stage],
                 residuals_bytes=residuals[stage],
                 references_bytes=references[stage],
-                workspace_bytes=saved if config.recompute else 0,
+                workspace_bytes=parts.saved_bytes[stage] if computes_again else 0,
             )
         )
     return tuple(memories)

@@ -168,7 +168,7 @@ class RayEngine(Engine):
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.plan.memories, capacity, nodes)
+            check_room(self.plan.memories, capacity, [nodes[worker] for worker in self.plan.owners])
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Container, Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,9 +73,15 @@ def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
 
 
 class Exchange:
-    """One member's rounds in one step: drives a method's generator, and counts what it sends."""
+    """One member's rounds in one step: drives a method's generator, and counts what it sends to other workers."""
 
-    def __init__(self, group: Group, member: int, rounds: Rounds) -> None:
+    def __init__(self, group: Group, member: int, rounds: Rounds, *, stages: Container[int] = ()) -> None:
+        """`stages`: those of this worker, to which nothing is sent over a wire."""
+        self._far = [
+            other
+            for other in group.others(member)
+            if group.members[other][0] != group.members[member][0] or group.members[other][1] not in stages
+        ]
         self.group = group
         self.member = member
         self.result: Any = None
@@ -103,10 +109,11 @@ class Exchange:
         self.codec_s += time.perf_counter() - start
         if self._sent is None:
             return [None] * (1 + len(others))
-        count = len(self.group.members)
         self.num_rounds += 1
-        self.wire_bytes += self._sent.wire_bytes(count)
-        self.packets += (count - 1) * len(self._sent.everyone) + sum(len(one) for one in self._sent.each.values())
+        for other in self._far:
+            packets = [*self._sent.everyone.values(), *self._sent.each.get(other, {}).values()]
+            self.packets += len(packets)
+            self.wire_bytes += sum(packet.wire_bytes for packet in packets)
         return [dict(self._sent.everyone), *(dict(self._sent.each.get(other, {})) for other in others)]
 
     @property

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
+from raysim.network.schedule import Custom
+from raysim.network.torch_csv import rows_to_csv
 from raysim.pipeline.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -106,8 +108,14 @@ class Training:
         self.plan = self.workload.plan
         self._clock = Clock(self.plan)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
+        custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
+        self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
         if resume:
             self._check_same("cuts", self._recorded_cuts, self._row["cuts"])
+            if self._row["schedule_rows"] != self._recorded_rows:
+                raise ConfigError(
+                    f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now."
+                )
         self.engine = ENGINES[engine](self.workload)
         self.engine.check()
         self._row["engine"] = engine
@@ -239,7 +247,7 @@ class Training:
         for key in sorted(recorded | set(self.config.flat())):
             if key not in _IDENTITY_EXEMPT | {"cuts", "num_stages"}:
                 self._check_same(key, old.get(key), self._row.get(key))
-        self._recorded_cuts = old["cuts"]
+        self._recorded_cuts, self._recorded_rows = old["cuts"], old.get("schedule_rows")
         self.run_id = old["run_id"]
         self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds") if key in old}
         self._row["resumed"] = old["resumed"] + 1

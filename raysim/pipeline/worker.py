@@ -114,6 +114,7 @@ class Worker:
         row = plan.rows[place]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
         self._begin(0)
 
     def _begin(self, step: int) -> None:
@@ -171,7 +172,7 @@ class Worker:
             try:
                 if turn == 0:
                     rounds = self._rounds(group, member, step_s)
-                    self._exchanges[where] = Exchange(group, member, rounds)
+                    self._exchanges[where] = Exchange(group, member, rounds, stages=self.stages)
                     received = ()
                 sent = self._exchanges[where].advance(received)
             except NonFiniteError:
@@ -183,18 +184,20 @@ class Worker:
             self._conclude(group, member, self._exchanges.pop(where))
             return None
 
-    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> float:
-        """Return the squared norm of the gradients of this worker's parameters; a tied one counts at its first owner."""
+    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> dict[int, float]:
+        """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
         with self._called(step, incarnation):
             elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-            return sum(
-                float(gradient.double().square().sum())
-                for stage in self.stages
-                for name, gradient in self.stages[stage].gradients().items()
-                if (stage, name) not in elsewhere
-            )
+            return {
+                index: sum(
+                    float(gradient.double().square().sum())
+                    for name, gradient in stage.gradients().items()
+                    if (index, name) not in elsewhere
+                )
+                for index, stage in self.stages.items()
+            }
 
-    def update(self, step: int, incarnation: int, *done: float | None) -> StepReport:
+    def update(self, step: int, incarnation: int, *done: dict[int, float] | None) -> StepReport:
         """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens.
 
         Only now do the memories of replica methods move, with the parameters or not at all.
@@ -203,7 +206,8 @@ class Worker:
             config = self.plan.config.optimizer
             norm, scale = None, 1.0
             if config.clip_norm is not None:
-                norm = math.sqrt(sum(part for part in done if part is not None))
+                norms = {stage: norm2 for part in done if part is not None for stage, norm2 in part.items()}
+                norm = math.sqrt(sum(norms[stage] for stage in sorted(norms)))  # whichever workers own them
                 if not math.isfinite(norm):
                     raise DivergedError(step, "update", "gradient norm")
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
@@ -226,11 +230,12 @@ class Worker:
 
     # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
 
-    def infer(self, incarnation: int, split: str, batch: int, mode: str, packet: Packet | None) -> Packet | Evaluated:
-        """Take one batch of a split through this worker's stage; `mode` says what the links do, see `Link.send_evaluation`."""
+    def infer(
+        self, incarnation: int, index: int, split: str, batch: int, mode: str, packet: Packet | None
+    ) -> Packet | Evaluated:
+        """Take one batch of a split through a stage; `mode` says what the links do, see `Link.send_evaluation`."""
         self._check_incarnation(incarnation)
-        (index, stage), *others = self.stages.items()
-        assert not others, "evaluation goes one stage a worker"
+        stage = self.stages[index]
         with self._threads():
             x = packet.decode(self.device) if packet is not None else self._evaluation_inputs(split, batch)
             y = stage.infer(x)
@@ -391,7 +396,7 @@ class Worker:
         return time.perf_counter(), cpu_s
 
     def _compute(self, action: Action, x: Tensor | None) -> Tensor | None:
-        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input."""
+        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
         stage, microbatch = self.stages[action.stage], action.microbatch
         if action.op == "F":
             assert x is not None
@@ -400,6 +405,11 @@ class Worker:
             )  # as in one pipeline of all microbatches
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, place)
             y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+        elif action.op == "W":
+            stage.backward_weights(microbatch)
+            y = None
+        elif action in self._apart:
+            y = stage.backward_input(microbatch, x)
         else:
             y = stage.backward(microbatch, x)
         self._synchronize()
@@ -427,14 +437,14 @@ class Worker:
         return None
 
     def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
-        """Return what the action works on: a decoded packet, or the data; None for the backward of the last stage."""
+        """Return what the action works on: a decoded packet, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
             assert packet is not None
             link = self._link(action, sender=False)
             x = link.receive(packet, self._context(action, link))
             self._remember_support(link, action.microbatch, packet)
             return x
-        if action.op == "B":
+        if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
         return self._split("train").inputs(ids, epoch, self.plan.config.seed, True).to(self.device)
