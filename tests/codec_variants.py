@@ -182,6 +182,7 @@ VARIANTS = [
     Variant("TAHQuant(high=0.5, tile=16, tau=0.0)", scales=True),
     Variant("LowRank(2)", lambda s, v: low_rank(2, s[:1], s[1:], 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
+    Variant("ATOMO(2.0)", unbiased=True),
     Variant("ErrorBounded(0.01)"),
     Variant("ErrorBounded(0.001, relative='range')", scales=True),
     Variant("ErrorBounded(0.1, relative='rms')", scales=True),

@@ -4,6 +4,7 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 `CODECS`; the laws in the tests then ask for a variant of it.
 """
 
+from raysim.codecs.atoms import ATOMO
 from raysim.codecs.blockfloat import MX
 from raysim.codecs.bounded import ErrorBounded
 from raysim.codecs.dense import Cast, Identity
@@ -29,12 +30,13 @@ CODECS: dict[str, type[Codec]] = {
         *(FixedPoint, MX, NonUniform, Quantize, TAHQuant),
         *(Natural, OneBit, QSGD, Sign, TernGrad),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
-        *(ErrorBounded, LowRank),
+        *(ATOMO, ErrorBounded, LowRank),
         *(Entropy, Hadamard, Outliers),
     )
 }
 
 __all__ = [
+    "ATOMO",
     "CODECS",
     "MX",
     "QSGD",

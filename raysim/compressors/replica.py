@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.compressors.base import Decision
 from raysim.notation import Notation
 
 Gradients = dict[str, Tensor]  # of a stage, by parameter name, in the order of its module; float32
@@ -56,22 +57,6 @@ class ReplicaContext(NamedTuple):
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
-
-
-class Decision(NamedTuple):
-    """What an adaptive method decided in a step, and why: a row of `decisions`."""
-
-    branch: str  # "candidate", "minimum", "dense"; "mild", "strong"
-    factor: float  # dense values over values sent
-    minimum: float | None = None  # factors between which the method explores
-    candidate: float | None = None
-    gain_minimum: float | None = None  # as the rule saw them
-    gain_candidate: float | None = None
-    gain: float | None = None  # of what was sent
-    throughput: float | None = None  # samples a second
-    event: str | None = None  # "promote", "advance", "saturate", ...
-    reason: str = ""
-    layer: str | None = None
 
 
 @dataclass
@@ -127,6 +112,16 @@ def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Roun
         total += chunks[me] if other == me else packets[name].decode(values.device)
     received = yield Round(everyone={name: Identity().encode(total)})
     return torch.cat([packets[name].decode(values.device) for packets in received])
+
+
+def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
+    """Return the uncompressed means of `gradients`, by one all-reduce of all of them."""
+    if not gradients:
+        return {}
+    flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])
+    mean = (yield from all_reduce(name, flat, context.replica, context.num_replicas)) / context.num_replicas
+    parts = torch.split(mean, [gradient.numel() for gradient in gradients.values()])
+    return {name: part.view_as(gradient) for (name, gradient), part in zip(gradients.items(), parts, strict=True)}
 
 
 def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
