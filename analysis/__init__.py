@@ -1,4 +1,4 @@
-"""What runs have to say, in pandas: what they would take on networks that one does not have.
+"""What runs have to say, in pandas: what they recorded, would take on other networks, and prove of the papers' claims.
 
 Imported lazily, so that `import analysis` brings in neither pandas nor numba.
 
@@ -14,11 +14,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from analysis.folders import AnalysisError
+    from analysis.pareto import frontier, natural_direction
     from analysis.pricing import Replay, ReplayError, Target, replay
+    from analysis.results import Results, load
 
-_HOMES = dict.fromkeys(("Replay", "ReplayError", "Target", "replay"), "analysis.pricing")
+_HOMES = {
+    "AnalysisError": "analysis.folders",
+    **dict.fromkeys(("frontier", "natural_direction"), "analysis.pareto"),
+    **dict.fromkeys(("Replay", "ReplayError", "Target", "replay"), "analysis.pricing"),
+    **dict.fromkeys(("Results", "load"), "analysis.results"),
+}
 
-__all__ = ["Replay", "ReplayError", "Target", "replay"]
+__all__ = [
+    "AnalysisError",
+    "Replay",
+    "ReplayError",
+    "Results",
+    "Target",
+    "frontier",
+    "load",
+    "natural_direction",
+    "replay",
+]
 
 
 def __getattr__(name: str) -> object:
