@@ -42,11 +42,11 @@ def orthonormal(columns: Tensor) -> Tensor:
         return turned.transpose(1, 2)
     for k in range(turned.shape[1]):
         column = turned[:, k]
-        before = _dot(column, column).sqrt()
+        before = _norm(column)
         for _ in range(2):
             for j in range(k):
                 column += -_dot(turned[:, j], column)[:, None] * turned[:, j]
-        norm = _dot(column, column).sqrt()
+        norm = _norm(column)
         column *= torch.where(norm > _LEAST * before, 1.0 / norm, 0.0)[:, None]
     return turned.transpose(1, 2)
 
@@ -168,6 +168,11 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
         for k in range(left.shape[2]):
             total += left[:, :, k, None] * right[:, None, :, k]
     return total if dtype == torch.float64 else cast_saturating(total, torch.float32)
+
+
+def _norm(columns: Tensor) -> Tensor:
+    squares = _dot(columns, columns).cpu().numpy()
+    return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's own is at times off by the last bit
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
