@@ -7,7 +7,6 @@ priced: evaluations and checkpoints are left out. Seconds and bytes everywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from analysis.errors import ReplayError
 from analysis.targets import METRICS, Target
 from raysim.network.calibrate import Overheads, read_overheads
-from raysim.network.exchange import exchange_s
+from raysim.network.exchange import rounds_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
@@ -129,15 +128,17 @@ class Replay:
         self.stretch = _stretch(profiles.values())
         self.compute = compute
         threads = int(self.row.get("threads_per_stage") or 1)
-        self.profiles = {k: _on_own_cores(p, threads) if compute == "cpu" else p for k, p in profiles.items()}
+        priced = {k: _on_own_cores(p, threads) if compute == "cpu" else p for k, p in profiles.items()}
+        self.num_replicas = int(self.row.get("num_replicas") or 1)
+        self.profiles = {step: self._with_averages(step, profile) for step, profile in priced.items()}
 
     def __repr__(self) -> str:
         return f"Replay({str(self.run.folder)!r})"
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, each of which has a host of its own where the network has as many."""
-        return len(self.rows)
+        """Number of workers over all replicas, each of which has a host of its own where the network has as many."""
+        return self.num_replicas * len(self.rows)
 
     @property
     def num_steps(self) -> int:
@@ -160,13 +161,31 @@ class Replay:
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
     @cached_property
-    def tied(self) -> tuple[int, float]:
-        """How many workers own tied parameters, and the bytes of gradients that each sends to each other one a step."""
-        rows = self._links[(self._links["direction"] == "tied") & self._links["step"].isin(self.profiles)]
-        if not len(rows):
-            return 0, 0.0
-        owners = int(rows["packets"].max())
-        return owners, float(rows["wire_bytes"].mean()) / math.perm(owners, 2)
+    def tied(self) -> pd.DataFrame:
+        """By stage that owns tied parameters: `wire_bytes` that one replica's sends to the other owners a step, `rounds`."""
+        return self._collective("tied", self.profiles)
+
+    @cached_property
+    def averaged(self) -> pd.DataFrame:
+        """By stage: `wire_bytes` that one replica sends to average gradients, `rounds`, `encode_s` of its own work."""
+        return self._collective("replica_gradient", self.profiles)
+
+    def _collective(self, direction: str, steps: Iterable[int]) -> pd.DataFrame:
+        """Return by stage what a replica does in a collective at the end of these steps: the slowest replica's, mean over steps."""
+        rows = self._links[(self._links["direction"] == direction) & self._links["step"].isin(list(steps))]
+        columns = ["wire_bytes", "rounds", "encode_s"]
+        worst = rows.groupby(["step", "stage"])[columns].max()
+        return worst.groupby("stage").mean()
+
+    def _with_averages(self, step: int, profile: Profile) -> Profile:
+        """Return a step's profile with what its replicas sent to average gradients."""
+        sent = self._collective("replica_gradient", [step]).reindex(range(self.num_stages)).fillna(0.0)
+        return replace(
+            profile,
+            sent_bytes=sent["wire_bytes"].to_numpy(np.float64),
+            rounds=sent["rounds"].to_numpy(np.float64),
+            method_s=sent["encode_s"].to_numpy(np.float64),
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -191,8 +210,10 @@ class Replay:
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
             notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
-        if self.tied[0]:
-            notes.append("Gradients of tied parameters are priced as sent between the first and the last worker.")
+        if self.num_replicas > 1:
+            notes.append(
+                f"{self.num_replicas} replicas average their gradients once all pipelines are done, with the bytes and rounds recorded."
+            )
         return notes
 
     def placement(self, network: Network) -> Placement:
@@ -223,12 +244,17 @@ class Replay:
 
     def tied_s(self, network: Network) -> float:
         """Return the seconds in which the owners of tied parameters exchange their gradients, at the step's end."""
-        owners, wire_bytes = self.tied
-        if not owners:
+        if self.tied.empty:
             return 0.0
-        hosts = self.placement(network).hosts
-        chosen = np.linspace(0, len(hosts) - 1, owners).astype(int)  # the records do not say which they are
-        return exchange_s(network, [hosts[i] for i in chosen], wire_bytes)
+        hosts, per = self.placement(network).hosts, len(self.rows)
+        owners = [
+            [hosts[replica * per + self._owner[int(stage)]] for stage in self.tied.index]
+            for replica in range(self.num_replicas)
+        ]
+        if self.row.get("fused_embedding"):
+            owners = [[host for group in owners for host in group]]
+        worst = self.tied.max()
+        return max(rounds_s(network, group, float(worst["wire_bytes"]), float(worst["rounds"])) for group in owners)
 
     def timelines(self, network: Network) -> Iterator[Timeline]:
         """Yield the simulated timeline of every priced step."""
@@ -249,7 +275,8 @@ class Replay:
                 critical[kind] = critical.get(kind, 0.0) + seconds
         count = len(self.profiles)
         workers = pd.DataFrame(parts / count, columns=list(PARTS))
-        stages = [[s for s, worker in enumerate(self._owner) if worker == w] for w in range(self.num_workers)]
+        per = len(self.rows)
+        stages = [[s for s, worker in enumerate(self._owner) if worker == w % per] for w in range(self.num_workers)]
         workers.insert(0, "worker", range(self.num_workers))
         workers.insert(1, "stages", [", ".join(map(str, of_worker)) for of_worker in stages])
         return Split(

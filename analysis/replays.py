@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,8 @@ def _rows(
             "run_s": one.num_steps * step_s,
             "wire_bytes": float(one.wire_bytes.mean()),
             "dense_bytes": float(one.dense_bytes.mean()),
-            "tied_bytes": one.tied[1] * math.perm(one.tied[0], 2),
+            "tied_bytes": one.num_replicas * float(one.tied["wire_bytes"].sum()),
+            "replica_bytes": one.num_replicas * float(one.averaged["wire_bytes"].sum()),
         }
         if split:
             parts = one.split(network)

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
-from raysim.compressors.gathered import parse_replica_method
+from raysim.compressors.methods import parse_replica_method
 from raysim.compressors.replica import ReplicaMethod
 from raysim.network.presets import parse_network
 from raysim.network.schedule import Schedule, parse_schedule

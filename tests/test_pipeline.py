@@ -210,7 +210,7 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
 def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
     engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
     before = engine.state()
-    engine.workers[1].gradient_norm2 = lambda *_: float("nan")
+    engine.workers[1].gradient_norm2 = lambda *_: {1: float("nan")}
     with pytest.raises(DivergedError, match="step 0, update: NaN or infinity in the gradient norm"):
         engine.step(0)
     assert same(engine.state(), before)

@@ -69,6 +69,11 @@ class Engine(ABC):
         """Number of workers, over all replicas."""
         return self.plan.num_replicas * len(self.plan.rows)
 
+    @property
+    def all_memories(self) -> list[StageMemory]:
+        """What every stage of every replica holds at its peak, in the order of `Plan.places`."""
+        return [self.plan.memories[stage] for _, stage in self.plan.places]
+
     def _worker(self, replica: int, stage: int) -> int:
         return replica * len(self.plan.rows) + self.plan.owners[stage]
 
@@ -247,7 +252,7 @@ class InlineEngine(Engine):
             raise ConfigError(
                 "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
             )
-        check_room(self.plan.memories, host_memory_bytes())
+        check_room(self.all_memories, host_memory_bytes())
 
     def start(self) -> None:
         device = "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"

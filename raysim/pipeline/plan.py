@@ -54,6 +54,11 @@ class Plan:
         """The compressors of each boundary: of its activations and of its gradients."""
         return self.config.compressors()
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Every (replica, stage)."""
+        return [(replica, stage) for replica in range(self.num_replicas) for stage in range(self.num_stages)]
+
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
         """How the replicas of each stage average its gradients."""
@@ -226,6 +231,10 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 references[target] += kept
             else:
                 residuals[source] += kept
+    if config.num_replicas > 1:
+        for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
+            shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+            residuals[stage] += averaging.memory_bytes(shapes)
     schedule = config.parsed_schedule
     rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
     messages = [

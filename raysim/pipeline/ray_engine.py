@@ -40,7 +40,7 @@ class RayEngine(Engine):
             return
         address = os.environ.get("RAY_ADDRESS")
         if not address:
-            check_room(self.plan.memories, host_memory_bytes())
+            check_room(self.all_memories, host_memory_bytes())
         elif address not in ("auto", "local"):
             host, _, port = address.removeprefix("ray://").rpartition(":")
             try:
@@ -168,7 +168,7 @@ class RayEngine(Engine):
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.plan.memories, capacity, [nodes[worker] for worker in self.plan.owners])
+            check_room(self.all_memories, capacity, [nodes[self._worker(*place)] for place in self.plan.places])
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:

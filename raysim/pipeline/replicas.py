@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity
-from raysim.compressors.replica import Decision, Packets, Received, Round, Rounds
+from raysim.compressors import Decision
+from raysim.compressors.replica import Packets, Received, Round, Rounds
 
 
 class Group(NamedTuple):

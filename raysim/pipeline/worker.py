@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, Packet, TopK, derive_key, kernels
 from raysim.codecs.sparse import Support
-from raysim.compressors import Context
-from raysim.compressors.replica import Averaged, Decision, Memory, Packets, ReplicaContext, Rounds
+from raysim.compressors import Context, Decision
+from raysim.compressors.replica import Averaged, Memory, Packets, ReplicaContext, Rounds
 from raysim.network.schedule import Action, calls, needs, phase, sends
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
