@@ -153,7 +153,7 @@ class RunConfig(_Strict):
     threads_per_stage: int = Field(default=1, ge=1, le=1024)
     """CPU threads of a stage; another number gives other gradient bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0)
-    """CPUs that Ray reserves for a stage."""
+    """CPUs that Ray reserves for a stage, or for those that share a worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0)
     """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
     placement: Literal["spread", "pack"] = "spread"

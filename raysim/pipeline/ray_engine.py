@@ -159,7 +159,7 @@ class RayEngine(Engine):
             if time.monotonic() >= deadline:
                 asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
                 sentence = (
-                    f"{self.num_workers} stages of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
+                    f"{self.num_workers} workers of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
                     f"free nodes have room for {sum(room.values())}. "
                     "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 )
