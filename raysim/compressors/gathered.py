@@ -6,15 +6,11 @@ import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from raysim.codecs import Codec, Identity, LowRank, Packet, RandomK
+from raysim.codecs import Codec, Identity, LowRank, RandomK
 from raysim.codecs.atoms import ATOMO
-from raysim.codecs.packet import nest, to_tensor
 from raysim.compressors.base import Compressor, Context, Plain
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
-from raysim.compressors.layers import Layered, check_scope, flatten, gather_mean, key_of, unflatten
+from raysim.compressors.layers import Layered, check_scope, flatten, gather_mean, key_of, sum_values, unflatten
 from raysim.compressors.replica import (
     Averaged,
     Gradients,
@@ -23,7 +19,6 @@ from raysim.compressors.replica import (
     ReplicaContext,
     ReplicaMethod,
     Round,
-    all_reduce,
     mean_dense,
 )
 from raysim.notation import check_choice
@@ -109,7 +104,7 @@ class Gathered(Layered):
             moved |= {f"residual/{name}": residual for residual in changes.values()}
         device = next(iter(rows.values())).device
         if self._linear:
-            means = yield from _sum_values(packets, context, device)
+            means = yield from sum_values(packets, context, device)
         else:
             means = yield from gather_mean(packets, device)
         return Averaged(unflatten(means, gradients), moved)
@@ -155,17 +150,3 @@ def _message(context: ReplicaContext, key: int) -> Context:
         learning_rate=context.learning_rate,
         step_s=context.step_s,
     )
-
-
-def _sum_values(
-    packets: dict[str, Packet], context: ReplicaContext, device: torch.device
-) -> Generator[Round, Received, dict[str, Tensor]]:
-    """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
-    values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
-    total = yield from all_reduce("values", torch.cat(values), context.replica, context.num_replicas)
-    means = {}
-    parts = torch.split(total / context.num_replicas, [len(part) for part in values])
-    for (name, packet), part in zip(packets.items(), parts, strict=True):
-        arrays = dict(packet.arrays, **nest("values", Identity().encode(part)))
-        means[name] = packet._replace(arrays=arrays).decode(device)
-    return means

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from raysim.codecs import Packet, derive_key
+from raysim.codecs import Identity, Packet, derive_key
+from raysim.codecs.packet import nest, to_tensor
 from raysim.compressors.replica import (
     Averaged,
     Gradients,
@@ -20,6 +21,7 @@ from raysim.compressors.replica import (
     ReplicaContext,
     ReplicaMethod,
     Round,
+    all_reduce,
     mean_dense,
     together,
 )
@@ -133,3 +135,17 @@ def mean_decoded(packets: list[Packet], device: torch.device) -> Tensor:
     for packet in packets:
         total += packet.decode(device)
     return total / len(packets)
+
+
+def sum_values(
+    packets: Packets, context: ReplicaContext, device: torch.device
+) -> Generator[Round, Received, Gradients]:
+    """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
+    values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
+    total = yield from all_reduce("values", torch.cat(values), context.replica, context.num_replicas)
+    means = {}
+    parts = torch.split(total / context.num_replicas, [len(part) for part in values])
+    for (name, packet), part in zip(packets.items(), parts, strict=True):
+        arrays = dict(packet.arrays, **nest("values", Identity().encode(part)))
+        means[name] = packet._replace(arrays=arrays).decode(device)
+    return means

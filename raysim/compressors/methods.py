@@ -3,11 +3,12 @@
 from raysim.codecs import CODECS, Codec, Identity
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.compressors.gathered import Dense, Gathered
+from raysim.compressors.gravac import GraVAC
 from raysim.compressors.replica import ReplicaMethod
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
-METHODS: dict[str, type[ReplicaMethod]] = {cls.name(): cls for cls in (Gathered,)}
+METHODS: dict[str, type[ReplicaMethod]] = {cls.name(): cls for cls in (Gathered, GraVAC)}
 
 
 def parse_replica_method(text: str) -> ReplicaMethod:
