@@ -49,7 +49,7 @@ def frontier(
         allowed = allowed[_holds(allowed, constraint)]
     columns = [column_of(frame, name) for name in names]
     allowed = allowed.dropna(subset=columns)
-    values = allowed[columns].to_numpy(float)
+    values = allowed[columns].to_numpy(float, copy=True)
     for place, name in enumerate(names):
         direction = given.get(name, natural_direction(name))
         if direction not in ("minimize", "maximize"):
