@@ -5,7 +5,7 @@ Imported lazily, so that `import analysis` brings in neither pandas nor numba.
 >>> from analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
 Traceback (most recent call last):
-analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+analysis.errors.ReplayError: There is no run in results/none: it has no run.parquet.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.folders import AnalysisError
+    from analysis.choice import break_even, safe_set
+    from analysis.errors import AnalysisError, ReplayError
+    from analysis.importances import importance
     from analysis.pareto import frontier, natural_direction
-    from analysis.pricing import Replay, ReplayError, Target, replay
+    from analysis.pricing import Replay
+    from analysis.replays import replay
     from analysis.results import Results, load
+    from analysis.targets import Target
 
 _HOMES = {
-    "AnalysisError": "analysis.folders",
+    **dict.fromkeys(("break_even", "safe_set"), "analysis.choice"),
+    **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.errors"),
+    "importance": "analysis.importances",
     **dict.fromkeys(("frontier", "natural_direction"), "analysis.pareto"),
-    **dict.fromkeys(("Replay", "ReplayError", "Target", "replay"), "analysis.pricing"),
+    "Replay": "analysis.pricing",
+    "replay": "analysis.replays",
     **dict.fromkeys(("Results", "load"), "analysis.results"),
+    "Target": "analysis.targets",
 }
 
 __all__ = [
@@ -32,10 +40,13 @@ __all__ = [
     "ReplayError",
     "Results",
     "Target",
+    "break_even",
     "frontier",
+    "importance",
     "load",
     "natural_direction",
     "replay",
+    "safe_set",
 ]
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-
-class AnalysisError(ValueError):
-    """What was asked for cannot be had from these records: one sentence with what is wrong."""
+from analysis.errors import AnalysisError
 
 
 class Found(NamedTuple):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from analysis.folders import AnalysisError
+from analysis.errors import AnalysisError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,8 @@ def frontier(
             raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
         if direction == "maximize":
             values[:, place] *= -1
-    return allowed[_unbeaten(values)].iloc[_order(values[_unbeaten(values)])]
+    kept = _unbeaten(values)
+    return allowed[kept].iloc[_order(values[kept])]
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:

@@ -12,17 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.errors import ReplayError
+from analysis.targets import METRICS, Target
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.exchange import exchange_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
-from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
 from raysim.network.schedule import SIMULATED, calls, parse_schedule
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
@@ -37,44 +38,7 @@ WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time
 MAX_STEPS = 100  # priced of the profiled ones, evenly spread: more would not move the mean
 BUSY_CORES = 1.1  # wall over CPU seconds of compute from which on the stages are said to have shared cores
 PARTS = ("compute_s", "codec_s", "overhead_s", "contention_s", "wait_s", "bubble_s")
-METRICS = {"loss": "<=", "perplexity": "<=", "accuracy": ">="}
 MODES = ("on", "off")
-
-
-class ReplayError(ValueError):
-    """A run cannot be replayed as asked: one sentence with what is wrong."""
-
-
-class Target(NamedTuple):
-    """A quality to reach: a metric of `evals.parquet`, and its value."""
-
-    metric: str
-    value: float
-
-    def __str__(self) -> str:
-        return f"{self.metric} {METRICS[self.metric]} {self.value:g}"
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Return what `text` writes: "loss=0.5", "perplexity=20" or "accuracy=0.9".
-
-        >>> print(Target.parse("accuracy=0.9"))
-        accuracy >= 0.9
-        """
-        metric, _, value = text.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if metric.strip() not in METRICS or not math.isfinite(number):
-            raise ReplayError(
-                f"`target` must be loss=, perplexity= or accuracy= and a number, as in 'accuracy=0.9', but got {text!r}."
-            )
-        return cls(metric.strip(), number)
-
-    def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
-        """Return where it is reached: at most the value for a loss or a perplexity, at least for an accuracy."""
-        return values >= self.value if METRICS[self.metric] == ">=" else values <= self.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +68,7 @@ class Replay:
 
     >>> Replay("results/none")
     Traceback (most recent call last):
-    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+    analysis.errors.ReplayError: There is no run in results/none: it has no run.parquet.
     """
 
     def __init__(
@@ -368,100 +332,6 @@ class Replay:
         spans = by_step["end_s"].max() - by_step["start_s"].min()
         outside = np.mean([seconds[step] - span for step, span in spans.items()])
         return Overheads(max(float(spare) / num_calls, 0.0), 0.0, 0.0, max(float(outside), 0.0))
-
-
-def replay(
-    runs: Run | Path | str | Replay | Iterable[Run | Path | str | Replay],
-    networks: Network | str | Iterable[Network | str],
-    *,
-    against: Run | Path | str | Replay | None = None,
-    target: Target | str | None = None,
-    split: bool = True,
-) -> pd.DataFrame:
-    """Return what each run would take on each network: a row a run and network, seconds and bytes of a mean step.
-
-    `against` is a run of the same model without compression: then `dense_step_s` has this run's compute with that one's
-    packets, `speedup` is dense over compressed, and the codec pays below `break_even_bps`. With `target` the columns
-    `steps_to_target_on` and `_off` count the steps to the first evaluation, with links on and off, that reached it, and
-    `time_to_target_on_s` and `_off_s` are these times `step_s`; missing where it was not reached. `split=False` leaves out
-    where the seconds went, for thousands of networks.
-
-    >>> replay("results/none", "100mbps")
-    Traceback (most recent call last):
-    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
-    """
-    chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
-    wanted = Target.parse(target) if isinstance(target, str) else target
-    many = [runs] if isinstance(runs, (Run, Path, str, Replay)) else runs
-    prepared = [run if isinstance(run, Replay) else Replay(run) for run in many]
-    if isinstance(against, (Run, Path, str)):
-        against = Replay(against, compute=prepared[0].compute if prepared else "wall")
-    rows = [row for one in prepared for row in _rows(one, chosen, against, wanted, split=split)]
-    frame = pd.DataFrame(rows)
-    for name in frame:
-        if str(name).startswith(("steps_to", "dense_steps_to")):
-            frame[name] = frame[name].astype("Int64")
-        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "step_sd")):
-            frame[name] = frame[name].astype("Float64")
-    return frame
-
-
-def _rows(
-    one: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
-) -> Iterator[dict[str, Any]]:
-    seconds = one.step_seconds(networks)
-    dense_seconds = one.step_seconds(networks, dense) if dense is not None else None
-    count = seconds.shape[1]
-    reached = one.steps_to_target(target) if target else {}
-    dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
-    for index, network in enumerate(networks):
-        step_s = float(seconds[index].mean())
-        row: dict[str, Any] = {
-            "run": str(one.run.folder),
-            "network": repr(network),
-            "priced_steps": count,
-            "step_s": step_s,
-            "step_sd_s": float(seconds[index].std(ddof=1)) if count > 1 else None,
-            "step_min_s": float(seconds[index].min()),
-            "step_max_s": float(seconds[index].max()),
-            "recorded_step_s": one.recorded_step_s,
-            "steps": one.num_steps,
-            "run_s": one.num_steps * step_s,
-            "wire_bytes": float(one.wire_bytes.mean()),
-            "dense_bytes": float(one.dense_bytes.mean()),
-            "tied_bytes": one.tied[1] * math.perm(one.tied[0], 2),
-        }
-        if split:
-            parts = one.split(network)
-            row |= {name: float(parts.workers[name].mean()) for name in PARTS}
-            row |= {
-                "pipeline_s": parts.pipeline_s,
-                "outside_s": parts.outside_s,
-                "busiest_link": parts.utilisation,
-            }
-        if dense is not None and dense_seconds is not None:
-            dense_step_s = float(dense_seconds[index].mean())
-            row |= {
-                "dense_step_s": dense_step_s,
-                "speedup": dense_step_s / step_s,
-                "break_even_bps": one.break_even_bps(dense, network),
-            }
-        for mode, steps in reached.items():
-            row[f"steps_to_target_{mode}"] = steps
-            row[f"time_to_target_{mode}_s"] = None if steps is None else steps * step_s
-        for mode, steps in dense_reached.items():
-            row[f"dense_steps_to_target_{mode}"] = steps
-            row[f"dense_time_to_target_{mode}_s"] = None if steps is None else steps * row["dense_step_s"]
-        yield row
-
-
-def _network(network: Network | str) -> Network:
-    if isinstance(network, Network):
-        return network
-    try:
-        return parse_network(network)
-    except ValueError as error:
-        raise ReplayError(str(error)) from None
 
 
 def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from analysis.folders import AnalysisError, Found, find
+from analysis.errors import AnalysisError
+from analysis.folders import Found, find
 from analysis.pareto import natural_direction
 from analysis.rows import read_whole, stack, to_frame, unreadable
 from analysis.settings import configuration, setting_texts
@@ -38,7 +39,7 @@ def load(*folders: str | Path) -> Results:
 
     >>> load("results/none")
     Traceback (most recent call last):
-    analysis.folders.AnalysisError: There is no folder results/none.
+    analysis.errors.AnalysisError: There is no folder results/none.
     """
     if not folders:
         raise AnalysisError("`load` needs a folder or more.")
@@ -208,9 +209,10 @@ class Results:
                 try:
                     yield from list(_scan([file], schema, columns, where))
                 except (OSError, pa.ArrowException) as error:
-                    self._complain(unreadable(file, error))
+                    self.complain(unreadable(file, error))
 
-    def _complain(self, sentence: str) -> None:
+    def complain(self, sentence: str) -> None:
+        """Add to `problems` what has been left out, once."""
         if sentence not in self.problems:
             self.problems.append(sentence)
 
