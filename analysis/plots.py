@@ -6,13 +6,14 @@ held for every network.
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from analysis.notations import Method, read_method
 
 Values = Sequence[Any]
 
@@ -73,24 +74,17 @@ def style(number: int) -> Style:
 def family(notation: str) -> str:
     """Return a notation without its numbers and options: what codecs of one kind share.
 
-    >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')"), family("Identity")
-    ('ErrorFeedback(TopK(Quantize))', 'Quantize', 'Identity')
+    >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
+    ('ErrorFeedback(TopK(Quantize))', 'Quantize')
     """
-    try:
-        return _family(ast.parse(notation, mode="eval").body)
-    except SyntaxError:
-        return notation
+    method = read_method(notation)
+    return _kind(method) if method is not None else "each boundary its own"
 
 
-def _family(node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        parts = [_family(part) for part in (*node.args, *(keyword.value for keyword in node.keywords))]
-        inner = ", ".join(part for part in parts if part)
-        return ast.unparse(node.func) + (f"({inner})" if inner else "")
-    if isinstance(node, ast.List):
-        kinds = list(dict.fromkeys(_family(one) for one in node.elts))
-        return " | ".join(kinds)
-    return node.id if isinstance(node, ast.Name) else ""
+def _kind(method: Method) -> str:
+    parts = (*method.arguments, *(value for _, value in method.options))
+    inner = ", ".join(_kind(part) for part in parts if isinstance(part, Method))
+    return f"{method.name}({inner})" if inner else method.name
 
 
 @dataclass(frozen=True)
@@ -159,43 +153,39 @@ class Figure:
                 found.setdefault(series.name, series)
         return list(found.values())
 
-    def networks(self) -> list[str]:
-        """Return the networks that it tells apart."""
-        for panel in self.panels:
-            for series in panel.series:
-                for part in (series.x, series.y, series.widths):
-                    if isinstance(part, ByNetwork):
-                        return list(part.values)
-                    if isinstance(part, Scaled):
-                        return list(part.factors)
-        return []
-
     def table(self, network: str | None = None) -> pd.DataFrame:
-        """Return what is drawn, a row a point: for one network, or for all."""
-        networks = self.networks()
-        chosen = [network] if network is not None else networks or [""]
-        return pd.DataFrame([row for one in chosen for row in self._rows(one, bool(networks))])
+        """Return what is drawn, a row a point: for one network, or for all. Series that depend on none name none."""
+        return pd.DataFrame([row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)])
 
-    def _rows(self, network: str, tells_apart: bool) -> Iterable[dict[str, Any]]:
-        for panel in self.panels:
-            for series in panel.series:
-                x, y = on_network(series.x, network), on_network(series.y, network)
-                labels = on_network(series.labels, network)
-                widths = on_network(series.widths, network)
-                for place, (one, other) in enumerate(zip(x, y, strict=True)):
-                    if one is None or other is None:
-                        continue
-                    row: dict[str, Any] = {"panel": panel.title, "series": series.name}
-                    if labels:
-                        row["label"] = labels[place] if len(labels) > 1 else labels[0]
-                    if tells_apart:
-                        row["network"] = network
-                    row |= {panel.x.name: one, panel.y.name: other}
-                    if widths is not None:
-                        row["duration_s"] = widths[place]
-                    if series.errors is not None:
-                        row[f"{panel.y.name}_sd"] = series.errors[place]
-                    yield row
+
+def networks_of(series: Series) -> list[str]:
+    """Return the networks that a series tells apart."""
+    for part in (series.x, series.y, series.widths):
+        if isinstance(part, ByNetwork):
+            return list(part.values)
+        if isinstance(part, Scaled):
+            return list(part.factors)
+    return []
+
+
+def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[str, Any]]:
+    networks = networks_of(series)
+    for chosen in [network] if network is not None and networks else networks or [""]:
+        x, y, labels, widths = (on_network(part, chosen) for part in (series.x, series.y, series.labels, series.widths))
+        for place, (one, other) in enumerate(zip(x, y, strict=True)):
+            if one is None or other is None:
+                continue
+            row: dict[str, Any] = {"panel": panel.title, "series": series.name}
+            if labels:
+                row["label"] = labels[place] if len(labels) > 1 else labels[0]
+            if networks:
+                row["network"] = chosen
+            row |= {panel.x.name: one, panel.y.name: other}
+            if widths is not None:
+                row["duration_s"] = widths[place]
+            if series.errors is not None:
+                row[f"{panel.y.name}_sd"] = series.errors[place]
+            yield row
 
 
 def finite(values: Iterable[Any]) -> list[float | None]:
@@ -223,13 +213,12 @@ def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[
     return x, y, labels
 
 
-def thinned(values: Sequence[Any], most: int) -> list[int]:
-    """Return at most `most` places, evenly spread, the first and the last among them.
+def thinned(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` places, evenly spread, the first and the last among them.
 
-    >>> thinned("abcdefghi", 5), thinned("abc", 5)
+    >>> thinned(9, 5), thinned(3, 5)
     ([0, 2, 4, 6, 8], [0, 1, 2])
     """
-    count = len(values)
     if count <= most:
         return list(range(count))
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]

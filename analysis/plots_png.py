@@ -31,6 +31,7 @@ LINES: dict[str, Any] = {
 }
 PANEL_WIDTH = 3.4  # inches
 POINTS_PER_INCH = 110.0  # of a panel's height on the page
+CHARACTERS_PER_INCH = 15.0  # of the legend
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -70,7 +71,8 @@ def write_png(figure: Figure, file: Path, network: str) -> None:
                 axes.set_axis_off()
         if len(names) > 1:
             known = [series.name for series in names if series.name in handles]
-            canvas.legend([handles[n] for n in known], known, loc="outside upper left", ncols=min(len(known), 2 * max(columns, 2)))
+            fitting = int(width * CHARACTERS_PER_INCH / (max(map(len, known)) + 6))
+            canvas.legend([handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1))
         canvas.savefig(file, dpi=200, metadata={"Software": None})
 
 
@@ -97,7 +99,7 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
     if panel.y.order:
         axes.set_yticks(range(len(panel.y.order)), panel.y.order)
         axes.invert_yaxis()
-    _axis(axes.xaxis, axes.set_xlim, panel.x, network)
+    _axis(axes.xaxis, axes.set_xlim, panel.x, network, named=bool(names))
     _axis(axes.yaxis, axes.set_ylim, panel.y, network)
 
 
@@ -119,8 +121,8 @@ def _scatter(axes: Any, series: Series, x: Any, y: Any) -> Any:
     )
 
 
-def _axis(axis: Any, limit: Any, of: Axis, network: str) -> None:
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+def _axis(axis: Any, limit: Any, of: Axis, network: str, *, named: bool = False) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
     axis.set_label_text(of.text)
     ticks = on_network(of.ticks, network)
@@ -136,6 +138,8 @@ def _axis(axis: Any, limit: Any, of: Axis, network: str) -> None:
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter(EngFormatter(of.unit))
+    elif not named:
+        axis.set_major_locator(MaxNLocator(5))
     if of.unit == "%":
         axis.set_major_formatter(PercentFormatter(1, decimals=None))
     elif of.unit:

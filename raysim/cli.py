@@ -239,6 +239,46 @@ def profile(
         typer.echo(f"Profile: {out}")
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report].")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")] = "html",
+    network: Networks = None,
+) -> None:
+    """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
+
+    For example: raysim report results -o report.html
+    """
+    if form not in ("html", "md"):
+        _fail(f"`--format` must be html or md, but got {form!r}.", 2)
+    networks = _networks(network) if network else None
+    if not folder.is_dir():
+        _fail(f"There is no folder {folder}.", 2)
+    target = out or folder / ("report.html" if form == "html" else "report")
+    if form == "html":
+        _check_writable("--out", target)
+    elif target.exists() and not target.is_dir():
+        _fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
+    _check_ours("analysis")
+    from analysis import AnalysisError
+    from analysis.report import NETWORKS, write_report
+    from raysim.show import console
+
+    try:
+        with console().status(f"reading {folder}"):
+            page = write_report(folder, target, form=form, networks=networks or NETWORKS)
+    except AnalysisError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"`--out` must be a place that can be written, but got {str(target)!r}: {error.strerror}.", 2)
+    for problem in page.problems:
+        typer.echo(f"- {problem}")
+    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
+
+
 def _networks(texts: list[str] | None) -> list[Network]:
     if not texts:
         _fail("`--network` must be given once or more, as in --network 100mbps.", 2)

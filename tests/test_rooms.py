@@ -14,6 +14,7 @@ THIRD_PARTY = {
     "pandas",
     "optuna",
     "plotly",
+    "matplotlib",
     "numba",
     "pyarrow",
     "pydantic",
@@ -99,7 +100,7 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["train", "--help"], ["replay", "--help"], ["simulate", "--help"], ["recipes"]]
+    "command", [["--help"], ["train", "--help"], ["replay", "--help"], ["report", "--help"], ["simulate", "--help"], ["recipes"]]
 )
 def test_help_imports_neither_torch_nor_ray(command):
     code = f"""

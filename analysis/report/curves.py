@@ -108,7 +108,7 @@ def _series(
             x = place(setting, curve)
         except KeyError:  # it has no price: no place on the axis of seconds
             continue
-        keep = thinned(curve, MOST_POINTS if setting.name in chosen else MOST_FAINT_POINTS)
+        keep = thinned(len(curve), MOST_POINTS if setting.name in chosen else MOST_FAINT_POINTS)
         curve = curve.iloc[keep]
         x = place(setting, curve)
         if setting.name in chosen:

@@ -74,7 +74,7 @@ def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
     series = []
     for number, place in enumerate(places[:MOST_LINES]):
         mine = rows[rows["place"] == place].sort_values("step")
-        mine = mine.iloc[thinned(mine, MOST_POINTS)]
+        mine = mine.iloc[thinned(len(mine), MOST_POINTS)]
         labels = [
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
             for row in mine.to_dict("records")

@@ -11,7 +11,6 @@ from analysis.plots import COLOURS, GREY, Axis, ByNetwork, Figure, Panel, Series
 from analysis.report.blocks import Section
 from analysis.report.material import Job, Material, Setting
 from raysim.network.network import Network
-from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate
 from raysim.network.table import OPS
 from raysim.network.timeline import Timeline
@@ -63,7 +62,7 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
         replay = Replay(material.results.path(setting.runs[0]))
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
-        timelines.append({network: _timeline(replay, parse_network(network)) for network in material.networks})
+        timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})
     longest = {network: 1.02 * max(float(of[network].pipeline_s) for of in timelines) for network in material.networks}
     panels = [_panel(setting, of, longest) for setting, of in zip(settings, timelines, strict=True)]
     return Figure(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.plots import ByNetwork
-
-if TYPE_CHECKING:
-    from analysis import Results
+from analysis.pareto import frontier
+from analysis.results import Results
+from raysim.network.network import Network
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Of the presets, those that a pipeline may well run over; `free` shows what compute alone takes."""
@@ -119,8 +118,6 @@ class Job:
     @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[Setting]]]:
         """By network and mode: settings of which none other is both faster and better, fastest first."""
-        from analysis import frontier
-
         quality = self.metric.name
         found: dict[str, dict[str, list[Setting]]] = {}
         for network in self.networks:
@@ -166,7 +163,8 @@ class Material:
     """All of a report's data."""
 
     results: Results
-    networks: Sequence[str]
+    networks: Mapping[str, Network]
+    """By name, in the order of the control on the page."""
     network: str
+    """The one that is chosen at first."""
     jobs: Sequence[Job] = ()
-    problems: list[str] = field(default_factory=list)

@@ -170,7 +170,7 @@
           if (one === null || y[place] === null) return;
           const row = { panel: panel.title, series: series.name };
           if (labels) row.label = labelOf(labels, place);
-          if (changes(figure)) row.network = data.networks[network];
+          if (depends(series)) row.network = data.networks[network];
           row[panel.x.name] = one;
           row[panel.y.name] = y[place];
           if (widths) row.duration_s = widths[place];
@@ -181,8 +181,8 @@
     return rows;
   }
 
-  const changes = (figure) =>
-    data.figures[figure.id].panels.some((panel) => panel.series.some((one) => [one.x, one.y, one.widths].some((part) => part && part.by)));
+  const depends = (series) => [series.x, series.y, series.widths].some((part) => part && part.by);
+  const changes = (figure) => data.figures[figure.id].panels.some((panel) => panel.series.some(depends));
   const columnsOf = (rows) => [...new Set(rows.flatMap((row) => Object.keys(row)))];
 
   function csv(figure) {

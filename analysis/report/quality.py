@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
+from analysis.notations import read_method
 from analysis.plots import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, finite
 from analysis.report.blocks import Section
 from analysis.report.material import MODES, Job, Material, Setting
@@ -17,21 +16,15 @@ LOOKS = {"on": (COLOURS[0], SYMBOLS[0]), "off": (COLOURS[1], SYMBOLS[1])}
 
 
 def strength(notation: str, kind: str) -> float | None:
-    """Return the density or the bits of what stands in a notation first, or None where it has none.
+    """Return the density or the bits of what stands in a notation, or None where it has none.
 
     >>> strength("ErrorFeedback(TopK(0.1, values=Quantize(4)))", "density"), strength("Identity", "bits")
     (0.1, None)
     """
-    try:
-        node: ast.AST = ast.parse(notation, mode="eval").body
-    except SyntaxError:
-        return None
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-        first = node.args[0]
-        if node.func.id in STRENGTHS[kind] and isinstance(first, ast.Constant):
-            return float(first.value) if isinstance(first.value, (int, float)) else None
-        node = first
-    return None
+    method = read_method(notation)
+    while method is not None and method.name not in STRENGTHS[kind]:
+        method = method.inner
+    return None if method is None else method.strength
 
 
 def section(material: Material) -> Section:

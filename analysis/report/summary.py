@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from analysis.plots import ByNetwork
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.material import WORTH, Job, Material, Setting
-from analysis.report.words import bytes_of, plural, points, seconds
+from analysis.report.words import bytes_of, harm, plural, seconds
 
 COLUMNS = (
     Column("network"),
@@ -104,7 +104,7 @@ def _why_dense(job: Job, network: str) -> str:
         return f"Of {plural(len(faster), 'faster setting')} none is safe."
     return (
         f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The fastest that is not ruled out is `{best.name}`, "
-        f"{best.speedup[network].mean:.2f} times as fast; it is {_harm(best)}."
+        f"{best.speedup[network].mean:.2f} times as fast; it is {harm(best)}."
     )
 
 
@@ -122,15 +122,6 @@ def _faster(job: Job, network: str) -> list[Setting]:
     return [one for one in others if one.speedup[network].mean >= WORTH]
 
 
-def _harm(setting: Setting) -> str:
-    judged = setting.judged
-    low, high, unit = judged.get("harm_low"), judged.get("harm_high"), judged.get("unit", "")
-    known = points(judged.get("harm"))
-    if low is None or low != low or high is None or high != high:
-        return f"{known} {unit} worse than dense, with one seed"
-    return f"{points(low)} to {points(high)} {unit} worse than dense"
-
-
 def _row(job: Job, network: str) -> list[Cell]:
     chosen = job.recommended(network)
     assert chosen is not None
@@ -139,7 +130,7 @@ def _row(job: Job, network: str) -> list[Cell]:
     if chosen.dense:
         evidence = _short_why(job, network)
     else:
-        evidence = f"{chosen.verdict}: {_harm(chosen)}, {seeds}"
+        evidence = f"{chosen.verdict}: {harm(chosen)}, {seeds}"
     return [
         Cell(network),
         Cell(chosen.name, code=True),

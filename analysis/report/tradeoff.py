@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
+from analysis.choice import break_even
 from analysis.plots import BLACK, COLOURS, DENSE, GREY, Axis, ByNetwork, Figure, Panel, Series, Style, family, finite, style
-from analysis.report.blocks import Section
+from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import MODES, Job, Material, Setting
-from analysis.report.words import bytes_of, plural
+from analysis.report.words import bandwidth, bytes_of, harm, plural
+
+BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
+COLUMNS = (
+    Column("setting"),
+    Column("seeds", number=True),
+    Column("bytes a step", number=True),
+    Column("factor", number=True),
+    Column("pays below", number=True),
+    Column("on", number=True),
+    Column("off", number=True),
+    Column("verdict"),
+    Column("against dense", long=True),
+)
 
 
 def section(material: Material) -> Section:
-    """Return a figure a job."""
+    """Return a figure a job, and a table of the settings that figures name."""
     jobs = [job for job in material.jobs if len(job.priced) > 1]
     if not jobs:
         return Section(
             "frontier", "Frontier", absent="A frontier needs two settings or more of a job, with profiled actions; there are none here."
         )
-    return Section("frontier", "Frontier", [_figure(job, material) for job in jobs])
+    return Section("frontier", "Frontier", [block for job in jobs for block in (_figure(job, material), _table(job, material))])
 
 
 def _figure(job: Job, material: Material) -> Figure:
@@ -43,6 +59,49 @@ def _figure(job: Job, material: Material) -> Figure:
         "Point at one for its bytes and seeds.",
         panels,
     )
+
+
+def _table(job: Job, material: Material) -> Table:
+    """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
+    runs = material.results.select([run for setting in job.named for run in setting.runs])
+    even = break_even(runs, BREAK_EVEN)
+    rows = []
+    for setting in job.named:
+        judged = setting.judged
+        mine = even[(even["context"] == judged.get("context")) & (even["forward"] == setting.forward) & (even["backward"] == setting.backward)]
+        bps = float(mine["break_even_bps"].iloc[0]) if len(mine) else math.nan
+        rows.append(
+            [
+                Cell(setting.name, code=True),
+                Cell(str(len(setting.runs)), len(setting.runs)),
+                Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
+                Cell(f"{setting.factor:.2f}", setting.factor),
+                Cell(below(bps), bps),
+                Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
+                Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
+                Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
+                Cell(harm(setting) if judged else ""),
+            ]
+        )
+    return Table(
+        f"{job.key}-settings",
+        f"{job.title}: the settings that figures below name. Pays below: the bandwidth under which a step is faster than with dense packets, "
+        "without latency, median over seeds.",
+        COLUMNS,
+        rows,
+        live=True,
+    )
+
+
+def below(bps: float) -> str:
+    """Return a break-even bandwidth in words.
+
+    >>> below(math.inf), below(0.0), below(2.5e8)
+    ('always', 'never', '250 Mbit/s')
+    """
+    if math.isnan(bps):
+        return "unknown"
+    return "always" if math.isinf(bps) else bandwidth(bps) if bps else "never"
 
 
 def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:

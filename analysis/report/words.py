@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
+from typing import TYPE_CHECKING
+
 from raysim.network.memory import format_bytes
+
+if TYPE_CHECKING:
+    from analysis.report.material import Setting
 
 
 def seconds(value: float) -> str:
@@ -41,3 +46,23 @@ def points(value: float | None) -> str:
         return "none"
     text = f"{abs(value):.2g}" if abs(value) < 9.95 else f"{abs(value):.0f}"
     return f"−{text}" if value < 0 else text
+
+
+def bandwidth(bps: float) -> str:
+    """Return bits a second with three digits."""
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bps >= 0.9995 * size:
+            return f"{bps / size:.3g} {unit}"
+    return f"{bps:.3g} bit/s"
+
+
+def harm(setting: Setting) -> str:
+    """Return how much worse than dense a setting is with compression on, and how surely."""
+    judged = setting.judged
+    low, middle, high = (float(judged.get(name, math.nan)) for name in ("harm_low", "harm", "harm_high"))
+    if math.isnan(middle):
+        return "not compared with dense"
+    unit = judged.get("unit", "")
+    if math.isnan(low) or math.isnan(high) or math.isinf(low) or math.isinf(high):
+        return f"{points(middle)} {unit} worse, from {plural(int(judged.get('seeds', 1)), 'seed')}"
+    return f"{points(middle)} ({points(low)} to {points(high)}) {unit} worse"
