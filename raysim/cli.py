@@ -167,6 +167,42 @@ def replay(
 
 
 @app.command()
+def findings(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs or studies, at any depth.")],
+    quality: Annotated[
+        str, typer.Option(help="accuracy, loss, or auto: the loss of language models and the accuracy of all others.")
+    ] = "auto",
+    margin: Annotated[
+        float | None,
+        typer.Option(help="What does no harm [default: 0.5 points of accuracy, or 1 % of the loss]."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
+    network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
+    json_file: JsonFile = None,
+) -> None:
+    """Test the papers' claims on your runs: what they support, what they contradict, and what to run to decide the rest.
+
+    For example: raysim findings results
+    """
+    _check_writable("--json", json_file)
+    _check_ours("analysis")
+    from analysis import AnalysisError, load
+    from analysis import findings as test_claims
+    from raysim.show import findings_figures, show_findings
+
+    try:
+        results = load(folder)
+        if results.runs.empty:
+            _fail(" ".join(results.problems), 2)
+        found = test_claims(results, quality=quality, margin=margin, confidence=confidence, network=network)
+    except AnalysisError as error:
+        _fail(str(error), 2)
+    show_findings(found, results.problems)
+    if json_file is not None:
+        _write_json(findings_figures(found, results.problems), json_file)
+
+
+@app.command()
 def simulate(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
     network: Networks = None,

@@ -6,7 +6,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from report_runs import copy_run, make_study, train_settings
+from report_runs import copy_run, make_study
 
 from analysis.plots import Figure
 from analysis.report import compose
@@ -31,12 +31,11 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(tmp_path_factory, report_runs):
     """Return a report of a study and the file of its page."""
     folder = tmp_path_factory.mktemp("browser")
-    runs = train_settings(folder / "runs")
-    study = make_study(runs, folder / "study", 200)
-    copy_run(runs / "dense-s1", study / "trials" / "999-<img src=x onerror=raise()>", forward="RandomK(0.5)")
+    study = make_study(report_runs, folder / "study", 200)
+    copy_run(report_runs / "dense-s1", study / "trials" / "999-<img src=x onerror=raise()>", forward="RandomK(0.5)")
     page = compose(study, NETWORKS)
     file = folder / "report.html"
     file.write_text(write_html(page), encoding="utf-8")

@@ -59,7 +59,8 @@ def _pair(job: Job, material: Material) -> list[Setting]:
 def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | None:
     timelines: list[dict[str, Timeline]] = []
     for setting in settings:
-        replay = Replay(material.results.path(setting.runs[0]))
+        assert setting.priced is not None
+        replay = Replay(material.results.path(setting.priced))
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
         timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})

@@ -130,7 +130,7 @@ def _setting(
     how = setting_of(runs.iloc[0])
     done = runs["steps_done"].astype(float).clip(lower=1)
     well = runs[runs["status"] == "finished"]
-    mine = [prices[run] for run in runs["run"] if run in prices]
+    mine = {str(run): prices[run] for run in runs["run"] if run in prices}
     return Setting(
         name=name,
         forward=how.forward,
@@ -142,8 +142,9 @@ def _setting(
         wire_bytes=float((runs["wire_bytes"].astype(float) / done).mean()),
         dense_bytes=float((runs["dense_bytes"].astype(float) / done).mean()),
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
-        step_s=_by_network([one["step_s"] for one in mine], networks),
-        speedup=_by_network([one["speedup"] for one in mine if "speedup" in one], networks),
+        priced=next(iter(mine), None),
+        step_s=_by_network([one["step_s"] for one in mine.values()], networks),
+        speedup=_by_network([one["speedup"] for one in mine.values() if "speedup" in one], networks),
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
     )
 

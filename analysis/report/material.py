@@ -76,6 +76,8 @@ class Setting:
     dense_bytes: float
     quality: Mapping[str, Spread]
     """By mode: with compression "on" and "off" in the last evaluation."""
+    priced: str | None
+    """The first run that could be priced."""
     step_s: Mapping[str, Spread]
     """By network; empty where no run could be priced."""
     speedup: Mapping[str, Spread]

@@ -26,6 +26,7 @@ def section(material: Material) -> Section:
 def _blocks(job: Job, material: Material) -> Iterator[Block]:
     runs = job.runs
     given = [key for key in material.results.keys if key in runs and runs[key].map(_written).any()]
+    given = [key for key in given if key != "num_stages" or "cuts" not in given]  # the cuts say how many there are
     varied = [key for key in given if runs[key].map(_written).nunique() > 1]
     shared = [key for key in given if key not in varied]
     for table in TABLES:  # a recipe cannot have half of one
