@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from analysis.choice import break_even, safe_set
+    from analysis.claims import CLAIMS, Claim
     from analysis.errors import AnalysisError, ReplayError
     from analysis.importances import importance
     from analysis.pareto import frontier, natural_direction
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from analysis.replays import replay
     from analysis.results import Results, load
     from analysis.targets import Target
+    from analysis.verdicts import Comparison, Finding, findings, findings_frame
 
 _HOMES = {
     **dict.fromkeys(("break_even", "safe_set"), "analysis.choice"),
@@ -32,15 +34,23 @@ _HOMES = {
     "replay": "analysis.replays",
     **dict.fromkeys(("Results", "load"), "analysis.results"),
     "Target": "analysis.targets",
+    **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
+    **dict.fromkeys(("Comparison", "Finding", "findings", "findings_frame"), "analysis.verdicts"),
 }
 
 __all__ = [
+    "CLAIMS",
     "AnalysisError",
+    "Claim",
+    "Comparison",
+    "Finding",
     "Replay",
     "ReplayError",
     "Results",
     "Target",
     "break_even",
+    "findings",
+    "findings_frame",
     "frontier",
     "importance",
     "load",

@@ -30,9 +30,8 @@ def safe_set(
     fewer than three seeds. A diverged run counts as untrained.
     """
     rows = []
-    for context in contexts(results, quality=quality):
+    for context in contexts(results, quality=quality, margin=within):
         dense = context.settings.get(Setting())
-        limit = context.margin if within is None else within
         for setting, runs in context.settings.items():
             if setting == Setting():
                 continue
@@ -40,7 +39,7 @@ def safe_set(
             harms = [context.harm(runs.loc[s], "on", dense.loc[s], "on") for s in seeds if dense is not None]
             harms = [harm for harm in harms if not math.isnan(harm)]
             interval = paired_interval(harms, confidence)
-            verdict = interval.verdict(limit, "below") if len(harms) >= MIN_SEEDS else "undecided"
+            verdict = interval.verdict(context.margin, "below") if len(harms) >= MIN_SEEDS else "undecided"
             rows.append(
                 _named(context.label, setting, results, runs)
                 | {
@@ -49,7 +48,7 @@ def safe_set(
                     "harm_low": interval.low,
                     "harm_high": interval.high,
                     "unit": context.unit,
-                    "within": limit,
+                    "within": context.margin,
                     "confidence": confidence,
                     "verdict": VERDICTS[verdict],
                 }

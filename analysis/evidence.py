@@ -62,6 +62,8 @@ class Context:
     label: str
     rows: pd.DataFrame
     metric: str = "accuracy"
+    margin: float = MARGINS["accuracy"]
+    """What does no harm, in `unit`."""
     language: bool = False
     measures: Measures = field(default_factory=lambda: Measures())
 
@@ -72,11 +74,6 @@ class Context:
         for setting, rows in self.rows.groupby(self.rows["setting"].map(tuple), sort=True):
             found[Setting(*setting)] = rows.drop_duplicates("seed").set_index("seed").sort_index()
         return found
-
-    @property
-    def margin(self) -> float:
-        """What does no harm, in `unit`."""
-        return MARGINS[self.metric]
 
     @property
     def unit(self) -> str:
@@ -102,11 +99,14 @@ class Measures:
     network: str = ""
 
 
-def contexts(results: Results, *, quality: str = "auto", network: str = "1gbps") -> list[Context]:
+def contexts(
+    results: Results, *, quality: str = "auto", margin: float | None = None, network: str = "1gbps"
+) -> list[Context]:
     """Return the runs that are over, apart by all that is not compression or seed.
 
     A diverged run counts as untrained: accuracy 0, and the loss of its first step. `quality` is "accuracy", "loss", or
-    "auto": the loss of language models and the accuracy of all others. Runs without a final evaluation are named in the
+    "auto": the loss of language models and the accuracy of all others; `margin` is what of it does no harm, half a point or one
+    per cent where not given. Runs without a final evaluation are named in the
     problems of `results`.
     """
     if quality not in ("auto", *METRICS):
@@ -117,14 +117,14 @@ def contexts(results: Results, *, quality: str = "auto", network: str = "1gbps")
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
     groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
     measures = _measures(results, network)
-    telling = [key for key in differing(runs, keys) if key not in ("model", "data")]
     found = []
     for _, mine in groups:
         rows = _rows(results, mine)
         if len(rows):
             language = str(mine["data"].iloc[0]) in LANGUAGE if "data" in mine else False
             metric = ("loss" if language else "accuracy") if quality == "auto" else quality
-            found.append(Context(_label(mine.iloc[0], telling), rows, metric, language, measures))
+            limit = MARGINS[metric] if margin is None else margin
+            found.append(Context(_label(mine.iloc[0], runs, keys), rows, metric, limit, language, measures))
     return sorted(found, key=lambda context: context.label)
 
 
@@ -149,6 +149,9 @@ def _rows(results: Results, runs: pd.DataFrame) -> pd.DataFrame:
         values = {f"{m}_{mode}": _number(row.get(f"final_{m}_{mode}")) for m in METRICS for mode in ("on", "off")}
         if row["status"] == "diverged":
             loss = _first_loss(results, row["run"])
+            results.complain(
+                f"The run {row['run']} diverged, and counts as untrained: accuracy 0, the loss of its first step."
+            )
             values = {name: 0.0 if name.startswith("accuracy") else loss for name in values}
         if all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {row['run']} has no final evaluation, and is not compared.")
@@ -166,10 +169,13 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _label(row: pd.Series[Any], telling: Iterable[str]) -> str:
-    parts = [f"{row.get('model', 'a model')} on {row.get('data', 'data')}"]
-    parts += [f"{key}={row[key]}" for key in telling if not (row[key] is None or repr(row[key]) in ("nan", "<NA>"))]
-    return ", ".join(parts)
+def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
+    """Return what a run is of: its model, its data, and that in which others of the same are not like it."""
+    names = [key for key in ("model", "data") if key in runs]
+    alike = runs[(runs[names] == row[names]).all(axis=1)]
+    telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
+    parts = [f"{key}={row[key]}" for key in telling if not (row[key] is None or repr(row[key]) in ("nan", "<NA>"))]
+    return ", ".join([" on ".join(str(row[name]) for name in names), *parts])
 
 
 def _measures(results: Results, network: str) -> Measures:

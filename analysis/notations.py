@@ -14,6 +14,10 @@ class Method(NamedTuple):
     arguments: tuple[Any, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
 
+    def __str__(self) -> str:
+        written = [*map(_write, self.arguments), *(f"{name}={_write(value)}" for name, value in self.options)]
+        return f"{self.name}({', '.join(written)})" if written else self.name
+
     @property
     def inner(self) -> Method | None:
         """The method that it wraps: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
@@ -47,6 +51,10 @@ def read_method(text: str) -> Method | None:
     return found if isinstance(found, Method) else None
 
 
+def _write(value: Any) -> str:
+    return str(value) if isinstance(value, Method) else repr(value)
+
+
 def _build(node: ast.expr) -> Any:
     match node:
         case ast.Name(id=name):
@@ -59,6 +67,10 @@ def _build(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def is_plain(method: Method | None, name: str) -> bool:
-    """Return whether a method is that codec alone, with nothing but its strength given."""
-    return method is not None and method.name == name and not method.options and method.strength is not None
+def strength_of(method: Method | None, name: str) -> float | None:
+    """Return the strength of a method that is that codec alone, with nothing else given; None where it is not.
+
+    >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
+    (0.1, None)
+    """
+    return method.strength if method is not None and method.name == name and not method.options else None
