@@ -144,18 +144,22 @@ class Workload:
     data: Data
 
 
-def prepare(config: RunConfig) -> Workload:
-    """Return all that an engine needs to start a run; raises ConfigError where configuration, data and model do not fit."""
+def prepare(config: RunConfig, data: Data | None = None) -> Workload:
+    """Return all that an engine needs to start a run; `data` where it is loaded already.
+
+    Raises ConfigError where configuration, data and model do not fit.
+    """
     try:
-        return _prepare(config)
+        return _prepare(config, data)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _prepare(config: RunConfig) -> Workload:
-    data = load_data(config.data.name, config.data.options, config.seed)
+def _prepare(config: RunConfig, data: Data | None) -> Workload:
+    if data is None:
+        data = load_data(config.data.name, config.data.options, config.seed)
     if len(data.train) < config.batch_size:
         raise ConfigError(
             f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."

@@ -150,10 +150,10 @@ class RayEngine(Engine):
         again = self._gpus is not None
         deadline = time.monotonic() + (min(PLACE_AGAIN_S, config.timeout_s) if again else 0.0)
         while True:
-            free = _free_resources()
+            free = free_resources()
             if self._gpus is None:
                 self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
-            room = {node: _room(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
+            room = {node: room_for(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
             if sum(room.values()) >= self.num_workers:
                 break
             if time.monotonic() >= deadline:
@@ -238,7 +238,7 @@ def assign(room: dict[str, int], count: int, placement: str, first: str | None =
     return [node for node in nodes for _ in range(shares[node])]
 
 
-def _free_resources() -> dict[str, dict[str, float]]:
+def free_resources() -> dict[str, dict[str, float]]:
     """Return what each living node of the cluster has free."""
     import ray
     from ray._private.state import available_resources_per_node
@@ -248,7 +248,7 @@ def _free_resources() -> dict[str, dict[str, float]]:
     return {node: available.get(node, {}) for node in alive}
 
 
-def _room(free: dict[str, float], cpus: float, gpus: float) -> int:
+def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
     """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
     fits = free.get("CPU", 0.0) / cpus
     if gpus:

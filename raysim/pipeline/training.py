@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,11 +29,12 @@ from raysim.pipeline.checkpoint import (
 from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
+from raysim.workloads.data import Data
 
 ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
@@ -81,12 +82,21 @@ def train(
 
 
 class Training:
-    """One run: checked when made, done by iterating over `events`."""
+    """One run: checked when made, done by iterating over `events`.
+
+    `engine`: a name, or what makes one, such as of actors that outlive the run. `data`: loaded before, for many runs.
+    """
 
     def __init__(
-        self, config: RunConfig, *, out: str | Path | None = None, engine: str = "ray", resume: bool = False
+        self,
+        config: RunConfig,
+        *,
+        out: str | Path | None = None,
+        engine: str | Callable[[Workload], Engine] = "ray",
+        resume: bool = False,
+        data: Data | None = None,
     ) -> None:
-        if engine not in ENGINES:
+        if isinstance(engine, str) and engine not in ENGINES:
             raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.")
         if resume and out is None:
             raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
@@ -104,7 +114,7 @@ class Training:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
-        self.workload = prepare(config)
+        self.workload = prepare(config, data)
         self.plan = self.workload.plan
         self._clock = Clock(self.plan)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
@@ -116,9 +126,9 @@ class Training:
                 raise ConfigError(
                     f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now."
                 )
-        self.engine = ENGINES[engine](self.workload)
+        self.engine = (ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.check()
-        self._row["engine"] = engine
+        self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
 
     def events(self) -> Iterator[Event]:
         """Return what happens while it trains; the records are complete when that ends, however it ends.
