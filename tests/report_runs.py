@@ -50,7 +50,9 @@ def train_settings(folder):
         config = make_config({**SMALL, **changes, "seed": SEEDS[0], "evaluate_every_steps": 2})
         run = train(config, engine="inline", out=first)
         for seed in SEEDS[1:]:
-            finals = {f"final_accuracy_{mode}": run.row[f"final_accuracy_{mode}"] + seed / 100 for mode in ("on", "off")}
+            finals = {
+                f"final_accuracy_{mode}": run.row[f"final_accuracy_{mode}"] + seed / 100 for mode in ("on", "off")
+            }
             copy_run(first, folder / f"{name}-s{seed}", seed=seed, **finals)
     return folder
 
@@ -66,7 +68,9 @@ def change_row(folder, **changes):
     table = pq.read_table(folder / "run.parquet")
     row = table.to_pylist()[0]
     columns = {name: pa.array([row[name]], table.schema.field(name).type) for name in table.column_names}
-    write_table(pa.table(columns | {name: pa.array([value]) for name, value in changes.items()}), folder / "run.parquet")
+    write_table(
+        pa.table(columns | {name: pa.array([value]) for name, value in changes.items()}), folder / "run.parquet"
+    )
 
 
 def make_study(runs, folder, count):
