@@ -75,8 +75,10 @@ class OptimizerConfig(_Strict):
     """Of adamw, 1e-8 where not given."""
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises linearly."""
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """How the learning rate falls to zero after the warm-up."""
+    decay: Literal["constant", "cosine", "linear", "steps"] = "constant"
+    """How the learning rate falls after the warm-up: to zero, or at `decay_at` to a tenth each time."""
+    decay_at: tuple[Positive, ...] | None = None
+    """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
     """Epochs until it is zero; the length of the run where not given."""
     decay_every: Literal["step", "epoch"] = "step"
@@ -94,12 +96,16 @@ class OptimizerConfig(_Strict):
                 )
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
-        if self.decay == "constant":
+        if self.decay in ("constant", "steps"):
             for field, default in (("decay_epochs", None), ("decay_every", "step")):
                 if getattr(self, field) != default:
                     raise ValueError(
-                        f"`optimizer.{field}` has no effect with `optimizer.decay` = 'constant'. Leave it out."
+                        f"`optimizer.{field}` has no effect with `optimizer.decay` = {self.decay!r}. Leave it out."
                     )
+        if (self.decay == "steps") != bool(self.decay_at):
+            raise ValueError(
+                f"`optimizer.decay_at` belongs to `optimizer.decay` = 'steps', but got {self.decay_at} with {self.decay!r}."
+            )
         return self
 
 
@@ -114,9 +120,9 @@ class RunConfig(_Strict):
     name: str = "run"
     """Folder under `results/`; a recipe's own name where it comes from one."""
     model: Named = Named(name="cnn")
-    """`cnn`, `resnet18`, `gpt`, `gpt2`, or `package.module:function` that returns an `nn.Sequential`."""
+    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, or `package.module:function` that returns an `nn.Sequential`."""
     data: Named = Named(name="digits")
-    """`digits`, `topics`, `text`, `cifar10` or `wikitext2`."""
+    """`digits`, `topics`, `text`, `cifar10`, `cifar100` or `wikitext2`."""
     num_stages: Positive | None = None
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = None

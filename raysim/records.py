@@ -341,6 +341,7 @@ _NULLABLE = {
     "optimizer.betas": pa.list_(pa.float64()),
     "optimizer.epsilon": pa.float64(),
     "optimizer.decay_epochs": pa.float64(),
+    "optimizer.decay_at": pa.list_(pa.int64()),
     "optimizer.clip_norm": pa.float64(),
     "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "diverged_step": pa.int64(),

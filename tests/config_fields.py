@@ -61,6 +61,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "optimizer.epsilon": optimizer(ADAMW, epsilon=0.1),
     "optimizer.warmup_steps": optimizer(warmup_steps=3),
     "optimizer.decay": optimizer(decay="linear"),
+    "optimizer.decay_at": optimizer({"learning_rate": 0.1, "decay": "steps", "decay_at": [3]}, decay_at=[2]),
     "optimizer.decay_epochs": optimizer(COSINE, decay_epochs=3),
     "optimizer.decay_every": optimizer(COSINE, decay_every="epoch"),
     "optimizer.clip_norm": optimizer(clip_norm=0.1),

@@ -274,7 +274,10 @@ class Training:
             raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")
 
     def _first_row(self) -> dict[str, Any]:
-        row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
+        row = {
+            key: list(v) if key in ("cuts", "optimizer.betas", "optimizer.decay_at") and v else v
+            for key, v in self.config.flat().items()
+        }
         for key in ("forward", "backward", "replica_gradient"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
         return row | {
