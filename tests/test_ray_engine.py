@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pipelines import RUNS
 
 from raysim.config import ConfigError
-from raysim.pipeline.checkpoint import load_weights
+from raysim.pipeline.checkpoint import load_weights, unpack_tensors
 from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
@@ -106,10 +107,12 @@ def test_all_step_or_none_does(engine, small, run):
             return submit(target, method, *arguments, num_returns=num_returns)
 
         running._submit = skip
-        with pytest.raises(StageError, match=f"awaited call {place}"):
+        with pytest.raises(StageError, match="awaited call"):
             running.step(0)
         running._submit = submit
-        assert all(np.array_equal(a, b) for a, b in zip(before, running.state(), strict=True))
+        for old, new in zip(before, running.state(), strict=True):
+            tensors, found = unpack_tensors(old), unpack_tensors(new)
+            assert all(torch.equal(x, found[name]) for name, x in tensors.items() if name.startswith("stage."))
         running.load(0, before)
 
 
@@ -156,15 +159,10 @@ def kill_at(training, moments):
     return executed
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "Interleaved1F1B(2)"])
-def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, schedule):
-    config = small(
-        forward="AQSGD(TopK(0.3), warmup=0)",
-        backward="ErrorFeedback(TopK(0.2))",
-        steps=7,
-        schedule=schedule,
-        num_stages=4,
-    )
+@pytest.mark.parametrize("run", ["identity", "custom"])
+def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
+    codecs = {"forward": "AQSGD(TopK(0.3), warmup=0)", "backward": "ErrorFeedback(TopK(0.2))"}
+    config = small(**{**RUNS[run], **codecs, "steps": 7})
     undisturbed = train(config, out=tmp_path / "whole")
     training = Training(config, out=tmp_path / "killed")
     executed = kill_at(training, {5: 1})
