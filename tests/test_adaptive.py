@@ -215,7 +215,10 @@ def test_the_packet_is_that_of_topk_and_the_gain_what_it_keeps() -> None:
 
 def test_what_is_probed_and_not_sent_leaves_no_trace() -> None:
     """Where the minimum is sent each time, the method is TopK with error feedback, whatever the candidate is."""
-    method, plain = GraVAC(5, 1000, epsilon=0.7, policy="geometric", growth=10.0, window=4), parse_replica_method("ErrorFeedback(TopK(0.2))")
+    method, plain = (
+        GraVAC(5, 1000, epsilon=0.7, policy="geometric", growth=10.0, window=4),
+        parse_replica_method("ErrorFeedback(TopK(0.2))"),
+    )
     one, other = Team(method, 2), Team(plain, 2)
     for step in range(3):
         result, expected = one.step(step)[0], other.step(step)[0]
