@@ -19,6 +19,9 @@ from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
+from raysim.compressors.methods import parse_replica_method
+from raysim.compressors.replica import ReplicaMethod
+from raysim.network.presets import parse_network
 from raysim.network.schedule import Schedule, parse_schedule
 
 Notations = str | tuple[str, ...]
@@ -119,18 +122,24 @@ class RunConfig(_Strict):
     cuts: tuple[str, ...] | None = None
     """Names of the layers after which the model is cut, instead of `num_stages`."""
     num_microbatches: Positive = 4
-    """Equal parts of a batch that follow each other through the stages."""
+    """Equal parts of a replica's batch that follow each other through the stages."""
+    num_replicas: Positive = 1
+    """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
-    """`GPipe` or `1F1B`."""
+    """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
     forward: Notations = "Identity"
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = "Identity"
     """Compressor of gradients at the boundaries, likewise."""
     shared_indices: bool = False
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
+    replica_gradient: Notations = "Identity"
+    """How replicas average the gradients of a stage: a compressor or a method; one for all stages, or a list with one each."""
+    fused_embedding: bool = False
+    """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = 32
-    """Samples a step."""
+    """Samples a step, over all replicas."""
     steps: Positive | None = None
     """Length of the run, or `epochs`."""
     epochs: Positive | None = None
@@ -144,7 +153,7 @@ class RunConfig(_Strict):
     threads_per_stage: int = Field(default=1, ge=1, le=1024)
     """CPU threads of a stage; another number gives other gradient bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0)
-    """CPUs that Ray reserves for a stage."""
+    """CPUs that Ray reserves for a stage, or for those that share a worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0)
     """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
     placement: Literal["spread", "pack"] = "spread"
@@ -159,6 +168,10 @@ class RunConfig(_Strict):
     """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
     profile_every_steps: Natural = 10
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
+    clock: str = "measured"
+    """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
+    profile: str | None = None
+    """File of `raysim profile` with the compute that the simulated `clock` takes; a CPU core's datasheet where not given."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 
@@ -188,6 +201,20 @@ class RunConfig(_Strict):
             return repr(parse_compressor(value))
         return tuple(repr(parse_compressor(text)) for text in value)
 
+    @field_validator("replica_gradient")
+    @classmethod
+    def _canonical_method(cls, value: Notations) -> Notations:
+        if isinstance(value, str):
+            return repr(parse_replica_method(value))
+        return tuple(repr(parse_replica_method(text)) for text in value)
+
+    @field_validator("clock")
+    @classmethod
+    def _is_clock(cls, value: str) -> str:
+        if value != "measured":
+            parse_network(value)
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
         if (self.steps is None) == (self.epochs is None):
@@ -195,9 +222,10 @@ class RunConfig(_Strict):
             raise ValueError(f"Just one of `steps` and `epochs` must be given, but got {given}.")
         if self.cuts is not None and self.num_stages is not None:
             raise ValueError("Just one of `num_stages` and `cuts` may be given, but got both.")
-        if self.batch_size % self.num_microbatches:
+        if self.batch_size % (self.num_microbatches * self.num_replicas):
+            each = f" on each of {self.num_replicas} replicas" if self.num_replicas > 1 else ""
             raise ValueError(
-                f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}."
+                f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}{each}."
             )
         if self.device == "cuda" and self.gpus_per_stage == 0:
             raise ValueError("`gpus_per_stage` must be more than 0 with `device` = 'cuda', but got 0.")
@@ -215,6 +243,16 @@ class RunConfig(_Strict):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
         if self.shared_indices:
             self._check_shared()
+        if isinstance(self.replica_gradient, tuple) and len(self.replica_gradient) != self.stages:
+            raise ValueError(
+                f"`replica_gradient` must be one method or a list of one a stage ({self.stages}), but got {len(self.replica_gradient)}."
+            )
+        if self.num_replicas == 1:
+            for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
+                if getattr(self, field) != default:
+                    raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
+        if self.profile is not None and self.clock == "measured":
+            raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
 
     def _check_shared(self) -> None:
@@ -237,6 +275,11 @@ class RunConfig(_Strict):
         return len(self.cuts) + 1 if self.cuts is not None else self.num_stages or 4
 
     @property
+    def microbatch_size(self) -> int:
+        """Samples of a microbatch."""
+        return self.batch_size // (self.num_replicas * self.num_microbatches)
+
+    @property
     def parsed_schedule(self) -> Schedule:
         """The schedule as data."""
         return parse_schedule(self.schedule)
@@ -251,6 +294,12 @@ class RunConfig(_Strict):
         if self.shared_indices:
             backward = [AtSupport(method.codec) if isinstance(method, Plain) else method for method in backward]
         return list(zip(forward, backward, strict=True))
+
+    def replica_methods(self) -> list[ReplicaMethod]:
+        """Return how the replicas of each stage average its gradients."""
+        value = self.replica_gradient
+        texts = [value] * self.stages if isinstance(value, str) else value
+        return [parse_replica_method(text) for text in texts]
 
     def flat(self) -> dict[str, Any]:
         """Return every key as it is written (`optimizer.momentum`), with its value."""

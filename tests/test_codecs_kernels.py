@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raysim.codecs import Codec, NonFiniteError, Quantize, TopK, kernels
+from raysim.codecs import CODECS, Codec, NonFiniteError, Quantize, TopK, kernels
 from raysim.codecs.random import bits64
 from raysim.notation import parse
 
@@ -109,6 +109,28 @@ def test_topk_of_long_rows(shape: tuple[int, int], density: float) -> None:
     assert_alike(TopK(density), (x * 4).round())
     x[:, 100:] = 0
     assert_alike(TopK(density), x)
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 130, 700), (2, 5, 3000), (257, 129), (2, 40, 11, 12), (5000,), (1, 9000)], ids=str
+)
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "LowRank(4, per='sample')",
+        "LowRank(9)",
+        "TAHQuant",
+        "TAHQuant(high=0.5, tile=256, tau=1.2)",
+        "ErrorBounded(0.01)",
+        "ErrorBounded(1e-08)",  # some blocks as they are, some of more than 8 bits
+        "ErrorBounded(0.1, relative='rms')",
+        "Outliers(Quantize(4))",
+    ],
+)
+def test_kernels_across_blocks_tiles_and_lanes(notation: str, shape: tuple[int, ...]) -> None:
+    codec = parse(notation, CODECS)
+    assert_alike(codec, student(*shape))
+    assert_alike(codec, (student(*shape).relu() * 3.3).bfloat16())
 
 
 @variants

@@ -11,12 +11,10 @@ from raysim.cli import app
 from raysim.config import ConfigError, read_config
 from raysim.network.devices import DEVICES
 from raysim.network.exchange import exchange_s
-from raysim.network.memory import in_flight
 from raysim.network.network import Network
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops
-from raysim.network.schedule import ZBH1, Interleaved1F1B
-from raysim.pipeline.forecast import forecast, read_forecast, record_profile
+from raysim.pipeline.forecast import forecast, record_profile
 from raysim.pipeline.plan import prepare
 
 FREE = parse_network("free")
@@ -111,21 +109,22 @@ def test_codecs_can_be_given_a_speed():
 
 
 @pytest.mark.parametrize("text", ["ZBH1", "Interleaved1F1B(2)", "1F1B(ahead=2)", "GPipe"])
-def test_schedules_are_simulated_that_no_engine_runs(text):
+def test_every_schedule_is_forecast(text):
     found = forecast("digits-cnn", f"schedule={text}", device="A100")
     assert repr(found.schedule) == found.config.schedule == text
-    assert [memory.in_flight for memory in found.memories] == in_flight(found.schedule, 4, 4)
+    assert found.memories == prepare(read_config("digits-cnn", [f"schedule={text}"])).plan.memories
     assert found.num_workers == (2 if text.startswith("Inter") else 4)
     assert found.step_s(parse_network("8mbps")) > found.step_s(FREE) > 0
     assert len(found.simulate(FREE).workers()) == found.num_workers
 
 
-def test_a_schedule_in_a_file_may_be_one_that_is_only_simulated(tmp_path):
-    file = tmp_path / "zb.toml"
-    file.write_text("base = 'digits-cnn'\nschedule = 'ZBH1'\n")
-    assert read_forecast(file)[1] == ZBH1()
-    assert read_forecast(file, ["schedule=Interleaved1F1B(2)"])[1] == Interleaved1F1B(2)
-    assert read_forecast(file, ["steps=7"])[0].steps == 7
+def test_a_profile_recorded_in_two_parts_prices_any_schedule():
+    recorded = record_profile(read_config("digits-cnn", [*QUICK, "schedule=ZBH1"]), num_steps=1)
+    assert recorded.compute_s.shape[2] == 3
+    assert (recorded.compute_s[0, :, 2] > 0).all()
+    forecasts = [forecast("digits-cnn", *QUICK, f"schedule={text}", profile=recorded) for text in ("ZBH1", "1F1B")]
+    apart, joint = ([w.compute_s for w in found.simulate(FREE).workers()] for found in forecasts)
+    assert apart == pytest.approx(joint)
 
 
 def test_published_sizes_need_neither_data_nor_weights():
@@ -246,7 +245,7 @@ def test_the_verdict_is_the_devices():
         (["digits-cnn", "--device", "A100", "--codec-speed", "0"], "`codec_bytes_per_s` must be in (0, inf]"),
         (["digits-cnn", "forward=TopK(2)", "--device", "A100"], "`density` must be in (0, 1], but got 2"),
         (["digits-cnn", "schedule=2F2B", "--device", "A100"], "`schedule`: "),
-        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule`: A schedule is written as text"),
+        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule` must be a valid string, but got 3"),
         (
             ["digits-cnn", "steps=3", "epochs=2", "--device", "A100"],
             "The override of `steps` is undone by another one.",

@@ -6,12 +6,11 @@ forecast too; packets are made by the run's own compressors from seeded tensors 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,14 +24,14 @@ from torch import nn
 from raysim.codecs import TopK, derive_key, kernels
 from raysim.codecs.packet import DTYPES
 from raysim.compressors import AQSGD, Compressor, Context, State
-from raysim.config import ConfigError, RunConfig, apply_override, read_config, read_source
+from raysim.config import ConfigError, RunConfig, read_config
 from raysim.network.devices import DEVICES
 from raysim.network.exchange import exchange_s
-from raysim.network.memory import StageMemory, format_bytes, in_flight, packets_in_flight
+from raysim.network.memory import StageMemory, format_bytes
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
-from raysim.network.schedule import SIMULATED, Schedule, calls, parse_schedule
+from raysim.network.schedule import Schedule, calls
 from raysim.network.simulate import simulate
 from raysim.network.table import make_table
 from raysim.network.timeline import Timeline
@@ -42,7 +41,7 @@ from raysim.pipeline.plan import Workload, prepare, stage_memories
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, build_model
 from raysim.workloads.options import bind_options
-from raysim.workloads.partition import Partition, partition
+from raysim.workloads.partition import partition
 from raysim.workloads.splits import DataShape
 
 T = TypeVar("T")
@@ -146,28 +145,6 @@ class Forecast:
         return self.first_steps * first_s + (self.num_steps - self.first_steps) * steady_s
 
 
-def read_forecast(source: str | Path, overrides: Iterable[str] = ()) -> tuple[RunConfig, Schedule]:
-    """Return a configuration as `raysim train` reads it, and its schedule, which may be one that is only simulated.
-
-    >>> read_forecast("digits-cnn", ["schedule=ZBH1"])[1]
-    ZBH1
-    """
-    text: object = read_source(source)[1].get("schedule", RunConfig.model_fields["schedule"].default)
-    others = []
-    for override in overrides:
-        if override.partition("=")[0].strip() == "schedule":
-            changed: dict[str, object] = {}
-            apply_override(changed, override)
-            text = changed["schedule"]
-        else:
-            others.append(override)
-    config = read_config(source, [*others, "schedule=1F1B"])
-    try:
-        return config, parse_schedule(text, SIMULATED)  # type: ignore[arg-type]  # which checks that it is text
-    except ValueError as error:
-        raise ConfigError(f"`schedule`: {error}") from None
-
-
 def forecast(
     source: str | Path | RunConfig = "digits-cnn",
     *overrides: str,
@@ -189,10 +166,7 @@ def forecast(
     True
     """
     try:
-        if isinstance(source, RunConfig):
-            config, schedule = source, source.parsed_schedule
-        else:
-            config, schedule = read_forecast(source, overrides)
+        config = source if isinstance(source, RunConfig) else read_config(source, overrides)
         check_integer("num_replicas", num_replicas, 1)
         check_real("efficiency", efficiency, 0, 1, open_low=True)
         if codec_bytes_per_s is not None:
@@ -204,7 +178,7 @@ def forecast(
         if device is not None:
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return _forecast(config, schedule, device, recorded, efficiency, codec_bytes_per_s, num_replicas)
+        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, num_replicas)
     except ConfigError:
         raise
     except ValueError as error:
@@ -213,7 +187,6 @@ def forecast(
 
 def _forecast(
     config: RunConfig,
-    schedule: Schedule,
     device: str | None,
     recorded: Profile | None,
     efficiency: float,
@@ -231,8 +204,9 @@ def _forecast(
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     parts = partition(model, shape, batch=size, **cut)
     num_stages = len(parts.stages)
+    schedule = config.parsed_schedule
     table = make_table(schedule, num_stages, config.num_microbatches)  # raises where they do not fit
-    memories = _memories(config, schedule, parts, num_samples)
+    memories = stage_memories(config, parts, num_samples)
     parameters = np.array(parts.num_parameters, np.float64)
 
     if device is not None:
@@ -254,21 +228,21 @@ def _forecast(
             raise ConfigError(
                 f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}."
             )
-        if recorded.compute_s.shape[2] != 2 or recorded.num_replicas != 1:
-            raise ConfigError(
-                "`profile` must hold forwards and joint backwards of one replica, but got others: record it anew."
-            )
+        if recorded.num_replicas != 1:
+            raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it anew.")
         steady = replace(_with_loading(recorded).mean_microbatch(), gradient_bytes=4 * parameters)
         notes.append(
             f"Compute, update and overheads: the profile ({recorded.source}). Its microbatches must have {size} samples, as here."
         )
 
     links = _link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes, named=device is not None)
-    steady = steady.with_packets_of(_packets(links, num_stages, first=False))
-    first = steady.with_packets_of(_packets(links, num_stages, first=True))
-    if int(table.op.max()) == 2:
-        steady, first = steady.split_backward(), first.split_backward()
-        notes.append("Backward is cut into equal halves, for the inputs and for the weights.")
+    num_ops = steady.compute_s.shape[2]
+    steady = steady.with_packets_of(_packets(links, num_stages, num_ops, first=False))
+    first = steady.with_packets_of(_packets(links, num_stages, num_ops, first=True))
+    if int(table.op.max()) == 2 and num_ops == 2:
+        share = 1 / 3 if config.recompute else 1 / 2  # what is recomputed is recomputed in the first part
+        steady, first = steady.split_backward(share), first.split_backward(share)
+        notes.append("Backward is cut in two parts, for inputs and for weights, that take as long as each other.")
     if num_replicas > 1:
         notes.append(
             f"{num_replicas} replicas, each with the whole `batch_size`, average float32 gradients by a ring once the pipeline is done."
@@ -289,7 +263,7 @@ def _forecast(
     ]
     names = [dict(module.named_parameters()) for module in parts.stages]
     return Forecast(
-        config=config.model_copy(update={"schedule": repr(schedule)}),
+        config=config,
         schedule=schedule,
         steady=steady,
         first=first,
@@ -310,17 +284,6 @@ def _with_loading(recorded: Profile) -> Profile:
     loading = np.zeros_like(recorded.decode_s)
     loading[:, 0, 0], loading[:, -1, 1] = recorded.decode_s[:, 0, 0], recorded.decode_s[:, -1, 1]
     return replace(recorded, compute_s=recorded.compute_s + loading, decode_s=recorded.decode_s - loading)
-
-
-def _memories(config: RunConfig, schedule: Schedule, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
-    """Return what the plan of a real run counts, under a schedule that may be one that is only simulated."""
-    counts = in_flight(schedule, len(parts.stages), config.num_microbatches)
-    packets = packets_in_flight(counts)
-    planned = stage_memories(config, parts, num_samples)
-    return tuple(
-        dataclasses.replace(memory, in_flight=count, packets=waiting)
-        for memory, count, waiting in zip(planned, counts, packets, strict=True)
-    )
 
 
 def _data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
@@ -493,9 +456,9 @@ def _timed(run: Callable[[], T], device: str) -> tuple[float, T]:
     return time.perf_counter() - start, result
 
 
-def _packets(links: Sequence[LinkCost], num_stages: int, *, first: bool) -> Profile:
+def _packets(links: Sequence[LinkCost], num_stages: int, num_ops: int, *, first: bool) -> Profile:
     """Return a profile of packets and codec seconds alone."""
-    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros((1, num_stages, 2, 1)) for _ in range(4))
+    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros((1, num_stages, num_ops, 1)) for _ in range(4))
     for link in links:
         op = 0 if link.direction == "forward" else 1
         source, target = (link.boundary, link.boundary + 1) if op == 0 else (link.boundary + 1, link.boundary)
@@ -504,7 +467,7 @@ def _packets(links: Sequence[LinkCost], num_stages: int, *, first: bool) -> Prof
         encode_s[0, source, op] = link.first_encode_s if first else link.encode_s
         decode_s[0, target, op] = link.first_decode_s if first else link.decode_s
     return Profile(
-        compute_s=np.zeros((1, num_stages, 2, 1)),
+        compute_s=np.zeros((1, num_stages, num_ops, 1)),
         wire_bytes=wire_bytes,
         dense_bytes=dense_bytes,
         encode_s=encode_s,

@@ -33,7 +33,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _PART = 1 << 18  # values that a thread should have at least
 _probe = [np.empty(1)]
 _UNHELD = sys.getrefcount(_probe[0])  # of an array that only a list holds, as this Python counts
-_LARGE, _KEPT = 1 << 22, 1 << 26  # bytes: of an output worth keeping, and of all that are kept
+_LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: of an output worth keeping, and of all that are kept
 
 
 def serve(x: Tensor) -> bool:
