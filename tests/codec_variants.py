@@ -169,6 +169,7 @@ VARIANTS = [
     Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
     Variant("OneBit", minmax(1), scales=True),
     Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
+    Variant("Mean", lambda s, v: 4 * bool(numel(s)), scales=True, odd=True),
     Variant("QSGD(4)", absmax(4, blocks(128)), scales=True, unbiased=True),
     Variant("QSGD(8, block=512)", absmax(8, blocks(512)), scales=True, unbiased=True),
     Variant("TernGrad", absmax(2), scales=True),

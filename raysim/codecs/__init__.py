@@ -11,6 +11,7 @@ from raysim.codecs.dense import Cast, Identity
 from raysim.codecs.levels import NonUniform
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
+from raysim.codecs.mean import Mean
 from raysim.codecs.outliers import Outliers
 from raysim.codecs.packet import Codec, NonFiniteError, Packet
 from raysim.codecs.quantize import FixedPoint, Quantize
@@ -27,7 +28,7 @@ CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
         *(Cast, Identity),
-        *(FixedPoint, MX, NonUniform, Quantize, TAHQuant),
+        *(FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
         *(Natural, OneBit, QSGD, Sign, TernGrad),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
         *(ATOMO, ErrorBounded, LowRank),
@@ -49,6 +50,7 @@ __all__ = [
     "Hadamard",
     "Identity",
     "LowRank",
+    "Mean",
     "Natural",
     "NonFiniteError",
     "NonUniform",

@@ -187,20 +187,8 @@ class TopK(Codec):
         shape = tuple(x.shape)
         rows = x.reshape(self._rows(shape))
         positions, kept = select_with_values(rows, self._num_kept(shape) // len(rows))
-        return self.arrays_of(positions, kept, shape, key), positions
-
-    def arrays_of(
-        self, positions: Tensor, kept: Tensor, shape: tuple[int, ...], key: Key | None = None
-    ) -> dict[str, np.ndarray]:
-        """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `shape`.
-
-        There must be just as many as `density` keeps.
-        """
         arrays = dict(nest("values", self.values.encode(kept.view(self._kept_shape(shape)), key)))
-        total = math.prod(shape)
-        if len(positions) == total:
-            return arrays
-        return arrays | encode_positions(positions, total, self._form(len(positions), total))
+        return arrays | encode_positions(positions, x.numel(), self._form(len(positions), x.numel())), positions
 
     def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
         shape = tuple(x.shape)

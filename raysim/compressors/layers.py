@@ -142,7 +142,8 @@ def sum_values(
 ) -> Generator[Round, Received, Gradients]:
     """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
     values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
-    total = yield from all_reduce("values", torch.cat(values), context.replica, context.num_replicas)
+    place = f"values by {next(iter(packets.values())).codec!r}"
+    total = yield from all_reduce(place, torch.cat(values), context.replica, context.num_replicas)
     means = {}
     parts = torch.split(total / context.num_replicas, [len(part) for part in values])
     for (name, packet), part in zip(packets.items(), parts, strict=True):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from raysim.codecs import Codec, EstimatedTopK, Packet, TopK
 from raysim.codecs.layout import layout_of
-from raysim.codecs.packet import dtype_name
+from raysim.codecs.packet import dtype_name, nest
+from raysim.codecs.positions import encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_with_values
 from raysim.codecs.sums import group_sums
 
@@ -49,12 +50,15 @@ def count_of(factor: float, row: Tensor) -> int:
 
 def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
     """Return the packet of what is kept of `row`, (1, n), its values by the codec `values`."""
-    shape = tuple(row.shape)
-    if how == EXACT:
-        exact = TopK(1 / factor, values=values)
-        return Packet(exact, exact.arrays_of(kept.positions, kept.values, shape, key), shape, dtype_name(row))
-    counted = EstimatedTopK(1 / factor, how, values=values)
-    return Packet(counted, counted.arrays_of(kept.positions, kept.values, row.numel(), key), shape, dtype_name(row))
+    shape, total = tuple(row.shape), row.numel()
+    if how != EXACT:
+        counted = EstimatedTopK(1 / factor, how, values=values)
+        return Packet(counted, counted.arrays_of(kept.positions, kept.values, total, key), shape, dtype_name(row))
+    exact = TopK(1 / factor, values=values)
+    arrays = dict(nest("values", values.encode(kept.values.view(1, -1), key)))
+    if len(kept.positions) < total:
+        arrays |= encode_positions(kept.positions, total, smallest_form(len(kept.positions), total))
+    return Packet(exact, arrays, shape, dtype_name(row))
 
 
 def energy(x: Tensor) -> float:
