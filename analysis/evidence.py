@@ -65,6 +65,7 @@ class Context:
     margin: float = MARGINS["accuracy"]
     """What does no harm, in `unit`."""
     language: bool = False
+    num_replicas: int = 1
     measures: Measures = field(default_factory=lambda: Measures())
 
     @cached_property
@@ -124,7 +125,8 @@ def contexts(
             language = str(mine["data"].iloc[0]) in LANGUAGE if "data" in mine else False
             metric = ("loss" if language else "accuracy") if quality == "auto" else quality
             limit = MARGINS[metric] if margin is None else margin
-            found.append(Context(_label(mine.iloc[0], runs, keys), rows, metric, limit, language, measures))
+            replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
+            found.append(Context(_label(mine.iloc[0], runs, keys), rows, metric, limit, language, replicas, measures))
     return sorted(found, key=lambda context: context.label)
 
 
@@ -196,7 +198,9 @@ def _measures(results: Results, network: str) -> Measures:
     def slowdown(run: str, than: str) -> float:
         try:
             one = Replay(results.path(run))
-            step_s = one.step_seconds([parsed]).mean()
+            step_s = one.step_seconds(
+                [parsed], one
+            ).mean()  # packets of a mean step, as of the other: jitter decides nothing
             other_s = one.step_seconds([parsed], Replay(results.path(than))).mean()
         except ValueError as error:
             results.complain(str(error))

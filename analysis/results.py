@@ -47,7 +47,7 @@ def load(*folders: str | Path) -> Results:
     found = find(roots)
     problems: list[str] = []
     runs, keys = _read_runs(found, problems)
-    kept = {name: path for name, path in found.runs.items() if name in set(runs["run"])}
+    kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs)

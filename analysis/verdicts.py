@@ -143,6 +143,7 @@ def findings(
         fitting = [place for place in places if place.language or not claim.language]
         told = [place for place in fitting if any(claim.contrasts(place, place.settings))]
         if not told:  # the context of most runs is the one to go on in
+            fitting = [place for place in fitting if place.num_replicas >= claim.num_replicas]
             told = sorted(fitting, key=lambda place: -len(place.rows))[:1] or [_nothing(claim, quality, margin)]
         for place in told:
             tested = judge(claim, place, confidence)
@@ -306,7 +307,8 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
             wanted.setdefault(setting, set()).update(seeds)
     reason = finding.reason
     if hopeless:
-        reason += f" More than {MOST_SEEDS} seeds would be needed for {hopeless} of them: too close to the threshold to matter."
+        what = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
+        reason += f" More than {MOST_SEEDS} seeds would be needed for {what}: the effect is near the threshold for its spread."
     commands = train_commands(results, context, wanted, finding.claim.recipe)
     return replace(finding, reason=reason, commands=tuple(commands))
 
