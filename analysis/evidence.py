@@ -15,16 +15,11 @@ from analysis.notations import Method, read_method
 from analysis.results import FINISHED, Results
 from analysis.settings import COMPRESSION, DENSE, NO_SETTING, differing
 
-LANGUAGE = (
-    "text",
-    "topics",
-    "wikitext2",
-)  # data sets of text, whose quality is the loss; of all others it is the accuracy
+# Data sets of text, whose quality is the loss; of all others it is the accuracy.
+LANGUAGE = ("text", "topics", "wikitext2")
 METRICS = ("accuracy", "loss")
-MARGINS = {
-    "accuracy": 0.5,
-    "loss": 1.0,
-}  # what is said to do no harm: half a point of accuracy, or one per cent of the loss
+# What is said to do no harm: half a point of accuracy, or one per cent of the loss.
+MARGINS = {"accuracy": 0.5, "loss": 1.0}
 UNITS = {"accuracy": "points of accuracy", "loss": "% of loss"}
 
 Mode = Literal["on", "off"]
@@ -107,8 +102,7 @@ def contexts(
 
     A diverged run counts as untrained: accuracy 0, and the loss of its first step. `quality` is "accuracy", "loss", or
     "auto": the loss of language models and the accuracy of all others; `margin` is what of it does no harm, half a point or one
-    per cent where not given. Runs without a final evaluation are named in the
-    problems of `results`.
+    per cent where not given. Runs without a final evaluation are named in the problems of `results`.
     """
     if quality not in ("auto", *METRICS):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(METRICS)}, but got {quality!r}.")
@@ -198,9 +192,7 @@ def _measures(results: Results, network: str) -> Measures:
     def slowdown(run: str, than: str) -> float:
         try:
             one = Replay(results.path(run))
-            step_s = one.step_seconds(
-                [parsed], one
-            ).mean()  # packets of a mean step, as of the other: jitter decides nothing
+            step_s = one.step_seconds([parsed], one).mean()  # its mean packets, as of the other: jitter decides nothing
             other_s = one.step_seconds([parsed], Replay(results.path(than))).mean()
         except ValueError as error:
             results.complain(str(error))

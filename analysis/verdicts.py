@@ -165,6 +165,7 @@ def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
     level = 1 - (1 - confidence) / len(decisive)
     against = [one for one in (_at(one, level) for one in decisive) if one.verdict == "contradicted"]
     open_ones = [one for one in decisive if one.verdict != "supported"]
+    verdict: Verdict
     if against:
         verdict, shown = "contradicted", against[0]
         reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
@@ -176,7 +177,7 @@ def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
         closest = "" if len(decisive) == 1 else f"All {len(decisive)} comparisons say so; the closest: "
         reason = f"{closest}{_sentence(shown)}, {shown.side} {shown.threshold:g}."
     label = context.label if any(one.effects for one in tried) else ""
-    return Finding(claim, label, verdict, reason, tried, shown, confidence, ())  # type: ignore[arg-type]
+    return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
 
 
 def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
