@@ -418,7 +418,9 @@ def test_the_command_prints_verdicts_and_writes_them(tmp_path):
     assert done.exit_code == 0, done.output
     assert "supported    Models trained under strong TopK (10 % or less) need compression at inference." in done.output
     assert "to decide: for s in 0 1 2; do raysim train" in done.output
-    assert "1 supported, 0 contradicted, 9 undecided. Intervals of 95% over seeds, paired (Student's t)." in done.output
+    assert (
+        "1 supported, 0 contradicted, 9 undecided. Intervals of 95 % over seeds, paired (Student's t)." in done.output
+    )
     written = json.loads(file.read_text())
     assert [one["claim"] for one in written["findings"]] == [claim.name for claim in CLAIMS]
 
