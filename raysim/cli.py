@@ -279,9 +279,14 @@ def profile(
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report].")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report]."
+        ),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")] = "html",
+    form: Annotated[
+        str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
+    ] = "html",
     network: Networks = None,
 ) -> None:
     """Pictures and words of what runs and studies show: one page that needs nothing but a browser.

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: it opens without a script error, its controls work by mouse and keys, it fits a phone and paper."""
+"""The report's page in a real browser: no script errors, controls that work by mouse and keys, on a phone and on paper too."""
 
 import io
 import os
@@ -18,14 +18,18 @@ NETWORKS = ("100mbps", "1gbps", "free")
 @pytest.fixture(scope="module")
 def browser():
     """Return the system's Chromium, without a window."""
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
     if found is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         as_root = os.geteuid() == 0  # its sandbox does not work for root
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"] if as_root else [], timeout=60_000)
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"] if as_root else [], timeout=60_000
+        )
         yield browser
         browser.close()
 
@@ -53,7 +57,10 @@ def opened(browser, report):
         page = context.new_page()
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else wrong.append(request.url),
+        )
         page.goto(report[1].as_uri())
         page.wait_for_function("window.raysimReport !== undefined")
         return page
@@ -98,7 +105,9 @@ def test_every_figure_is_drawn_and_its_data_are_those_of_python(opened, report):
         assert list(theirs.columns) == list(mine.columns), figure.key
         for name in mine:
             if pd.api.types.is_numeric_dtype(mine[name]):
-                assert theirs[name].tolist() == pytest.approx(mine[name].astype(float).tolist(), rel=1e-5, nan_ok=True), figure.key
+                assert theirs[name].tolist() == pytest.approx(
+                    mine[name].astype(float).tolist(), rel=1e-5, nan_ok=True
+                ), figure.key
             else:
                 assert theirs[name].astype(str).tolist() == mine[name].astype(str).tolist(), figure.key
 
@@ -161,7 +170,9 @@ def test_it_can_be_used_without_a_mouse(opened):
     assert page.evaluate(hidden) == 0
     page.locator("#job1-runs thead button").first.focus()
     page.keyboard.press("Enter")
-    assert column(page, "job1-runs", 1) == sorted(column(page, "job1-runs", 1), key=lambda t: (int(t[7:].split("-")[0]), t))
+    assert column(page, "job1-runs", 1) == sorted(
+        column(page, "job1-runs", 1), key=lambda t: (int(t[7:].split("-")[0]), t)
+    )
 
 
 def test_it_fits_a_phone(opened):

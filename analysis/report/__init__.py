@@ -45,7 +45,20 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS) ->
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
     material = gather(results, {repr(one): one for one in known})
-    modules = (summary, tradeoff, quality, curves, links, decisions, gantt, importance, parallel, findings, runs, reproduce)
+    modules = (
+        summary,
+        tradeoff,
+        quality,
+        curves,
+        links,
+        decisions,
+        gantt,
+        importance,
+        parallel,
+        findings,
+        runs,
+        reproduce,
+    )
     sections = [module.section(material) for module in modules]
     priced = any(job.priced for job in material.jobs)
     return Page(
@@ -58,7 +71,9 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS) ->
     )
 
 
-def write_report(folder: Path | str, out: Path, *, form: str = "html", networks: Sequence[Network | str] = NETWORKS) -> Page:
+def write_report(
+    folder: Path | str, out: Path, *, form: str = "html", networks: Sequence[Network | str] = NETWORKS
+) -> Page:
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
     page = compose(folder, networks)
     if form == "html":

@@ -90,12 +90,11 @@ def _titles(runs: pd.DataFrame) -> pd.Series[str]:
     return words
 
 
-def _job(
-    key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]
-) -> Job:
+def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
     metric = LOSS if str(runs["data"].iloc[0]) in LANGUAGE else ACCURACY
     settings = [
-        _setting(str(name), rows, metric, prices, judged, networks) for name, rows in runs.groupby(_names(runs), sort=False)
+        _setting(str(name), rows, metric, prices, judged, networks)
+        for name, rows in runs.groupby(_names(runs), sort=False)
     ]
     settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
     return Job(key, title, metric, settings, runs, networks)
@@ -109,7 +108,9 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     for place, setting in enumerate(runs["setting"]):
         how = setting_of(runs.iloc[place])
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
-        words += [pair for pair in _pairs(str(setting)) if pair not in shared and pair.split("=")[0] not in COMPRESSION[:2]]
+        words += [
+            pair for pair in _pairs(str(setting)) if pair not in shared and pair.split("=")[0] not in COMPRESSION[:2]
+        ]
         names.append(" ".join(words))
     return pd.Series(names, runs.index)
 

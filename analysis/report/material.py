@@ -92,7 +92,7 @@ class Setting:
 
     @property
     def verdict(self) -> str:
-        """"safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
+        """ "safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
         return str(self.judged.get("verdict", ""))
 
 
@@ -131,7 +131,10 @@ class Job:
             )
             found[network] = {}
             for mode in MODES:
-                objectives = {"step_s": "minimize", f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize"}
+                objectives = {
+                    "step_s": "minimize",
+                    f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize",
+                }
                 rows = frontier(frame, objectives) if len(frame) else frame
                 found[network][mode] = [self.priced[place] for place in rows.index]
         return found

@@ -65,8 +65,18 @@ def _panel(job: Job, kind: str, direction: str, settings: list[Setting]) -> Pane
         colour, symbol = LOOKS[mode]
         mixed = [one for one in settings if one not in alone]
         for name, chosen, look, form in (
-            (f"compression {mode}, both directions compressed", mixed, Style(colour, symbol, faint=bool(alone)), "points"),
-            (f"compression {mode}, other direction dense", alone, Style(colour, symbol, "solid" if mode == "on" else "dash"), "marked"),
+            (
+                f"compression {mode}, both directions compressed",
+                mixed,
+                Style(colour, symbol, faint=bool(alone)),
+                "points",
+            ),
+            (
+                f"compression {mode}, other direction dense",
+                alone,
+                Style(colour, symbol, "solid" if mode == "on" else "dash"),
+                "marked",
+            ),
         ):
             if chosen:
                 ordered = sorted(chosen, key=lambda one: strength(getattr(one, direction), kind) or 0.0)
