@@ -182,7 +182,22 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
     price = {network: Spread(step_s, 0.0, 3) for network in NETWORKS}
     faster = {network: Spread(speedup if speedup is not None else 1.0 / step_s, 0.0, 3) for network in NETWORKS}
     return Setting(
-        name, name, "Identity", dense, (name,), 0, 6, 10.0, 100.0, quality, name, price, faster, {"verdict": verdict}
+        name,
+        name,
+        "Identity",
+        dense,
+        (name,),
+        3,
+        0,
+        6,
+        10.0,
+        100.0,
+        quality,
+        name,
+        (),
+        price,
+        faster,
+        {"verdict": verdict},
     )
 
 
@@ -311,6 +326,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         ((tmp_path / "none",), f"There is no folder {tmp_path / 'none'}."),
         ((tmp_path / "empty",), f"There is no run in {tmp_path / 'empty'}: no folder there has a run.parquet."),
         ((runs, "--format", "pdf"), "`--format` must be html or md, but got 'pdf'."),
+        ((runs, "--compute", "gpu"), "`--compute` must be wall or cpu, but got 'gpu'."),
         (
             (runs, "--format", "md", "--out", tmp_path / "file"),
             f"`--out` must be a folder with --format md, but {tmp_path / 'file'} is a file.",

@@ -65,7 +65,7 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
     timelines: list[dict[str, Timeline]] = []
     for setting in settings:
         assert setting.priced is not None
-        replay = Replay(material.results.path(setting.priced))
+        replay = Replay(material.results.path(setting.priced), compute=material.compute)
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
         timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})

@@ -20,6 +20,7 @@ from analysis.plots import Axis, ByNetwork, Figure, Scaled, Series
 from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
 
 FEW_ROWS = 12  # need no filter
+MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
 
 
 def write_html(page: Page) -> str:
@@ -131,7 +132,9 @@ class _Writer:
     def _text(self, block: Text) -> str:
         inner = self._changing(block.text)
         if block.kind == "code":
-            return f'<pre tabindex="0"><code>{inner}</code></pre>'
+            lines = str(block.text).count("\n") + 1
+            code = f'<pre tabindex="0"><code>{inner}</code></pre>'
+            return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
     def _changing(self, text: str | ByNetwork, *, code: bool = False) -> str:

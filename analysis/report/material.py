@@ -69,6 +69,7 @@ class Setting:
     backward: str
     dense: bool
     runs: tuple[str, ...]
+    seeds: int
     diverged: int
     steps: int
     wire_bytes: float
@@ -78,6 +79,8 @@ class Setting:
     """By mode: with compression "on" and "off" in the last evaluation."""
     priced: str | None
     """The first run that could be priced."""
+    notes: Sequence[str]
+    """What its recording leaves open."""
     step_s: Mapping[str, Spread]
     """By network; empty where no run could be priced."""
     speedup: Mapping[str, Spread]
@@ -172,4 +175,6 @@ class Material:
     """By name, in the order of the control on the page."""
     network: str
     """The one that is chosen at first."""
+    compute: str = "wall"
+    """Which seconds of compute count, as for `Replay`."""
     jobs: Sequence[Job] = ()

@@ -47,6 +47,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         [_row(job, network) for network in material.networks],
         current=0,
     )
+    yield from (Text(f"Of the recording of `{job.dense.name}`: {note}", "note") for note in job.dense.notes)
     undecided = sum(one.verdict == "undecided" for one in job.settings)
     within = next((one.judged.get("within") for one in job.settings if one.judged), None)
     if within is not None:
@@ -70,7 +71,7 @@ def _what(job: Job) -> str:
     """Return what was run."""
     runs = sum(len(one.runs) for one in job.settings)
     diverged = sum(one.diverged for one in job.settings)
-    seeds = sorted({len(one.runs) for one in job.settings})
+    seeds = sorted({one.seeds for one in job.settings})
     spread = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     each = f"{spread} seed{'s' if seeds[-1] > 1 else ''} each"
     text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
@@ -140,7 +141,7 @@ def _row(job: Job, network: str) -> list[Cell]:
     chosen = job.recommended(network)
     assert chosen is not None
     assert job.dense is not None
-    seeds = plural(chosen.quality["on"].seeds, "seed")
+    seeds = plural(chosen.seeds, "seed")
     evidence = _short_why(job, network) if chosen.dense else f"{chosen.verdict}: {harm(chosen)}, {seeds}"
     return [
         Cell(network),

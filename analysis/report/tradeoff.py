@@ -86,7 +86,7 @@ def _figure(job: Job, material: Material) -> Figure:
 def _table(job: Job, material: Material) -> Table:
     """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN)
+    even = break_even(runs, BREAK_EVEN, compute=material.compute)
     rows = []
     for setting in job.named:
         judged = setting.judged
@@ -96,7 +96,7 @@ def _table(job: Job, material: Material) -> Table:
         rows.append(
             [
                 Cell(setting.name, code=True),
-                Cell(str(len(setting.runs)), len(setting.runs)),
+                Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
                 Cell(f"{setting.factor:.2f}", setting.factor),
                 Cell("" if setting.dense else below(bps), bps),
@@ -154,7 +154,7 @@ def described(setting: Setting) -> str:
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
     return (
-        f"{setting.name} ({plural(len(setting.runs), 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
+        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
         f"compression factor {setting.factor:.2f}"
     )
 
