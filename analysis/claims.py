@@ -131,8 +131,10 @@ class Claim:
     """Whether it is about the mean over its comparisons, rather than about each of them."""
     language: bool = False
     """Whether it is about language models alone."""
-    recipe: str = "digits-cnn"
-    """What to train where nothing is recorded."""
+    num_replicas: int = 1
+    """Replicas that the examples need at least."""
+    recipe: tuple[str, ...] = ("digits-cnn",)
+    """What to train where nothing is recorded, and changes to it."""
 
 
 def _gradients_milder(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -314,14 +316,16 @@ CLAIMS: tuple[Claim, ...] = (
         (_both_ways("TopK(0.1)"),),
         pooled=True,
         language=True,
-        recipe="topics-gpt",
+        recipe=("topics-gpt",),
     ),
     Claim(
         "gravac",
         "GraVAC keeps dense quality at far fewer bytes.",
         GRAVAC,
         _gravac,
-        (),
+        (Setting(replica_gradient="GraVAC(10.0, 1000.0, window=50)"),),
+        num_replicas=2,
+        recipe=("digits-cnn", "num_replicas=2"),
     ),
     Claim(
         "lazy-error-propagation",

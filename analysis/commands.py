@@ -17,7 +17,7 @@ from analysis.settings import COMPRESSION, NO_SETTING
 
 
 def train_commands(
-    results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]], recipe: str
+    results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]], recipe: tuple[str, ...]
 ) -> list[str]:
     """Return a command a setting that trains it at the seeds wanted, in folders of their own beside what was loaded.
 
@@ -43,14 +43,14 @@ def train_commands(
     return commands
 
 
-def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: str) -> tuple[str, list[str]]:
+def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, ...]) -> tuple[str, list[str]]:
     """Return a recipe and the changes to it that give a recorded configuration, compression and seed apart."""
     if like is None:
-        return recipe, []
+        return recipe[0], list(recipe[1:])
     from raysim.config import ConfigError, read_config, recipe_names
 
     name = str(like.get("name"))
-    for base in sorted(recipe_names(), key=lambda known: (known != name, known != recipe)):
+    for base in sorted(recipe_names(), key=lambda known: (known != name, known != recipe[0])):
         changes = [
             f"{key}={_toml(value)}"
             for key, value in _differing(like, keys, read_config(base).flat()).items()

@@ -15,16 +15,11 @@ from analysis.notations import Method, read_method
 from analysis.results import FINISHED, Results
 from analysis.settings import COMPRESSION, DENSE, NO_SETTING, differing
 
-LANGUAGE = (
-    "text",
-    "topics",
-    "wikitext2",
-)  # data sets of text, whose quality is the loss; of all others it is the accuracy
+# Data sets of text, whose quality is the loss; of all others it is the accuracy.
+LANGUAGE = ("text", "topics", "wikitext2")
 METRICS = ("accuracy", "loss")
-MARGINS = {
-    "accuracy": 0.5,
-    "loss": 1.0,
-}  # what is said to do no harm: half a point of accuracy, or one per cent of the loss
+# What is said to do no harm: half a point of accuracy, or one per cent of the loss.
+MARGINS = {"accuracy": 0.5, "loss": 1.0}
 UNITS = {"accuracy": "points of accuracy", "loss": "% of loss"}
 
 Mode = Literal["on", "off"]
@@ -65,6 +60,7 @@ class Context:
     margin: float = MARGINS["accuracy"]
     """What does no harm, in `unit`."""
     language: bool = False
+    num_replicas: int = 1
     measures: Measures = field(default_factory=lambda: Measures())
 
     @cached_property
@@ -106,8 +102,7 @@ def contexts(
 
     A diverged run counts as untrained: accuracy 0, and the loss of its first step. `quality` is "accuracy", "loss", or
     "auto": the loss of language models and the accuracy of all others; `margin` is what of it does no harm, half a point or one
-    per cent where not given. Runs without a final evaluation are named in the
-    problems of `results`.
+    per cent where not given. Runs without a final evaluation are named in the problems of `results`.
     """
     if quality not in ("auto", *METRICS):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(METRICS)}, but got {quality!r}.")
@@ -124,7 +119,8 @@ def contexts(
             language = str(mine["data"].iloc[0]) in LANGUAGE if "data" in mine else False
             metric = ("loss" if language else "accuracy") if quality == "auto" else quality
             limit = MARGINS[metric] if margin is None else margin
-            found.append(Context(_label(mine.iloc[0], runs, keys), rows, metric, limit, language, measures))
+            replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
+            found.append(Context(_label(mine.iloc[0], runs, keys), rows, metric, limit, language, replicas, measures))
     return sorted(found, key=lambda context: context.label)
 
 
@@ -196,7 +192,7 @@ def _measures(results: Results, network: str) -> Measures:
     def slowdown(run: str, than: str) -> float:
         try:
             one = Replay(results.path(run))
-            step_s = one.step_seconds([parsed]).mean()
+            step_s = one.step_seconds([parsed], one).mean()  # its mean packets, as of the other: jitter decides nothing
             other_s = one.step_seconds([parsed], Replay(results.path(than))).mean()
         except ValueError as error:
             results.complain(str(error))

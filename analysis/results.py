@@ -28,6 +28,7 @@ from raysim.records import SCHEMA_VERSION, SCHEMAS
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
+NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
 FINISHED = ("finished", "diverged")  # what is over, and has all its records
 
 
@@ -47,7 +48,7 @@ def load(*folders: str | Path) -> Results:
     found = find(roots)
     problems: list[str] = []
     runs, keys = _read_runs(found, problems)
-    kept = {name: path for name, path in found.runs.items() if name in set(runs["run"])}
+    kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs)
@@ -139,8 +140,11 @@ class Results:
         files = {name: path / "trials.parquet" for name, path in self._found.studies.items()}
         there = {name: file for name, file in files.items() if file.is_file()}
         read = read_whole(list(there.values()))
-        self.problems += [table for table in read if isinstance(table, str)]
-        self.problems += [f"The study in {files[name].parent} has no trials yet." for name in files.keys() - there]
+        for sentence in read:
+            if isinstance(sentence, str):
+                self.complain(sentence)
+        for name in sorted(files.keys() - there):
+            self.complain(f"The study in {files[name].parent} has no trials yet.")
         good = [(name, table) for name, table in zip(there, read, strict=True) if not isinstance(table, str)]
         return stack([table for _, table in good], "folder", [name for name, _ in good])
 
@@ -153,7 +157,7 @@ class Results:
         try:
             written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
         except (KeyError, OSError, ValueError) as error:
-            self.problems.append(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
+            self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
         given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
         return {name: given.get(name, natural_direction(name)) for name in names}
 
@@ -174,7 +178,7 @@ class Results:
         for column in wanted:
             if column not in schema.names:
                 raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
-        condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
+        condition = _condition(where, schema)
         runs = pa.array(list(files), pa.string())
         parts = [
             _labelled(batch, runs, source[file]) for file, batch in self._batches(source, schema, wanted, condition)
@@ -226,6 +230,19 @@ def _scan(
             yield tagged.fragment.path, tagged.record_batch
 
 
+def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
+    """Return the rows asked for as an expression, tried on no rows: a wrong one is no file's fault."""
+    try:
+        condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
+        ds.dataset(schema.empty_table()).to_table(filter=condition)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise AnalysisError(
+            f"`where` must be a condition on {', '.join(schema.names)}, but got {where!r}: {reason}."
+        ) from None
+    return condition
+
+
 def _labelled(batch: pa.RecordBatch, runs: pa.Array, place: int) -> pa.RecordBatch:
     """Return the rows with the run that they are of before them, and texts as categories."""
     index = pa.array(np.full(batch.num_rows, place, np.int32))
@@ -240,11 +257,15 @@ def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
 
 def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return a row a run that can be read, and the keys of the configuration among its columns."""
-    read = read_whole([path / "run.parquet" for path in found.runs.values()])
-    problems += [table for table in read if isinstance(table, str)]
-    good = {
-        name: table for name, table in zip(found.runs, read, strict=True) if not isinstance(table, str) and len(table)
-    }
+    files = [path / "run.parquet" for path in found.runs.values()]
+    good = {}
+    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
+        if isinstance(table, str):
+            problems.append(table)
+        elif lacking := [column for column in NEEDED if column not in table.column_names]:
+            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+        elif len(table):
+            good[name] = table
     keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
     study = [found.study_of.get(name) for name in frame["run"]]
@@ -252,11 +273,11 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[st
     frame.insert(1, "study", pd.Series(study, dtype="str"))
     frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
     frame.insert(3, "setting", setting_texts(frame, keys))
-    if "status" not in frame:
-        frame["status"] = pd.Series([None] * len(frame), dtype="str")
-    if {"wire_bytes", "dense_bytes"} <= set(frame):
-        sent = frame["wire_bytes"].astype("float64")
-        frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
+    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
+        if column not in frame:
+            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    sent = frame["wire_bytes"].astype("float64")
+    frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
     return frame, keys
 
 
@@ -273,12 +294,10 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
     counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
     if not over.any():
         return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
-    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they count only where that is said."]
+    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
 
 
 def _other_schemas(runs: pd.DataFrame) -> list[str]:
-    if "schema_version" not in runs:
-        return []
     other = runs["schema_version"][runs["schema_version"] != SCHEMA_VERSION]
     if other.empty:
         return []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-READERS = 4  # files opened at once
 
 _NUMPY_HAS_NO_NULL: dict[pa.DataType, Any] = {
     pa.bool_(): pd.BooleanDtype(),
@@ -30,14 +27,13 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 def read_whole(files: Sequence[Path]) -> list[pa.Table | str]:
     """Return each file's table, or in one sentence why it cannot be read; a file that is gone meanwhile is one of those."""
-    with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(_read, files))
+    return [_read(file) for file in files]  # one after the other: threads would wait for each other at such small files
 
 
 def _read(file: Path) -> pa.Table | str:
     try:
-        with pq.ParquetFile(file) as parquet:
-            return parquet.read(use_threads=False).replace_schema_metadata()
+        content = pa.BufferReader(file.read_bytes())
+        return pq.ParquetFile(content).read(use_threads=False).replace_schema_metadata()
     except (OSError, pa.ArrowException) as error:
         return unreadable(file, error)
 

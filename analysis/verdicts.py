@@ -143,6 +143,7 @@ def findings(
         fitting = [place for place in places if place.language or not claim.language]
         told = [place for place in fitting if any(claim.contrasts(place, place.settings))]
         if not told:  # the context of most runs is the one to go on in
+            fitting = [place for place in fitting if place.num_replicas >= claim.num_replicas]
             told = sorted(fitting, key=lambda place: -len(place.rows))[:1] or [_nothing(claim, quality, margin)]
         for place in told:
             tested = judge(claim, place, confidence)
@@ -164,6 +165,7 @@ def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
     level = 1 - (1 - confidence) / len(decisive)
     against = [one for one in (_at(one, level) for one in decisive) if one.verdict == "contradicted"]
     open_ones = [one for one in decisive if one.verdict != "supported"]
+    verdict: Verdict
     if against:
         verdict, shown = "contradicted", against[0]
         reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
@@ -175,7 +177,7 @@ def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
         closest = "" if len(decisive) == 1 else f"All {len(decisive)} comparisons say so; the closest: "
         reason = f"{closest}{_sentence(shown)}, {shown.side} {shown.threshold:g}."
     label = context.label if any(one.effects for one in tried) else ""
-    return Finding(claim, label, verdict, reason, tried, shown, confidence, ())  # type: ignore[arg-type]
+    return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
 
 
 def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
@@ -306,7 +308,8 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
             wanted.setdefault(setting, set()).update(seeds)
     reason = finding.reason
     if hopeless:
-        reason += f" More than {MOST_SEEDS} seeds would be needed for {hopeless} of them: too close to the threshold to matter."
+        what = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
+        reason += f" More than {MOST_SEEDS} seeds would be needed for {what}: the effect is near the threshold for its spread."
     commands = train_commands(results, context, wanted, finding.claim.recipe)
     return replace(finding, reason=reason, commands=tuple(commands))
 

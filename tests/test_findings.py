@@ -43,7 +43,7 @@ def context_of(
             values |= {"loss_on": 2 - values["accuracy_on"], "loss_off": 2 - values["accuracy_off"]}
             rows.append({"run": f"{place}-s{seed}", "setting": setting, "seed": seed, **values})
     margin = {"accuracy": 0.5, "loss": 1.0}[metric]
-    return Context("made", pd.DataFrame(rows), metric, margin, language, measures or Measures())
+    return Context("made", pd.DataFrame(rows), metric, margin, language, measures=measures or Measures())
 
 
 def both(text):
@@ -264,6 +264,11 @@ def test_findings_name_runs_and_what_to_run(tmp_path):
     assert found["gradients-milder"].runs == ()
     assert command.startswith("for s in 0 1 2; do raysim train digits-cnn ")
     assert command.endswith(f"seed=$s --out {tmp_path}/TopK-0.5-TopK-0.1-s$s; done")
+    gravac = found["gravac"].commands
+    assert [shlex.split(command)[7:11] for command in gravac] == [
+        ["raysim", "train", "digits-cnn", "num_replicas=2"],
+        ["raysim", "train", "digits-cnn", "num_replicas=2"],
+    ]  # of one replica, none could do
     frame = findings_frame(found.values())
     assert frame["claim"].tolist() == list(found)
     assert str(frame["effect"].dtype) == "float64"
@@ -336,7 +341,7 @@ def test_other_measures_are_those_of_the_records(tmp_path):
 
     one, dense = Replay(tmp_path / "sparse"), Replay(tmp_path / "dense")
     network = parse_network("10mbps")
-    seconds = one.step_seconds([network]).mean() / one.step_seconds([network], dense).mean()
+    seconds = one.step_seconds([network], one).mean() / one.step_seconds([network], dense).mean()
     assert context.measures.slowdown("sparse", "dense") == pytest.approx(100 * (seconds - 1))
     assert context.measures.slowdown("dense", "dense") == 0
 

@@ -7,6 +7,7 @@ import sys
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -170,6 +171,11 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
         results.table("evals", ["mood"])
     assert str(error.value).startswith("`columns` of evals must be of step, mode, batchnorm,")
     assert str(error.value).endswith("but got 'mood'.")
+    for where in ([("mood", "==", 1)], pc.field("step") == "three", [("step", "near", 3)], "step > 3"):
+        with pytest.raises(AnalysisError) as error:
+            results.table("evals", where=where)
+        assert str(error.value).startswith("`where` must be a condition on step, mode, batchnorm,")
+    assert not results.problems
     with pytest.raises(AnalysisError) as error:
         results.path("elsewhere")
     assert str(error.value) == "There is no run 'elsewhere' among these 4."
@@ -183,7 +189,7 @@ def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     write_run(tmp_path / "whole")
     (tmp_path / "killed" / "parts" / f".steps-00001.parquet.{os.getpid()}").write_bytes(b"half")
     results = load(tmp_path)
-    assert results.problems == ["1 of 2 runs are not finished (1 running): they count only where that is said."]
+    assert results.problems == ["1 of 2 runs are not finished (1 running): they are shown, but not compared."]
     assert results.steps["run"].value_counts().to_dict() == {"killed": 4, "whole": 4}
     assert not any("part" in problem for problem in results.problems)
 
@@ -223,6 +229,17 @@ def test_schemas_of_several_versions_go_together(tmp_path):
     assert results.runs["mood"].isna().tolist() == [False, True]
     assert results.runs["error"].isna().tolist() == [False, True]
     assert results.evals.columns.tolist() == ["run", *SCHEMAS["evals"].names]
+
+
+def test_a_run_of_somebody_else_is_left_out(tmp_path):
+    write_run(tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    pq.write_table(pa.table({"loss": [1.0], "status": ["done"]}), tmp_path / "theirs" / "run.parquet")
+    results = load(tmp_path)
+    assert results.runs["run"].tolist() == ["ours"]
+    assert results.problems == [
+        f"{tmp_path}/theirs/run.parquet is left out: it is no run of raysim's, since it lacks schema_version, seed."
+    ]
 
 
 def test_columns_of_two_types_are_written_as_text(tmp_path):
