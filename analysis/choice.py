@@ -56,11 +56,12 @@ def safe_set(
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
 
 
-def break_even(results: Results, network: Network | str = "1gbps") -> pd.DataFrame:
+def break_even(results: Results, network: Network | str = "1gbps", *, compute: str = "wall") -> pd.DataFrame:
     """Return a row a setting: the bandwidth below which its step is faster than with dense packets, all else of `network` kept.
 
     `break_even_bps` is the median over seeds, between `break_even_low_bps` and `break_even_high_bps`: 0 where it never pays,
-    infinity where it always does, missing where the network has no one bandwidth. Runs that cannot be priced are named in
+    infinity where it always does, missing where the network has no one bandwidth.
+    `compute` is as for `Replay`. Runs that cannot be priced are named in
     the problems of `results`.
     """
     chosen = parse_network(network) if isinstance(network, str) else network
@@ -73,7 +74,7 @@ def break_even(results: Results, network: Network | str = "1gbps") -> pd.DataFra
             found = []
             for seed in (seed for seed in runs.index if seed in dense.index):
                 try:
-                    one, other = (Replay(results.path(str(r.loc[seed, "run"]))) for r in (runs, dense))
+                    one, other = (Replay(results.path(str(r.loc[seed, "run"])), compute=compute) for r in (runs, dense))
                     bps = one.break_even_bps(other, chosen)
                 except ReplayError as error:
                     results.complain(str(error))

@@ -89,7 +89,11 @@ def _kind(method: Method) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one look. `kind`: points, line, marked (a line and its points), steps, bars (a value over a name) or spans (from `x`, `widths` long, in lane `y`)."""
+    """What is drawn in one look.
+
+    `kind`: "points", "line", "marked" (a line and its points), "steps", "bars" (a value over a name) or "spans" (from `x`,
+    `widths` long, in lane `y`).
+    """
 
     name: str
     x: Values | ByNetwork | Scaled
@@ -113,7 +117,7 @@ class Axis(NamedTuple):
     """"s", "B" or "%" (of a share): how numbers are written."""
     high: float | ByNetwork | None = None
     """Where the axis ends, beginning at 0; where its data do by default."""
-    ticks: Mapping[str, float] | ByNetwork = {}
+    ticks: Mapping[str, float] | ByNetwork | None = None
     """Texts at places, where the axis has some of its own."""
     order: Sequence[str] = ()
     """Of names: the first stands to the left, or on top."""
@@ -155,7 +159,9 @@ class Figure:
 
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return what is drawn, a row a point: for one network, or for all. Series that depend on none name none."""
-        return pd.DataFrame([row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)])
+        return pd.DataFrame(
+            [row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)]
+        )
 
 
 def networks_of(series: Series) -> list[str]:

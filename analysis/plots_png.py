@@ -32,7 +32,7 @@ LINES: dict[str, Any] = {
 PANEL_WIDTH = 3.4  # inches
 POINTS_PER_INCH = 110.0  # of a panel's height on the page
 CHARACTERS_PER_INCH = 15.0  # of the legend
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titleweight": "bold",
@@ -72,7 +72,9 @@ def write_png(figure: Figure, file: Path, network: str) -> None:
         if len(names) > 1:
             known = [series.name for series in names if series.name in handles]
             fitting = int(width * CHARACTERS_PER_INCH / (max(map(len, known)) + 6))
-            canvas.legend([handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1))
+            canvas.legend(
+                [handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1)
+            )
         canvas.savefig(file, dpi=200, metadata={"Software": None})
 
 
@@ -131,9 +133,9 @@ def _axis(axis: Any, limit: Any, of: Axis, network: str, *, named: bool = False)
         return
     if of.order:
         return
-    if of.log:
+    low, high = axis.get_data_interval()
+    if of.log and high > 2 * low > 0:
         axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
-        low, high = axis.get_view_interval()
         subs = (1, 2, 3, 4, 5, 6, 7, 8, 9) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,)
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_minor_formatter(NullFormatter())

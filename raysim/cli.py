@@ -340,13 +340,17 @@ def report(
         str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
     ] = "html",
     network: Networks = None,
+    compute: Annotated[
+        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages or runs shared cores.")
+    ] = "wall",
 ) -> None:
     """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
 
     For example: raysim report results -o report.html
     """
-    if form not in ("html", "md"):
-        _fail(f"`--format` must be html or md, but got {form!r}.", 2)
+    for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("wall", "cpu"))):
+        if value not in known:
+            _fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     networks = _networks(network) if network else None
     if not folder.is_dir():
         _fail(f"There is no folder {folder}.", 2)
@@ -362,7 +366,7 @@ def report(
 
     try:
         with console().status(f"reading {folder}"):
-            page = write_report(folder, target, form=form, networks=networks or NETWORKS)
+            page = write_report(folder, target, form=form, networks=networks or NETWORKS, compute=compute)
     except AnalysisError as error:
         _fail(str(error), 2)
     except OSError as error:

@@ -98,27 +98,26 @@ def make_study(runs, folder, count):
 
 def write_decisions(folder, steps=6):
     """Write decisions as GraVAC takes them into a run's folder, all replicas alike."""
-    rows = []
-    for step in range(steps):
-        for stage in range(2):
-            rows.append(
-                {
-                    "step": step,
-                    "where": "replica_gradient",
-                    "stage": stage,
-                    "layer": f"layer{stage}.weight",
-                    "method": "GraVAC(TopK, cf_min=10.0, cf_max=1000.0)",
-                    "branch": "candidate" if step % 2 else "minimum",
-                    "factor": 10.0 * (1 + step),
-                    "minimum": 10.0,
-                    "candidate": 20.0,
-                    "gain_minimum": 0.9,
-                    "gain_candidate": 0.8,
-                    "gain": 0.85 - step / 100,
-                    "event": "promote" if step == 3 else None,
-                    "reason": "gain <of> the candidate | above epsilon",
-                }
-            )
+    rows = [
+        {
+            "step": step,
+            "where": "replica_gradient",
+            "stage": stage,
+            "layer": f"layer{stage}.weight",
+            "method": "GraVAC(TopK, cf_min=10.0, cf_max=1000.0)",
+            "branch": "candidate" if step % 2 else "minimum",
+            "factor": 10.0 * (1 + step),
+            "minimum": 10.0,
+            "candidate": 20.0,
+            "gain_minimum": 0.9,
+            "gain_candidate": 0.8,
+            "gain": 0.85 - step / 100,
+            "event": "promote" if step == 3 else None,
+            "reason": "gain <of> the candidate | above epsilon",
+        }
+        for step in range(steps)
+        for stage in range(2)
+    ]
     write_table(pa.Table.from_pylist(rows, DECISIONS), folder / "decisions.parquet")
 
 

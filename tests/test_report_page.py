@@ -1,4 +1,4 @@
-"""The report's page in a real browser: it opens without a script error, its controls work by mouse and keys, it fits a phone and paper."""
+"""The report's page in a real browser: no script errors, controls that work by mouse and keys, on a phone and on paper too."""
 
 import io
 import os

@@ -20,8 +20,8 @@ from raysim.network.presets import parse_network
 __all__ = ["NETWORKS", "compose", "write_report"]
 
 
-def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS) -> Page:
-    """Return the report of the runs in a folder, at any depth, priced on networks.
+def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *, compute: str = "wall") -> Page:
+    """Return the report of the runs in a folder, at any depth, priced on networks; `compute` is as for `Replay`.
 
     Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
     """
@@ -44,8 +44,21 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS) ->
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
-    material = gather(results, {repr(one): one for one in known})
-    modules = (summary, tradeoff, quality, curves, links, decisions, gantt, importance, parallel, findings, runs, reproduce)
+    material = gather(results, {repr(one): one for one in known}, compute)
+    modules = (
+        summary,
+        tradeoff,
+        quality,
+        curves,
+        links,
+        decisions,
+        gantt,
+        importance,
+        parallel,
+        findings,
+        runs,
+        reproduce,
+    )
     sections = [module.section(material) for module in modules]
     priced = any(job.priced for job in material.jobs)
     return Page(
@@ -58,9 +71,16 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS) ->
     )
 
 
-def write_report(folder: Path | str, out: Path, *, form: str = "html", networks: Sequence[Network | str] = NETWORKS) -> Page:
+def write_report(
+    folder: Path | str,
+    out: Path,
+    *,
+    form: str = "html",
+    networks: Sequence[Network | str] = NETWORKS,
+    compute: str = "wall",
+) -> Page:
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
-    page = compose(folder, networks)
+    page = compose(folder, networks, compute=compute)
     if form == "html":
         from analysis.report.html import write_html
 

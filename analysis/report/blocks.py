@@ -36,7 +36,8 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `live` ones can be sorted and filtered on the page. `current` is the column that names a row's network."""
+    """A table. `live` ones can be sorted and filtered on the page. `current` is the column that names a row's network,
+    `verdict` the one that says whether it is "supported", "contradicted" or "undecided"."""
 
     key: str
     caption: str
@@ -44,6 +45,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     live: bool = False
     current: int | None = None
+    verdict: int | None = None
 
 
 class Heading(NamedTuple):

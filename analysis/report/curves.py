@@ -7,7 +7,21 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.plots import DENSE, GREY, Axis, ByNetwork, Figure, Panel, Scaled, Series, Style, finite, joined, style, thinned
+from analysis.plots import (
+    DENSE,
+    GREY,
+    Axis,
+    ByNetwork,
+    Figure,
+    Panel,
+    Scaled,
+    Series,
+    Style,
+    finite,
+    joined,
+    style,
+    thinned,
+)
 from analysis.report.blocks import Section
 from analysis.report.material import Job, Material, Setting
 
@@ -55,7 +69,8 @@ def _figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-curves",
         f"{job.title}: learning curves",
-        "The same curves against steps, bytes sent so far, and seconds on the chosen network (steps times its simulated step). Means over seeds; "
+        "The same curves against steps, bytes sent so far, and seconds on the chosen network (steps times its "
+        "simulated step). Means over seeds; "
         "grey lines are the settings that have no look of their own, black is dense.",
         panels,
         columns=3,
@@ -70,7 +85,9 @@ def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
         mine = [by_run[run] for run in setting.runs if run in by_run]
         if mine:
             whole = pd.concat(mine).groupby("step")
-            curve = whole[["sent_bytes"]].mean().assign(value=whole[column].mean(), sd=whole[column].std()).reset_index()
+            curve = (
+                whole[["sent_bytes"]].mean().assign(value=whole[column].mean(), sd=whole[column].std()).reset_index()
+            )
             found[setting.name] = curve
     return found
 
@@ -97,7 +114,11 @@ def _times(setting: Setting, curve: Curve, material: Material) -> Scaled:
 
 
 def _series(
-    job: Job, curves: Mapping[str, Curve], chosen: Mapping[str, Style], place: Callable[[Setting, Curve], Any], material: Material
+    job: Job,
+    curves: Mapping[str, Curve],
+    chosen: Mapping[str, Style],
+    place: Callable[[Setting, Curve], Any],
+    material: Material,
 ) -> list[Series]:
     named, faint = [], []
     for setting in job.settings:
@@ -130,7 +151,9 @@ def _faint(curves: list[tuple[Any, list[float | None], str]], material: Material
     if any(isinstance(x, Scaled) for x, _, _ in curves):
         places = ByNetwork(
             {
-                network: joined(([None if v is None else v * s.factors[network] for v in s.values], y, "") for s, y, _ in curves)[0]
+                network: joined(
+                    ([None if v is None else v * s.factors[network] for v in s.values], y, "") for s, y, _ in curves
+                )[0]
                 for network in material.networks
             }
         )

@@ -40,7 +40,11 @@ def section(material: Material) -> Section:
                 ]
                 blocks += [*figures, _table(job, rows)]
     if not blocks:
-        return Section("decisions", "Decisions over time", absent="No run here used an adaptive method, such as GraVAC: nothing was decided.")
+        return Section(
+            "decisions",
+            "Decisions over time",
+            absent="No run here used an adaptive method, such as GraVAC: nothing was decided.",
+        )
     return Section("decisions", "Decisions over time", blocks)
 
 
@@ -58,13 +62,16 @@ def _places(rows: pd.DataFrame) -> list[str]:
 def _figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
     places = list(dict.fromkeys(rows["place"]))
     panels = [
-        Panel("Factor sent", Axis("step", "step"), Axis("factor", "factor of values sent"), _lines(rows, places, "factor")),
+        Panel(
+            "Factor sent", Axis("step", "step"), Axis("factor", "factor of values sent"), _lines(rows, places, "factor")
+        ),
         Panel("Gain", Axis("step", "step"), Axis("gain", "gain of what was sent"), _lines(rows, places, "gain")),
     ]
     return Figure(
         f"{job.key}-decisions{number}",
         f"Decisions of {run}",
-        "Left, the compression factor of values that the method chose for each step: 1 is dense. Right, the gain that it reached: the share of the "
+        "Left, the compression factor of values that the method chose for each step: 1 is dense. Right, the gain "
+        "that it reached: the share of the "
         "squared norm that arrived. Points mark events.",
         panels,
     )
@@ -79,10 +86,15 @@ def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
             for row in mine.to_dict("records")
         ]
-        series.append(Series(place, mine["step"].tolist(), finite(mine[column]), style(number), kind="steps", labels=labels))
+        series.append(
+            Series(place, mine["step"].tolist(), finite(mine[column]), style(number), kind="steps", labels=labels)
+        )
     rest = rows[rows["place"].isin(places[MOST_LINES:])]
     if len(rest):
-        lines = [(part["step"].tolist(), finite(part[column]), str(place)) for place, part in rest.groupby("place", sort=False)]
+        lines = [
+            (part["step"].tolist(), finite(part[column]), str(place))
+            for place, part in rest.groupby("place", sort=False)
+        ]
         x, y, labels = joined(lines)
         series.insert(0, Series("other places", x, y, Style(faint=True), kind="steps", labels=labels))
     known = rows[rows["event"].notna()]

@@ -42,9 +42,14 @@ def section(material: Material) -> Section:
             large.append(job.title)
     absent = ""
     if large:
-        absent = f"A step of {', '.join(large)} has more than {MOST_ACTIONS} actions: `raysim replay RUN_DIR --trace step.json` draws it."
+        absent = (
+            f"A step of {', '.join(large)} has more than {MOST_ACTIONS} actions: "
+            "`raysim replay RUN_DIR --trace step.json` draws it."
+        )
     elif not figures:
-        absent = "It needs a run with profiled actions; there is none here: train with `profile_every_steps` of at least 1."
+        absent = (
+            "It needs a run with profiled actions; there is none here: train with `profile_every_steps` of at least 1."
+        )
     return Section("gantt", "A step of the pipeline", figures, absent)
 
 
@@ -60,7 +65,7 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
     timelines: list[dict[str, Timeline]] = []
     for setting in settings:
         assert setting.priced is not None
-        replay = Replay(material.results.path(setting.priced))
+        replay = Replay(material.results.path(setting.priced), compute=material.compute)
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
         timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})
@@ -69,7 +74,8 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
     return Figure(
         f"{job.key}-gantt",
         f"{job.title}: where a step's time goes",
-        "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of time: stages, then the packets on each link. Gaps are bubbles, or the "
+        "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of "
+        "time: stages, then the packets on each link. Gaps are bubbles, or the "
         "wait for a packet that is under way.",
         panels,
         columns=1,
@@ -87,7 +93,9 @@ def _panel(setting: Setting, timelines: Mapping[str, Timeline], longest: Mapping
     for kind, look in KINDS.items():
         of_kind = {network: [span for one, span in of if one == kind] for network, of in spans.items()}
         if any(of_kind.values()):
-            lane, start, width, label = (ByNetwork({n: [s[part] for s in of] for n, of in of_kind.items()}) for part in range(4))
+            lane, start, width, label = (
+                ByNetwork({n: [s[part] for s in of] for n, of in of_kind.items()}) for part in range(4)
+            )
             series.append(Series(kind, start, lane, look, kind="spans", widths=width, labels=label))
     time = Axis("start_s", "time", unit="s", high=ByNetwork(longest))
     return Panel(setting.name, time, Axis("lane", "", order=lanes), series, height=70 + 19 * len(lanes))

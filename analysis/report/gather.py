@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,20 +20,28 @@ from analysis.results import FINISHED, Results
 from analysis.settings import COMPRESSION
 from raysim.network.network import Network
 
-Prices = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By run: `step_s`, and `speedup` over the same compute with dense packets where there is a dense run; each by network."""
+
+class Price(NamedTuple):
+    """What a step of one run takes, by network, and over the same compute with dense packets, where there is a dense run."""
+
+    step_s: Mapping[str, float]
+    speedup: Mapping[str, float]
+    notes: Sequence[str]
+
+
+Prices = Mapping[str, Price]
 Judged = Mapping[str, Mapping[str, Any]]  # the row of `safe_set`, by run
 
 
-def gather(results: Results, networks: Mapping[str, Network]) -> Material:
+def gather(results: Results, networks: Mapping[str, Network], compute: str = "wall") -> Material:
     """Return what the sections draw on."""
     names = list(networks)
-    material = Material(results, networks, FIRST if FIRST in networks else names[0])
+    material = Material(results, networks, FIRST if FIRST in networks else names[0], compute)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
     if not len(ended):
         return material
     chosen = results.select(ended)
-    prices = _prices(chosen, networks)
+    prices = _prices(chosen, networks, compute)
     judged = _judged(chosen)
     jobs = [
         _job(f"job{number}", str(title), rows, prices, judged, names)
@@ -42,7 +50,7 @@ def gather(results: Results, networks: Mapping[str, Network]) -> Material:
     return replace(material, jobs=jobs)
 
 
-def _prices(results: Results, networks: Mapping[str, Network]) -> Prices:
+def _prices(results: Results, networks: Mapping[str, Network], compute: str) -> Prices:
     """Return what a step of each run takes; a run that cannot be priced is left out, and named in the problems."""
     chosen = list(networks.values())
     partners = dense_partners(results)
@@ -50,15 +58,16 @@ def _prices(results: Results, networks: Mapping[str, Network]) -> Prices:
     found = {}
     for run in results.runs["run"].astype(str):
         try:
-            one = dense[run] if run in dense else Replay(results.path(run))
+            one = dense[run] if run in dense else Replay(results.path(run), compute=compute)
             step_s = one.step_seconds(chosen).mean(axis=1)
             rows = {"step_s": step_s}
             if run in partners:
                 other = partners[run]
                 if other not in dense:
-                    dense[other] = one if other == run else Replay(results.path(other))
+                    dense[other] = one if other == run else Replay(results.path(other), compute=compute)
                 rows["speedup"] = one.step_seconds(chosen, dense[other]).mean(axis=1) / step_s
-            found[run] = {name: dict(zip(networks, values.tolist(), strict=True)) for name, values in rows.items()}
+            by_network = {name: dict(zip(networks, values.tolist(), strict=True)) for name, values in rows.items()}
+            found[run] = Price(by_network["step_s"], by_network.get("speedup", {}), one.notes)
         except ReplayError as error:
             results.complain(str(error))
     return found
@@ -90,12 +99,11 @@ def _titles(runs: pd.DataFrame) -> pd.Series[str]:
     return words
 
 
-def _job(
-    key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]
-) -> Job:
+def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
     metric = LOSS if str(runs["data"].iloc[0]) in LANGUAGE else ACCURACY
     settings = [
-        _setting(str(name), rows, metric, prices, judged, networks) for name, rows in runs.groupby(_names(runs), sort=False)
+        _setting(str(name), rows, metric, prices, judged, networks)
+        for name, rows in runs.groupby(_names(runs), sort=False)
     ]
     settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
     return Job(key, title, metric, settings, runs, networks)
@@ -109,7 +117,9 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     for place, setting in enumerate(runs["setting"]):
         how = setting_of(runs.iloc[place])
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
-        words += [pair for pair in _pairs(str(setting)) if pair not in shared and pair.split("=")[0] not in COMPRESSION[:2]]
+        words += [
+            pair for pair in _pairs(str(setting)) if pair not in shared and pair.split("=")[0] not in COMPRESSION[:2]
+        ]
         names.append(" ".join(words))
     return pd.Series(names, runs.index)
 
@@ -137,14 +147,16 @@ def _setting(
         backward=how.backward,
         dense=how == How(),
         runs=tuple(runs["run"].astype(str)),
+        seeds=int(runs["seed"].nunique()),
         diverged=int((runs["status"] == "diverged").sum()),
         steps=int(done.max()),
         wire_bytes=float((runs["wire_bytes"].astype(float) / done).mean()),
         dense_bytes=float((runs["dense_bytes"].astype(float) / done).mean()),
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
         priced=next(iter(mine), None),
-        step_s=_by_network([one["step_s"] for one in mine.values()], networks),
-        speedup=_by_network([one["speedup"] for one in mine.values() if "speedup" in one], networks),
+        notes=next(iter(mine.values())).notes if mine else (),
+        step_s=_by_network([one.step_s for one in mine.values()], networks),
+        speedup=_by_network([one.speedup for one in mine.values() if one.speedup], networks),
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
     )
 

@@ -19,6 +19,9 @@ from typing import Any
 from analysis.plots import Axis, ByNetwork, Figure, Scaled, Series
 from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
 
+FEW_ROWS = 12  # need no filter
+MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
+
 
 def write_html(page: Page) -> str:
     """Return the page."""
@@ -80,7 +83,7 @@ class _Writer:
 <main id="main" tabindex="-1">
 <h1>{escape(page.title)}</h1>
 <p class="subtitle">{escape(page.subtitle)}</p>
-<noscript><p class="problem">Figures, and times on other networks than {escape(page.network)}, need JavaScript; text and tables do not.</p></noscript>
+<noscript><p class="problem">Figures, and times on other networks than {escape(page.network)}, need JavaScript.</p></noscript>
 {self._problems()}
 {body}
 </main>
@@ -108,7 +111,10 @@ class _Writer:
         if not self.page.problems:
             return ""
         items = "".join(f"<li>{_prose(one)}</li>" for one in self.page.problems)
-        return f'<section class="problem" aria-labelledby="problems"><h2 id="problems">Not in this report</h2><ul>{items}</ul></section>'
+        return (
+            '<section class="problem" aria-labelledby="problems"><h2 id="problems">Not in this report</h2>'
+            f"<ul>{items}</ul></section>"
+        )
 
     def _section(self, section: Section) -> str:
         blocks = "\n".join(self._block(block) for block in section.blocks)
@@ -126,7 +132,9 @@ class _Writer:
     def _text(self, block: Text) -> str:
         inner = self._changing(block.text)
         if block.kind == "code":
-            return f'<pre tabindex="0"><code>{inner}</code></pre>'
+            lines = str(block.text).count("\n") + 1
+            code = f'<pre tabindex="0"><code>{inner}</code></pre>'
+            return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
     def _changing(self, text: str | ByNetwork, *, code: bool = False) -> str:
@@ -145,7 +153,7 @@ class _Writer:
             heads.append(f'<th scope="col"{kind}>{inner}</th>')
         rows = "\n".join(self._row(table, row) for row in table.rows)
         filter_ = ""
-        if table.live:
+        if table.live and len(table.rows) > FEW_ROWS:
             filter_ = (
                 f'<p class="filter"><label for="{table.key}-filter">Show rows with</label> '
                 f'<input id="{table.key}-filter" type="search" data-filter="{table.key}" autocomplete="off" spellcheck="false"> '
@@ -169,6 +177,8 @@ class _Writer:
         current = ""
         if table.current is not None:
             current = f' data-network="{escape(str(row[table.current].text))}"'
+        if table.verdict is not None:
+            current += f' class="verdict-{escape(str(row[table.verdict].value))}"'
         return f"<tr{current}>{''.join(cells)}</tr>"
 
     def _sorting(self, cell: Cell) -> str:
@@ -231,7 +241,7 @@ class _Writer:
         high: Any = axis.high
         if isinstance(high, ByNetwork):
             high = {"by": [_number(high.values[network]) for network in self.page.networks]}
-        return axis._asdict() | {"ticks": ticks, "high": high, "order": list(axis.order)}
+        return axis._asdict() | {"ticks": ticks or {}, "high": high, "order": list(axis.order)}
 
     def _values(self, values: Any) -> Any:
         if isinstance(values, ByNetwork):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.plots import Axis, Figure, Panel, Series, finite
@@ -33,7 +35,11 @@ def section(material: Material) -> Section:
         if len(links):
             blocks += [_figure(job, links), _table(job, links, material)]
     if not blocks:
-        return Section("links", "Bytes per link", absent="No run here has links that sent anything: pipelines of one stage have none.")
+        return Section(
+            "links",
+            "Bytes per link",
+            absent="No run here has links that sent anything: pipelines of one stage have none.",
+        )
     return Section("links", "Bytes per link", blocks)
 
 
@@ -45,22 +51,26 @@ def _links(job: Job, material: Material) -> pd.DataFrame:
         return rows
     rows = rows.assign(
         setting=[named[str(run)] for run in rows["run"]],
-        link=[name_of(boundary, str(direction)) for boundary, direction in zip(rows["boundary"], rows["direction"], strict=True)],
+        link=[
+            name_of(boundary, str(direction))
+            for boundary, direction in zip(rows["boundary"], rows["direction"], strict=True)
+        ],
     )
     groups = rows.groupby(["setting", "link"], sort=False, observed=True)
-    counts = rows.groupby(["setting", "link"], sort=False, observed=True)[["run", "step"]].apply(lambda part: len(part.drop_duplicates()))
+    counts = rows.groupby(["setting", "link"], sort=False, observed=True)[["run", "step"]].apply(
+        lambda part: len(part.drop_duplicates())
+    )
     found = groups[list(AMOUNTS)].sum().astype(float).div(counts, axis=0)  # a step's, over its replicas
     found["fidelity"] = groups["fidelity"].mean()
     found["codec"] = groups["codec"].agg(lambda values: " | ".join(dict.fromkeys(map(str, values))))
     return found.reset_index()
 
 
-def name_of(boundary: object, direction: str) -> str:
+def name_of(boundary: Any, direction: str) -> str:
     """Return a link in words: "0 → 1" forward, "0 ← 1" backward."""
     if direction not in ARROWS or boundary is None or repr(boundary) in ("<NA>", "nan"):
         return direction
-    assert isinstance(boundary, (int, float)) or hasattr(boundary, "__int__")
-    stage = int(boundary)  # type: ignore[call-overload]
+    stage = int(boundary)
     return f"{stage} {ARROWS[direction]} {stage + 1}"
 
 
@@ -90,14 +100,17 @@ def _figure(job: Job, links: pd.DataFrame) -> Figure:
 
 def _table(job: Job, links: pd.DataFrame, material: Material) -> Table:
     """Return the links of what is recommended somewhere, or else of the first that is compressed."""
-    recommended = [one for network in material.networks if (one := job.recommended(network)) is not None and not one.dense]
+    recommended = [
+        one for network in material.networks if (one := job.recommended(network)) is not None and not one.dense
+    ]
     compressed = recommended or [one for one in job.named if not one.dense] or list(job.named)
     order = {one.name: place for place, one in enumerate(dict.fromkeys(recommended) or compressed[:1])}
     rows = [row for row in links.to_dict("records") if row["setting"] in order]
     rows.sort(key=lambda row: order[row["setting"]])
     return Table(
         f"{job.key}-link-table",
-        f"{job.title}: a step's traffic by link, means over steps and seeds. Factor is dense over wire bytes; fidelity is 1 where what arrives is "
+        f"{job.title}: a step's traffic by link, means over steps and seeds. Factor is dense over wire bytes; "
+        "fidelity is 1 where what arrives is "
         "what was to be sent, and 0 where nothing of it does. The settings that are recommended on some network, or else the first.",
         COLUMNS,
         [

@@ -29,7 +29,8 @@ def _lines(page: Page) -> Iterator[str]:
     yield f"# {_plain(page.title)}"
     yield _plain(page.subtitle)
     if page.networks:
-        yield f"Times are for the network {page.network}, where no other is named; the CSV files have all of {', '.join(page.networks)}."
+        others = ", ".join(page.networks)
+        yield f"Times are for the network {page.network} where no other is named; the CSV files have all of {others}."
     if page.problems:
         yield "## Not in this report"
         yield "\n".join(f"- {_prose(one)}" for one in page.problems)
@@ -81,7 +82,9 @@ def _cell(cell: Cell, network: str) -> str:
 def _prose(text: str) -> str:
     """Return text of which Markdown sets nothing but `code`."""
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(part.replace("|", "\\|") if part.startswith("`") and len(part) > 2 else _plain(part) for part in parts)
+    return "".join(
+        part.replace("|", "\\|") if part.startswith("`") and len(part) > 2 else _plain(part) for part in parts
+    )
 
 
 def _plain(text: str) -> str:

@@ -69,6 +69,7 @@ class Setting:
     backward: str
     dense: bool
     runs: tuple[str, ...]
+    seeds: int
     diverged: int
     steps: int
     wire_bytes: float
@@ -78,6 +79,8 @@ class Setting:
     """By mode: with compression "on" and "off" in the last evaluation."""
     priced: str | None
     """The first run that could be priced."""
+    notes: Sequence[str]
+    """What its recording leaves open."""
     step_s: Mapping[str, Spread]
     """By network; empty where no run could be priced."""
     speedup: Mapping[str, Spread]
@@ -92,7 +95,7 @@ class Setting:
 
     @property
     def verdict(self) -> str:
-        """"safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
+        """ "safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
         return str(self.judged.get("verdict", ""))
 
 
@@ -131,7 +134,10 @@ class Job:
             )
             found[network] = {}
             for mode in MODES:
-                objectives = {"step_s": "minimize", f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize"}
+                objectives = {
+                    "step_s": "minimize",
+                    f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize",
+                }
                 rows = frontier(frame, objectives) if len(frame) else frame
                 found[network][mode] = [self.priced[place] for place in rows.index]
         return found
@@ -169,4 +175,6 @@ class Material:
     """By name, in the order of the control on the page."""
     network: str
     """The one that is chosen at first."""
+    compute: str = "wall"
+    """Which seconds of compute count, as for `Replay`."""
     jobs: Sequence[Job] = ()

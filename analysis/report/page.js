@@ -74,6 +74,7 @@
     if (!of.log) return { ...found, nticks: 6 };
     const known = values.filter((one) => one > 0);
     const [low, high] = [Math.min(...known), Math.max(...known)];
+    if (!(high > 2 * low)) return { ...found, nticks: 6 };
     const decades = Math.log10(high / low);
     const steps = decades < 0.9 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : decades < 2.2 ? [1, 2, 5] : [1];
     const places = [];
@@ -263,7 +264,7 @@
       row.hidden = !words.every((word) => text.includes(word));
       shown += !row.hidden;
     }
-    document.querySelector(`[data-count="${table.id}"]`).textContent = `${shown} of ${table.tBodies[0].rows.length}`;
+    document.querySelector(`[data-count="${CSS.escape(table.id)}"]`).textContent = `${shown} of ${table.tBodies[0].rows.length}`;
   }
 
   // --- the page --------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ def section(material: Material) -> Section:
     """Return a figure a job."""
     figures = [_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST]
     if not figures:
-        return Section("parallel", "Parallel coordinates", absent=f"They need {LEAST} settings or more of a job, with profiled actions.")
+        return Section(
+            "parallel",
+            "Parallel coordinates",
+            absent=f"They need {LEAST} settings or more of a job, with profiled actions.",
+        )
     return Section("parallel", "Parallel coordinates", figures)
 
 
@@ -41,7 +45,8 @@ def _figure(job: Job, material: Material) -> Figure:
                 (
                     list(range(len(of))),
                     [scale.places.get(setting.name) for scale in of],
-                    f"{setting.name}: " + ", ".join(f"{s.text.splitlines()[0]} {s.words.get(setting.name, 'none')}" for s in of[2:]),
+                    f"{setting.name}: "
+                    + ", ".join(f"{s.text.splitlines()[0]} {s.words.get(setting.name, 'none')}" for s in of[2:]),
                 )
                 for setting in settings
             )
@@ -58,7 +63,9 @@ def _figure(job: Job, material: Material) -> Figure:
                 labels=ByNetwork({network: labels for network, (_, _, labels) in lines.items()}),
             )
         )
-    ticks = ByNetwork({network: {scale.text: place for place, scale in enumerate(of)} for network, of in scales.items()})
+    ticks = ByNetwork(
+        {network: {scale.text: place for place, scale in enumerate(of)} for network, of in scales.items()}
+    )
     panel = Panel(
         "Settings across their quantities",
         Axis("quantity", "", ticks=ticks),
@@ -69,7 +76,8 @@ def _figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-parallel",
         f"{job.title}: all settings at once",
-        "A line is a setting; each quantity runs from its lowest value (below) to its highest, on a logarithm for bytes and seconds. Codecs are ordered by "
+        "A line is a setting; each quantity runs from its lowest value (below) to its highest, on a logarithm for "
+        "bytes and seconds. Codecs are ordered by "
         f"name. Switch kinds off above to follow the others; the table of runs has all {len(some)} quantities and more.",
         [panel],
         columns=1,
@@ -82,7 +90,10 @@ def _scales(job: Job, network: str) -> list[Scale]:
     numbers: Sequence[tuple[str, Mapping[str, float], bool]] = [
         ("bytes a step", {one.name: one.wire_bytes for one in settings}, True),
         ("step", {one.name: one.step_s[network].mean for one in settings}, True),
-        *((f"{job.metric.text} {mode}", {one.name: one.quality[mode].mean for one in settings}, False) for mode in MODES),
+        *(
+            (f"{job.metric.text} {mode}", {one.name: one.quality[mode].mean for one in settings}, False)
+            for mode in MODES
+        ),
     ]
     for text, values, log in numbers:
         known = {name: value for name, value in values.items() if math.isfinite(value) and (value > 0 or not log)}
@@ -90,7 +101,13 @@ def _scales(job: Job, network: str) -> list[Scale]:
             write = bytes_of if text.startswith("bytes") else seconds if text == "step" else job.metric.write
             low, high = min(known.values()), max(known.values())
             ends = f"{text}\n{write(low)} to {write(high)}"
-            found.append(Scale(ends, {n: _place(v, low, high, log) for n, v in known.items()}, {n: write(v) for n, v in known.items()}))
+            found.append(
+                Scale(
+                    ends,
+                    {n: _place(v, low, high, log) for n, v in known.items()},
+                    {n: write(v) for n, v in known.items()},
+                )
+            )
     return found
 
 

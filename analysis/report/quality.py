@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.notations import read_method
-from analysis.plots import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, finite
+from analysis.plots import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
 from analysis.report.blocks import Section
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.tradeoff import described
@@ -51,8 +51,8 @@ def _figure(job: Job) -> Figure | None:
     return Figure(
         f"{job.key}-quality",
         f"{job.title}: {job.metric.text} by density and bits",
-        "Points joined by a line change this direction alone and leave the other dense; the others compress both directions, so that "
-        "what they lose may be due to the other one. Means over seeds with bars of one standard deviation; the dashed line is dense.",
+        "Where the other direction is dense, what is lost is due to this one alone; points of one kind of codec are then joined. "
+        "Means over seeds with bars of one standard deviation; the dashed line is dense.",
         panels,
     )
 
@@ -65,8 +65,18 @@ def _panel(job: Job, kind: str, direction: str, settings: list[Setting]) -> Pane
         colour, symbol = LOOKS[mode]
         mixed = [one for one in settings if one not in alone]
         for name, chosen, look, form in (
-            (f"compression {mode}, both directions compressed", mixed, Style(colour, symbol, faint=bool(alone)), "points"),
-            (f"compression {mode}, other direction dense", alone, Style(colour, symbol, "solid" if mode == "on" else "dash"), "marked"),
+            (
+                f"compression {mode}, both directions compressed",
+                mixed,
+                Style(colour, symbol, faint=bool(alone)),
+                "points",
+            ),
+            (
+                f"compression {mode}, other direction dense",
+                alone,
+                Style(colour, symbol, "solid" if mode == "on" else "dash"),
+                "marked",
+            ),
         ):
             if chosen:
                 ordered = sorted(chosen, key=lambda one: strength(getattr(one, direction), kind) or 0.0)
@@ -76,7 +86,9 @@ def _panel(job: Job, kind: str, direction: str, settings: list[Setting]) -> Pane
                         [strength(getattr(one, direction), kind) for one in ordered],
                         finite(one.quality[mode].mean for one in ordered),
                         look,
-                        kind=form if len(chosen) > 1 else "points",
+                        kind=form
+                        if len(chosen) > 1 and len({family(getattr(one, direction)) for one in chosen}) == 1
+                        else "points",
                         errors=finite(one.quality[mode].sd for one in ordered),
                         labels=[described(one) for one in ordered],
                     )

@@ -20,7 +20,9 @@ def section(material: Material) -> Section:
     """Return the settings and versions of every job."""
     if not material.jobs:
         return Section("reproduce", "Settings and versions", absent="No run here is finished.")
-    return Section("reproduce", "Settings and versions", [block for job in material.jobs for block in _blocks(job, material)])
+    return Section(
+        "reproduce", "Settings and versions", [block for job in material.jobs for block in _blocks(job, material)]
+    )
 
 
 def _blocks(job: Job, material: Material) -> Iterator[Block]:
@@ -54,7 +56,8 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
 def recipe(row: dict[Any, Any], keys: Sequence[str]) -> str:
     """Return the keys of a run in TOML.
 
-    >>> print(recipe({"model": "gpt", "model.width": 64, "steps": 10, "optimizer.name": "adamw"}, ["model", "model.width", "steps", "optimizer.name"]))
+    >>> row = {"model": "gpt", "model.width": 64, "steps": 10, "optimizer.name": "adamw"}
+    >>> print(recipe(row, list(row)))
     model = { name = "gpt", width = 64 }
     steps = 10
     optimizer.name = "adamw"

@@ -46,7 +46,8 @@ def _table(job: Job, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
-        f"{job.title}: on and off are the {job.metric.text} of the last evaluation with compression on and off; the simulated step is on the chosen "
+        f"{job.title}: on and off are the {job.metric.text} of the last evaluation with compression on and off; the "
+        "simulated step is on the chosen "
         "network, mean of the setting's seeds; front says in which mode no other setting is both faster and better there.",
         COLUMNS,
         [_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],
@@ -66,7 +67,10 @@ def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) ->
         step = Cell(ByNetwork({network: seconds(value) for network, value in times.items()}), ByNetwork(times))
         front = Cell(
             ByNetwork(
-                {network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members) for network in material.networks}
+                {
+                    network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members)
+                    for network in material.networks
+                }
             )
         )
     return [

@@ -10,6 +10,7 @@ from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table,
 from analysis.report.material import WORTH, Job, Material, Setting
 from analysis.report.words import bytes_of, harm, plural, seconds
 
+GAIN = f"{100 * (WORTH - 1):.0f} %"
 COLUMNS = (
     Column("network"),
     Column("setting"),
@@ -39,19 +40,25 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         return
     yield Table(
         f"{job.key}-recommended",
-        f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least {WORTH - 1:.0%} faster. {job.metric.text.capitalize()} is that of the last "
+        f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least "
+        f"{GAIN} faster. {job.metric.text.capitalize()} is that of the last "
         "evaluation, mean ± standard deviation over seeds; a setting is written forward / backward.",
         COLUMNS,
         [_row(job, network) for network in material.networks],
         current=0,
     )
+    yield from (Text(f"Of the recording of `{job.dense.name}`: {note}", "note") for note in job.dense.notes)
     undecided = sum(one.verdict == "undecided" for one in job.settings)
     within = next((one.judged.get("within") for one in job.settings if one.judged), None)
     if within is not None:
         unit = next(one.judged.get("unit", "") for one in job.settings if one.judged)
         yield Text(
             f"Safe means: at most {within:g} {unit} worse than dense, at {_confidence(job):.0%} confidence over seeds. "
-            + (f"{plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell." if undecided else ""),
+            + (
+                f"{plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell."
+                if undecided
+                else ""
+            ),
             "note",
         )
 
@@ -64,9 +71,10 @@ def _what(job: Job) -> str:
     """Return what was run."""
     runs = sum(len(one.runs) for one in job.settings)
     diverged = sum(one.diverged for one in job.settings)
-    seeds = sorted({len(one.runs) for one in job.settings})
+    seeds = sorted({one.seeds for one in job.settings})
     spread = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {spread} seed{'s' if seeds[-1] > 1 else ''} each"
+    each = f"{spread} seed{'s' if seeds[-1] > 1 else ''} each"
+    text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
     if diverged:
         text += f"; {diverged} diverged"
     return text + ". Bytes are counted on what was sent; step times are the recorded actions, simulated on the network."
@@ -90,7 +98,8 @@ def _lead(job: Job, network: str) -> str:
         for mode in ("on", "off")
     )
     return (
-        f"On {network}, use `{chosen.name}`: {seconds(chosen.step_s[network].mean)} a step, {chosen.speedup[network].mean:.2f} times as fast as "
+        f"On {network}, use `{chosen.name}`: {seconds(chosen.step_s[network].mean)} a step, "
+        f"{chosen.speedup[network].mean:.2f} times as fast as "
         f"dense ({seconds(dense_s)}), with {chosen.factor:.1f} times fewer bytes. {job.metric.text.capitalize()}: {both}."
     )
 
@@ -98,13 +107,18 @@ def _lead(job: Job, network: str) -> str:
 def _why_dense(job: Job, network: str) -> str:
     faster = _faster(job, network)
     if not faster:
-        return f"No setting that was tried is {WORTH - 1:.0%} faster or more here."
-    best = max((one for one in faster if one.verdict == "undecided"), key=lambda one: one.speedup[network].mean, default=None)
-    if best is None:
+        return f"No setting that was tried is {GAIN} faster or more here."
+    open_ = [one for one in faster if one.verdict == "undecided"]
+    if not open_:
         return f"Of {plural(len(faster), 'faster setting')} none is safe."
+    promising = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
+    if promising:
+        best = max(promising, key=lambda one: one.speedup[network].mean)
+    else:
+        best = min(open_, key=lambda one: float(one.judged["harm"]))
     return (
-        f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The fastest that is not ruled out is `{best.name}`, "
-        f"{best.speedup[network].mean:.2f} times as fast; it is {harm(best)}."
+        f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`, "
+        f"{best.speedup[network].mean:.2f} times as fast, and {harm(best)} than dense."
     )
 
 
@@ -113,7 +127,8 @@ def _short_why(job: Job, network: str) -> str:
     counts = Counter(one.verdict for one in faster)
     if not faster:
         return "nothing tried is faster"
-    return f"of {len(faster)} faster: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
+    return f"{len(faster)} faster, none shown to be safe" + (f" ({told})" if told else "")
 
 
 def _faster(job: Job, network: str) -> list[Setting]:
@@ -126,11 +141,8 @@ def _row(job: Job, network: str) -> list[Cell]:
     chosen = job.recommended(network)
     assert chosen is not None
     assert job.dense is not None
-    seeds = plural(chosen.quality["on"].seeds, "seed")
-    if chosen.dense:
-        evidence = _short_why(job, network)
-    else:
-        evidence = f"{chosen.verdict}: {harm(chosen)}, {seeds}"
+    seeds = plural(chosen.seeds, "seed")
+    evidence = _short_why(job, network) if chosen.dense else f"{chosen.verdict}: {harm(chosen)}, {seeds}"
     return [
         Cell(network),
         Cell(chosen.name, code=True),

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from analysis.choice import break_even
-from analysis.plots import BLACK, COLOURS, DENSE, GREY, Axis, ByNetwork, Figure, Panel, Series, Style, family, finite, style
+from analysis.plots import (
+    BLACK,
+    COLOURS,
+    DENSE,
+    GREY,
+    Axis,
+    ByNetwork,
+    Figure,
+    Panel,
+    Series,
+    Style,
+    family,
+    finite,
+    style,
+)
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.words import bandwidth, bytes_of, harm, plural
+from analysis.settings import COMPRESSION
 
 BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
 COLUMNS = (
@@ -29,9 +46,13 @@ def section(material: Material) -> Section:
     jobs = [job for job in material.jobs if len(job.priced) > 1]
     if not jobs:
         return Section(
-            "frontier", "Frontier", absent="A frontier needs two settings or more of a job, with profiled actions; there are none here."
+            "frontier",
+            "Frontier",
+            absent="A frontier needs two settings or more of a job, with profiled actions; there are none here.",
         )
-    return Section("frontier", "Frontier", [block for job in jobs for block in (_figure(job, material), _table(job, material))])
+    return Section(
+        "frontier", "Frontier", [block for job in jobs for block in (_figure(job, material), _table(job, material))]
+    )
 
 
 def _figure(job: Job, material: Material) -> Figure:
@@ -54,7 +75,8 @@ def _figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-frontier",
         f"{job.title}: step time against {job.metric.text}",
-        f"Left is faster, {better.lower()} is better: one point a setting, mean over its seeds, with bars of one standard deviation. The star and the "
+        f"Left is faster, {better.lower()} is better: one point a setting, mean over its seeds, with bars of one "
+        "standard deviation. The star and the "
         "dashed line are the dense runs; the grey line joins the settings of which no other is both faster and better. "
         "Point at one for its bytes and seeds.",
         panels,
@@ -64,19 +86,20 @@ def _figure(job: Job, material: Material) -> Figure:
 def _table(job: Job, material: Material) -> Table:
     """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN)
+    even = break_even(runs, BREAK_EVEN, compute=material.compute)
     rows = []
     for setting in job.named:
         judged = setting.judged
-        mine = even[(even["context"] == judged.get("context")) & (even["forward"] == setting.forward) & (even["backward"] == setting.backward)]
-        bps = float(mine["break_even_bps"].iloc[0]) if len(mine) else math.nan
+        same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
+        mine = even["break_even_bps"][np.logical_and.reduce(same)]
+        bps = float(mine.iloc[0]) if len(mine) else math.nan
         rows.append(
             [
                 Cell(setting.name, code=True),
-                Cell(str(len(setting.runs)), len(setting.runs)),
+                Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
                 Cell(f"{setting.factor:.2f}", setting.factor),
-                Cell(below(bps), bps),
+                Cell("" if setting.dense else below(bps), bps),
                 Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
                 Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
@@ -85,7 +108,8 @@ def _table(job: Job, material: Material) -> Table:
         )
     return Table(
         f"{job.key}-settings",
-        f"{job.title}: the settings that figures below name. Pays below: the bandwidth under which a step is faster than with dense packets, "
+        f"{job.title}: the settings that figures below name. Pays below: the bandwidth under which a step is faster "
+        "than with dense packets, "
         "without latency, median over seeds.",
         COLUMNS,
         rows,
@@ -130,7 +154,7 @@ def described(setting: Setting) -> str:
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
     return (
-        f"{setting.name} ({plural(len(setting.runs), 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
+        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
         f"compression factor {setting.factor:.2f}"
     )
 

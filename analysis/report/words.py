@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from typing import TYPE_CHECKING
 
 from raysim.network.memory import format_bytes
@@ -45,7 +44,7 @@ def points(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "none"
     text = f"{abs(value):.2g}" if abs(value) < 9.95 else f"{abs(value):.0f}"
-    return f"−{text}" if value < 0 else text
+    return f"\N{MINUS SIGN}{text}" if value < 0 else text
 
 
 def bandwidth(bps: float) -> str:
