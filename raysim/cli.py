@@ -268,7 +268,6 @@ def simulate(
         float | None,
         typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Pipelines side by side, each with the whole batch.")] = 1,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -291,7 +290,6 @@ def simulate(
             profile=profile,
             efficiency=efficiency,
             codec_bytes_per_s=codec_speed,
-            num_replicas=replicas,
         )
         show_forecast(plan, networks)
         if trace is not None:
@@ -315,7 +313,7 @@ def profile(
     with _bad_input_in_one_sentence():
         from raysim.config import read_config
         from raysim.pipeline.faults import DivergedError, StageError
-        from raysim.pipeline.forecast import record_profile
+        from raysim.pipeline.recorded import record_profile
         from raysim.show import show_profile
 
         try:

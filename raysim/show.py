@@ -158,7 +158,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
     out.print(
         f"{config.name}: {plan.schedule!r}, {plan.num_stages} stages on {plan.num_workers} workers{replicas}, "
-        f"{config.num_microbatches} microbatches of {config.batch_size // config.num_microbatches} samples; "
+        f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
         f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step\n",
         highlight=False,
         soft_wrap=True,
@@ -180,7 +180,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
             *([format_seconds(plan.step_s(network, first=True))] if first else []),
             format_seconds(step_s - timeline.pipeline_s),
             f"{busiest:.0%} busy",
-            _three(plan.num_replicas * config.batch_size / step_s),
+            _three(config.batch_size / step_s),
             format_seconds(plan.run_s(network)),
         )
     out.print(table)
