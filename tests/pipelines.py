@@ -11,6 +11,7 @@ GPT = {
 }
 TIED = {**GPT, "model": {**GPT["model"], "tied": True}}
 DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
+REPLICAS = {"num_replicas": 2, "num_microbatches": 2}
 ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
 
 # torch's ScheduleZBVZeroBubble: backwards in two parts, and on worker 1 two neighbours, which pass packets to themselves
@@ -65,6 +66,12 @@ RUNS = {
         "optimizer": {"learning_rate": 0.1, "clip_norm": 0.1},
     },
     "frozen-tied": {**GPT, "model": {"name": "tests.models:frozen"}, "num_stages": None, "cuts": ["1"]},
+    "replicas": {**REPLICAS, "forward": "TopK(0.3)", "backward": "Quantize(4, rounding='stochastic')"},
+    "replicas-feedback": {**REPLICAS, "num_stages": 2, "forward": "ErrorFeedback(TopK(0.1), key='sample')"},
+    "replicas-tied-clip": {**REPLICAS, **TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
+    "replicas-fused": {**REPLICAS, **TIED, **ADAM, "fused_embedding": True},
+    "replicas-batchnorm": {**REPLICAS, "model": {"name": "tests.models:normed"}, "evaluate_batchnorm_batches": 2},
+    "four-replicas": {"num_replicas": 4, "num_microbatches": 1, "num_stages": 1},
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.workloads.backward import caught_bytes, find_branches, input_gradient, run_branches
 from raysim.workloads.gpt import gpt
-from raysim.workloads.models import resnet18
 from raysim.workloads.splits import DataShape
+from raysim.workloads.vision import resnet18
 
 
 class Again(nn.Module):

@@ -210,7 +210,9 @@ def test_tied_parameters_stay_equal_at_all_owners(small):
 def test_tied_bytes_are_counted(small):
     engine = start(small(**TIED))
     reports = engine.step(0)
-    assert sum(report.tied_bytes for report in reports) == 2 * 256 * 16 * 4  # vocabulary x width, each way
+    assert (
+        sum(g.wire_bytes for report in reports for g in report.groups) == 2 * 256 * 16 * 4
+    )  # vocabulary x width, each way
 
 
 def test_clipping_is_by_the_norm_over_all_stages(small):

@@ -23,7 +23,7 @@ from raysim.notation import check_choice, check_real
 Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes", "inlined")
-STAGE_COSTS = ("update_s", "gradient_bytes")
+STAGE_COSTS = ("update_s", "gradient_bytes", "sent_bytes", "rounds", "method_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
 FORMAT = "raysim profile 1"
 
@@ -56,7 +56,13 @@ class Profile:
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average."""
+    """By stage: bytes that replicas average by a ring, where nothing is known of what they really sent."""
+    sent_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: bytes that each replica really sent to average, in `rounds`."""
+    rounds: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: how often replicas waited for one another to average; 0 where `gradient_bytes` says what they did."""
+    method_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: seconds on a replica's clock to compress, decompress and add what they average."""
     call_s: float = 0.0
     """Seconds on a worker's clock for every call."""
     message_s: float = 0.0
@@ -170,7 +176,8 @@ class Profile:
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
-        return replace(self, **{name: getattr(other, name) for name in COSTS if name not in ("compute_s", "cpu_s")})
+        own = ("compute_s", "cpu_s", "update_s", "gradient_bytes")
+        return replace(self, **{name: getattr(other, name) for name in (*COSTS, *STAGE_COSTS) if name not in own})
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""

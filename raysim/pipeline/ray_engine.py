@@ -40,7 +40,7 @@ class RayEngine(Engine):
             return
         address = os.environ.get("RAY_ADDRESS")
         if not address:
-            check_room(self.plan.memories, host_memory_bytes())
+            check_room(self.all_memories, host_memory_bytes())
         elif address not in ("auto", "local"):
             host, _, port = address.removeprefix("ray://").rpartition(":")
             try:
@@ -150,10 +150,10 @@ class RayEngine(Engine):
         again = self._gpus is not None
         deadline = time.monotonic() + (min(PLACE_AGAIN_S, config.timeout_s) if again else 0.0)
         while True:
-            free = _free_resources()
+            free = free_resources()
             if self._gpus is None:
                 self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
-            room = {node: _room(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
+            room = {node: room_for(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
             if sum(room.values()) >= self.num_workers:
                 break
             if time.monotonic() >= deadline:
@@ -168,7 +168,7 @@ class RayEngine(Engine):
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.plan.memories, capacity, [nodes[worker] for worker in self.plan.owners])
+            check_room(self.all_memories, capacity, [nodes[self._worker(*place)] for place in self.plan.places])
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:
@@ -238,7 +238,7 @@ def assign(room: dict[str, int], count: int, placement: str, first: str | None =
     return [node for node in nodes for _ in range(shares[node])]
 
 
-def _free_resources() -> dict[str, dict[str, float]]:
+def free_resources() -> dict[str, dict[str, float]]:
     """Return what each living node of the cluster has free."""
     import ray
     from ray._private.state import available_resources_per_node
@@ -248,7 +248,7 @@ def _free_resources() -> dict[str, dict[str, float]]:
     return {node: available.get(node, {}) for node in alive}
 
 
-def _room(free: dict[str, float], cpus: float, gpus: float) -> int:
+def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
     """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
     fits = free.get("CPU", 0.0) / cpus
     if gpus:

@@ -101,16 +101,37 @@ class Stage:
         """Return the accumulated gradients by parameter name."""
         return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
 
-    def update(self, learning_rate: float, scale: float = 1.0) -> None:
-        """Step the optimiser on the gradients times `scale`, and clear them."""
-        gradients = list(self.gradients().values())
+    def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
+        """Step the optimiser on the gradients times `scale`, and clear them.
+
+        Gradients of `with_momentum` hold their momentum already: for these the optimiser's own is left out, and stays.
+        """
+        gradients = self.gradients()
         if scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, scale)
-        if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            torch._foreach_mul_(list(gradients.values()), scale)
+        apart = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
+        if self.optimizer is None:
+            return
+        if apart:
+            aside = [parameter.grad for parameter in apart]
+            without = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
+            for parameter in apart:
+                parameter.grad = None
+            self._step(self.optimizer, learning_rate)
+            for parameter, gradient in zip(apart, aside, strict=True):
+                parameter.grad = gradient
+            bare = make_optimizer(without, apart)
+            assert bare is not None
+            self._step(bare, learning_rate)
+        else:
+            self._step(self.optimizer, learning_rate)
+
+    @staticmethod
+    def _step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and optimiser slots, by flat names."""

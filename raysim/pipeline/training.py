@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,14 +18,23 @@ from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.network.schedule import Custom
 from raysim.network.torch_csv import rows_to_csv
-from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
+from raysim.pipeline.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    read_checkpoint,
+    read_step_s,
+    write_checkpoint,
+)
+from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
-from raysim.pipeline.rows import action_rows, link_rows, step_row
+from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
+from raysim.workloads.data import Data
 
 ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
@@ -73,12 +82,21 @@ def train(
 
 
 class Training:
-    """One run: checked when made, done by iterating over `events`."""
+    """One run: checked when made, done by iterating over `events`.
+
+    `engine`: a name, or what makes one, such as of actors that outlive the run. `data`: loaded before, for many runs.
+    """
 
     def __init__(
-        self, config: RunConfig, *, out: str | Path | None = None, engine: str = "ray", resume: bool = False
+        self,
+        config: RunConfig,
+        *,
+        out: str | Path | None = None,
+        engine: str | Callable[[Workload], Engine] = "ray",
+        resume: bool = False,
+        data: Data | None = None,
     ) -> None:
-        if engine not in ENGINES:
+        if isinstance(engine, str) and engine not in ENGINES:
             raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.")
         if resume and out is None:
             raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
@@ -91,12 +109,14 @@ class Training:
         self._parts: list[Any] | None = None
         self._resumed = resume
         self._reached = 0  # the most steps done, over all restarts
+        self._last_step_s: float | None = None  # by the clock
         if resume:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
-        self.workload = prepare(config)
+        self.workload = prepare(config, data)
         self.plan = self.workload.plan
+        self._clock = Clock(self.plan)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
         custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
@@ -106,9 +126,9 @@ class Training:
                 raise ConfigError(
                     f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now."
                 )
-        self.engine = ENGINES[engine](self.workload)
+        self.engine = (ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.check()
-        self._row["engine"] = engine
+        self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
 
     def events(self) -> Iterator[Event]:
         """Return what happens while it trains; the records are complete when that ends, however it ends.
@@ -187,8 +207,10 @@ class Training:
         last_flush = time.monotonic()
         while step < self.plan.num_steps:
             before = time.perf_counter()
-            reports = self.engine.step(step)
-            yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
+            reports = self.engine.step(step, self._last_step_s)
+            seconds = time.perf_counter() - before
+            self._last_step_s = self._clock.step_s(reports, seconds)
+            yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)
             last = step == self.plan.num_steps
@@ -198,7 +220,7 @@ class Training:
             if last or (every and step % every == 0):
                 self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
                 parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-                self._checkpoint = write_checkpoint(self._checkpoints, step, parts)
+                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._last_step_s)
                 self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
                 last_flush = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
@@ -208,12 +230,13 @@ class Training:
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step = 0
+        step, self._last_step_s = 0, None
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._parts if self._parts is not None else read_checkpoint(self._checkpoint)
             self.engine.load(step, parts)
             self._parts = None
+            self._last_step_s = read_step_s(self._checkpoint)
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step
@@ -251,8 +274,11 @@ class Training:
             raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")
 
     def _first_row(self) -> dict[str, Any]:
-        row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
-        for key in ("forward", "backward"):
+        row = {
+            key: list(v) if key in ("cuts", "optimizer.betas", "optimizer.decay_at") and v else v
+            for key, v in self.config.flat().items()
+        }
+        for key in ("forward", "backward", "replica_gradient"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
         return row | {
             "schema_version": SCHEMA_VERSION,
@@ -277,6 +303,8 @@ class Training:
         self.recorder.add("steps", row)
         for link in links:
             self.recorder.add("links", link)
+        for decision in decision_rows(self.plan, step, reports):
+            self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]
         for action in action_rows(step, reports, shifts, crosses=isinstance(self.engine, RayEngine)):
             self.recorder.add("actions", action)

@@ -7,6 +7,7 @@ backward what it will save (the meta device falls back to the form that saves th
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -130,5 +131,15 @@ def _attention_flops(
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
-# the one kernel of attention that torch's counter does not know
-_CPU_FLOPS: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _lstm_flops(
+    x: tuple[int, ...], input_weight: tuple[int, ...], state_weight: tuple[int, ...], *_: object, **__: object
+) -> int:
+    """Return the operations of the four gates' matrix products at every position of (length, batch, width)."""
+    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
+
+
+# kernels that torch's counter does not know
+_CPU_FLOPS: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+}

@@ -1,0 +1,131 @@
+"""Warm stages: actors that live as long as the trial actor that owns them, in its placement group, one run after another."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raysim.codecs import kernels
+from raysim.pipeline.engine import check_room, host_memory_bytes
+from raysim.pipeline.plan import Workload
+from raysim.pipeline.ray_engine import RayEngine
+from raysim.pipeline.worker import Worker
+from raysim.workloads.data import Data
+
+
+class StageHost(Worker):
+    """A process that is one worker after another. Nothing of the last one is left: a worker is what its constructor makes."""
+
+    def __init__(self) -> None:  # not yet a worker
+        pass
+
+    def take(self, *arguments: Any) -> None:
+        """Become the worker of another run."""
+        self.__dict__.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        super().__init__(*arguments)
+
+    def whereabouts(self) -> tuple[str, int]:
+        """Return the node, and the bytes of its memory."""
+        return ray.get_runtime_context().get_node_id(), min(host_memory_bytes(), psutil.virtual_memory().total)
+
+
+class Crew:
+    """The stage actors of one trial actor: made when first asked for, and again after any failure."""
+
+    def __init__(self) -> None:
+        self.actors: list[Any] = []
+        self.made = 0  # times that actors were made
+        self._data: tuple[Data, Any] | None = None
+
+    def gather(self, count: int) -> list[Any]:
+        """Return `count` actors, the bundles after the first of this actor's placement group having room for them."""
+        if len(self.actors) != count:
+            self.dismiss()
+            group = _group()
+            actor = ray.remote(StageHost)
+            self.made += 1
+            for place in range(1, count + 1):
+                room = group.bundle_specs[place]
+                self.actors.append(
+                    actor.options(
+                        num_cpus=room.get("CPU", 0.0),
+                        num_gpus=room.get("GPU", 0.0),
+                        max_concurrency=1,  # see RayEngine
+                        max_restarts=0,
+                        max_task_retries=0,
+                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+                    ).remote()
+                )
+        return self.actors
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of each."""
+        return float(_group().bundle_specs[1].get("GPU", 0.0))
+
+    def data(self, data: Data) -> Any:
+        """Return a reference to `data`, stored once for all runs that read the same."""
+        if self._data is None or self._data[0] is not data:
+            self._data = (data, ray.put(data))
+        return self._data[1]
+
+    def dismiss(self) -> None:
+        """End the actors; others are made when next asked for."""
+        for actor in self.actors:
+            with suppress(Exception):  # a cluster that is gone has no actors left
+                ray.kill(actor)
+        self.actors = []
+
+
+def _group() -> PlacementGroup:
+    """Return the placement group of the trial actor that this is."""
+    group = ray.util.get_current_placement_group()
+    assert group is not None
+    return group
+
+
+class WarmEngine(RayEngine):
+    """The engine on Ray with the actors of a crew, which outlive it."""
+
+    def __init__(self, workload: Workload, crew: Crew) -> None:
+        super().__init__(workload)
+        self._crew = crew
+
+    def check(self) -> None:
+        """Room is settled by the trial's placement group; memory when the actors say where they are."""
+
+    def start(self) -> None:
+        if self.incarnation:  # after a loss
+            self._crew.dismiss()
+        plan = self.plan
+        hosts = self._crew.gather(self.num_workers)
+        places = self._fetch([host.whereabouts.remote() for host in hosts])
+        order = sorted(range(len(hosts)), key=lambda index: places[index][0])  # neighbours side by side
+        self._actors = [hosts[index] for index in order]
+        self._nodes = [places[index][0] for index in order]
+        if not self._crew.gpus:
+            check_room(plan.memories, dict(places), self._nodes)
+        if plan.compresses:
+            kernels.warm(plan.codecs)  # see RayEngine
+        shared, device = ray.put(plan), "cuda" if self._crew.gpus else "cpu"
+        data = self._crew.data(self.workload.data)
+        taken = [
+            self._submit(
+                *(worker, "take", shared, worker, self._modules(worker)),
+                *(data if self._needs_data(worker) else None, device, self.incarnation),
+            )
+            for worker in range(self.num_workers)
+        ]
+        self._fetch(taken)
+
+    def close(self) -> None:
+        """Leave the actors to the next run."""
+        self._actors = []

@@ -1,0 +1,186 @@
+"""What a study asks of a trial: figures of its runs, priced on networks, and the bounds that they must keep."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from raysim.config import ConfigError
+from raysim.network.network import Network
+from raysim.network.presets import parse_network
+from raysim.records import Run
+
+EVALUATED = ("loss_on", "loss_off", "accuracy_on", "accuracy_off")
+PRICED = ("step_s", "time_to_target_s")
+DIRECTIONS = ("minimize", "maximize")
+KNOWN = (*EVALUATED, "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))
+
+
+class Figure(NamedTuple):
+    """An objective of one trial: the mean over its seeds, null where a seed has none, and the standard deviation."""
+
+    value: float | None
+    spread: float | None = None
+    reached: bool | None = None  # of a time to a target
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure by name: of the last evaluation, of all packets, or of a step on a network, `step_s@100mbps`.
+
+    `target` ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are of times to a target.
+
+    >>> Objective("accuracy_on").direction, Objective("step_s@100mbps").network
+    ('maximize', 100mbps)
+    """
+
+    name: str
+    direction: str = ""
+    target: str | None = None
+    mode: str = "on"
+
+    def __post_init__(self) -> None:
+        if self.name not in (*EVALUATED, "wire_bytes") and not (self.kind in PRICED and "@" in self.name):
+            raise ConfigError(f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}.")
+        if not self.direction:
+            object.__setattr__(self, "direction", "maximize" if self.kind.startswith("accuracy") else "minimize")
+        if self.direction not in DIRECTIONS:
+            raise ConfigError(
+                f"`objectives.direction` must be one of {', '.join(DIRECTIONS)}, but got {self.direction!r}."
+            )
+        if self.mode not in ("on", "off"):
+            raise ConfigError(f"`objectives.mode` must be on or off, but got {self.mode!r}.")
+        try:
+            if self.kind in PRICED:
+                parse_network(self.name.partition("@")[2])
+        except ValueError as error:
+            raise ConfigError(f"`objectives`: {self.name}: {error}") from None
+        if self.kind != "time_to_target_s":
+            if self.target is not None:
+                raise ConfigError(f"`objectives.target` is of time_to_target_s alone, but {self.name} has it.")
+        elif self.target is None:
+            raise ConfigError(f"`objectives.target` must be given for {self.name}, as in 'accuracy=0.9'.")
+        else:
+            self._check_target(self.target)
+
+    def _check_target(self, text: str) -> None:
+        from analysis import ReplayError, Target
+
+        try:
+            Target.parse(text)
+        except ReplayError as error:
+            raise ConfigError(f"`objectives`: {self.name}: {error}") from None
+
+    @property
+    def kind(self) -> str:
+        """The name without its network."""
+        return self.name.partition("@")[0]
+
+    @property
+    def network(self) -> Network | None:
+        """The network on which it is priced."""
+        return parse_network(self.name.partition("@")[2]) if self.kind in PRICED else None
+
+    @property
+    def minimize(self) -> bool:
+        """Whether less is better."""
+        return self.direction == "minimize"
+
+
+def figures(objectives: Sequence[Objective], runs: Sequence[Run], compute: str) -> dict[str, Figure]:
+    """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError where one cannot be priced.
+
+    `compute`: "cpu" prices stages on cores of their own, without what Ray's calls took beside them: trials that share a
+    machine inflate that, and chance would decide between them. "wall" prices all as it was recorded.
+    """
+    by_run = [_of_run(objectives, run, compute) for run in runs]
+    found = {}
+    for objective in objectives:
+        values = [one[objective.name] for one in by_run]
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        whole = len(known) == len(values)
+        found[objective.name] = Figure(
+            statistics.fmean(known) if whole else None,
+            statistics.stdev(known) if whole and len(known) > 1 else None,
+            whole if objective.target is not None else None,
+        )
+    return found
+
+
+def _of_run(objectives: Sequence[Objective], run: Run, compute: str) -> dict[str, float | None]:
+    row = run.row
+    found: dict[str, float | None] = {}
+    for objective in objectives:
+        if objective.kind in EVALUATED:
+            found[objective.name] = row[f"final_{objective.kind}"]
+        elif objective.kind == "wire_bytes":
+            found[objective.name] = float(row["wire_bytes"])
+    priced = [objective for objective in objectives if objective.kind in PRICED]
+    if priced:
+        from analysis import Replay, replay
+
+        recorded = Replay(run, compute=compute, overheads="run" if compute == "wall" else "none")
+        for objective in priced:
+            assert objective.network is not None
+            prices = replay(recorded, objective.network, target=objective.target, split=False).to_dict("records")[0]
+            column = "step_s" if objective.kind == "step_s" else f"time_to_target_{objective.mode}_s"
+            value = prices[column]
+            found[objective.name] = None if value is None or repr(value) in ("<NA>", "nan") else float(value)
+    return found
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on an objective: `at_most` or `at_least` a number, or `within` a share of a baseline's (`of`).
+
+    `within = 0.01, of = "dense"`: at most 1 % worse than the trial named dense.
+    """
+
+    objective: str
+    at_most: float | None = None
+    at_least: float | None = None
+    within: float | None = None
+    of: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("at_most", "at_least", "within") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"`constraints` of {self.objective} must have just one of at_most, at_least and within, but got "
+                f"{' and '.join(given) or 'none'}."
+            )
+        value = getattr(self, given[0])
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"`constraints.{given[0]}` must be a number, but got {value!r}.")
+        if (self.within is None) != (self.of is None):
+            raise ConfigError("`constraints.within` and `constraints.of`, the name of a baseline, belong together.")
+
+    @property
+    def name(self) -> str:
+        """How it is written in the rows, such as "loss_on within 0.01 of dense"."""
+        if self.within is not None:
+            return f"{self.objective} within {self.within:g} of {self.of}"
+        return f"{self.objective} {'<=' if self.at_most is not None else '>='} {self._bound:g}"
+
+    @property
+    def _bound(self) -> float:
+        bound = self.at_most if self.at_most is not None else self.at_least
+        assert bound is not None
+        return float(bound)
+
+    def value(self, objective: Objective, found: float, reference: float | None) -> float:
+        """Return by how much it is broken: feasible where it is 0 or less."""
+        if self.within is None:
+            return found - self._bound if self.at_most is not None else self._bound - found
+        assert reference is not None
+        slack = self.within * abs(reference)
+        return found - reference - slack if objective.minimize else reference - slack - found
+
+
+def as_mapping(one: Objective | Constraint) -> dict[str, Any]:
+    """Return the fields that are set, as a study's file writes them."""
+    fields: Mapping[str, Any] = vars(one)
+    return {name: value for name, value in fields.items() if value is not None and (name, value) != ("mode", "on")}

@@ -1,0 +1,67 @@
+"""Room for trials: what each stage takes of the machine, how many trials fit at once, and the refusal where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from raysim.config import ConfigError, RunConfig
+from raysim.pipeline.ray_engine import room_for
+from sweeps.study import workers
+
+DRIVER_CPUS = 0.01  # of the trial actor beside its stages: it only submits and waits
+GRAIN = 1e-4  # Ray counts resources in ten-thousandths
+
+
+class Share(NamedTuple):
+    """What a stage reserves, and how many trials go on at once."""
+
+    cpus: float
+    gpus: float
+    jobs: int
+
+    def bundles(self, config: RunConfig, engine: str) -> list[dict[str, float]]:
+        """Return a trial's reservation: its own, and one for each stage actor."""
+        stage = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+        if engine == "inline":
+            return [stage]
+        return [{"CPU": DRIVER_CPUS}, *[dict(stage) for _ in range(workers(config))]]
+
+
+def fit(
+    config: RunConfig, nodes: Sequence[dict[str, float]], stages: int, *, engine: str, jobs: int | None, growing: bool
+) -> Share:
+    """Return a share of what `nodes` have free for trials of up to `stages` worker processes.
+
+    What the configuration gives for a stage is kept, the rest fitted: a CPU a stage where there is, else an equal
+    part. `growing`: the cluster may grow for more `jobs`. Raises ConfigError where not one trial fits, or not `jobs`.
+    """
+    actors = 1 if engine == "inline" else stages
+    cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    given = config.model_fields_set
+    wanted_cpus = config.cpus_per_stage if "cpus_per_stage" in given else 1.0
+    if jobs is None:
+        by_cpu = int(cpus_free / (actors * wanted_cpus + DRIVER_CPUS))
+        by_gpu = int(gpus_free / (actors * config.gpus_per_stage)) if config.gpus_per_stage else by_cpu
+        wanted_jobs = max(1, min(by_cpu, by_gpu))
+    else:
+        wanted_jobs = jobs
+    cpus, gpus = wanted_cpus, config.gpus_per_stage
+    if "cpus_per_stage" not in given:
+        cpus = min(1.0, (cpus_free / wanted_jobs - DRIVER_CPUS) / actors)
+    if gpus is None:
+        gpus = min(1.0, gpus_free / (wanted_jobs * actors)) if config.device != "cpu" else 0.0
+        if config.device == "cuda" and not gpus:
+            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+        gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # a part that divides a GPU, so that none is cut
+    cpus, gpus = max(GRAIN, cpus // GRAIN * GRAIN), gpus // GRAIN * GRAIN
+    free = [node | {"CPU": node.get("CPU", 0.0) - DRIVER_CPUS} for node in nodes]
+    fits = sum(max(0, room_for(node, cpus, gpus)) for node in free) // actors
+    if fits < (1 if growing else wanted_jobs):
+        asked = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+        here = f"{cpus_free:g} CPU" + (f" and {gpus_free:g} GPU" if gpus_free else "")
+        raise ConfigError(
+            f"{wanted_jobs} trials of {actors} stages with {asked} each must fit into {here} on {len(nodes)} nodes, but {fits} do. "
+            "Lower `jobs`, `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+        )
+    return Share(cpus, gpus, wanted_jobs)

@@ -1,0 +1,175 @@
+"""`trials.parquet`: a row a trial, the truth about a study. Rewritten whole whenever a trial changes, so readable at any moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raysim.records import write_table
+from sweeps.objectives import Figure
+
+STATUSES = ("waiting", "running", "finished", "diverged", "failed", "pruned")
+ENDED = STATUSES[2:]
+
+COLUMNS = pa.schema(
+    [
+        ("study", pa.string()),
+        ("trial", pa.int64()),  # Optuna's number
+        ("name", pa.string()),  # of a baseline
+        ("baseline", pa.bool_()),
+        ("status", pa.string()),
+        ("same_as", pa.int64()),  # the trial of the same configuration, whose results these are
+        ("started_at", pa.timestamp("us", tz="UTC")),
+        ("seconds", pa.float64()),  # of training and evaluating, over all seeds and sessions
+        ("error", pa.string()),
+        ("seeds", pa.list_(pa.int64())),
+        ("runs", pa.list_(pa.string())),  # folders, relative to the study's
+        ("notation", pa.string()),  # the canonical configuration, seed apart
+    ]
+)
+
+
+@dataclass
+class TrialRow:
+    """What is known of one trial."""
+
+    trial: int
+    seeds: list[int]
+    notation: str = ""
+    name: str | None = None
+    status: str = "running"
+    same_as: int | None = None
+    started_at: datetime | None = None
+    seconds: float | None = None
+    error: str | None = None
+    runs: list[str] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    constraints: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ENDED
+
+    @property
+    def feasible(self) -> bool | None:
+        """Whether it keeps all constraints; null where there are none, or none could be told."""
+        return all(value <= 0 for value in self.constraints.values()) if self.constraints else None
+
+
+class Rows:
+    """The rows of a study by number, kept on disk."""
+
+    def __init__(self, folder: Path, study: str) -> None:
+        self.path = folder / "trials.parquet"
+        self.study = study
+        self._rows: dict[int, TrialRow] = {}
+
+    def __iter__(self) -> Iterator[TrialRow]:
+        return iter([self._rows[number] for number in sorted(self._rows)])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> TrialRow:
+        return self._rows[number]
+
+    def get(self, number: int) -> TrialRow | None:
+        """Return the row of a trial, if there is one."""
+        return self._rows.get(number)
+
+    @property
+    def distinct(self) -> int:
+        """Configurations that were trained, or are being."""
+        return sum(row.same_as is None and bool(row.notation) for row in self)
+
+    def put(self, row: TrialRow) -> None:
+        """Keep a row and write all of them."""
+        self._rows[row.trial] = row
+        self.write()
+
+    def drop(self, number: int) -> None:
+        """Forget a row that stood for nothing yet."""
+        del self._rows[number]
+
+    def write(self) -> None:
+        """Write `trials.parquet` whole, and rename it into place."""
+        write_table(self._table(), self.path)
+
+    def _table(self) -> pa.Table:
+        rows = list(self)
+        columns: dict[str, pa.Array] = {}
+        mixed: dict[str, dict[str, str]] = {}
+        for column in COLUMNS:
+            values = [self._fixed(row, column.name) for row in rows]
+            columns[column.name] = pa.array(values, column.type)
+        for name in dict.fromkeys(name for row in rows for name in row.params):
+            drawn = [row.params.get(name) for row in rows]
+            kind = _kind(drawn)
+            if kind is None:
+                drawn, mixed[f"param.{name}"] = [None if v is None else json.dumps(v) for v in drawn], JSON
+            columns[f"param.{name}"] = pa.array(drawn, kind or pa.string())
+        floats, truths = pa.float64(), pa.bool_()
+        names = list(dict.fromkeys(name for row in rows for name in row.figures))
+        none = Figure(None)
+        for prefix, arrow in (("objective", floats), ("spread", floats), ("reached", truths)):
+            for name in names:
+                figures = [row.figures.get(name, none) for row in rows]
+                values = [figure.value if prefix == "objective" else getattr(figure, prefix) for figure in figures]
+                if prefix != "reached" or name.startswith("time_to_target"):
+                    columns[f"{prefix}.{name}"] = pa.array(values, arrow)
+        for name in dict.fromkeys(name for row in rows for name in row.constraints):
+            columns[f"constraint.{name}"] = pa.array([row.constraints.get(name) for row in rows], floats)
+        columns["feasible"] = pa.array([row.feasible for row in rows], truths)
+        fields = [pa.field(name, array.type, metadata=mixed.get(name)) for name, array in columns.items()]
+        return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+    def _fixed(self, row: TrialRow, column: str) -> Any:
+        if column == "study":
+            return self.study
+        return row.name is not None if column == "baseline" else getattr(row, column)
+
+    def read(self) -> None:
+        """Read what is there."""
+        if not self.path.is_file():
+            return
+        table = pq.read_table(self.path)
+        mixed = [one.name for one in table.schema if (one.metadata or {}).get(b"json")]
+        for values in table.to_pylist():
+            row = _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})
+            self._rows[row.trial] = row
+
+
+def _row(values: Mapping[str, Any]) -> TrialRow:
+    groups: dict[str, dict[str, Any]] = {}
+    for column, value in values.items():
+        kind, dot, name = column.partition(".")
+        if dot and value is not None:
+            groups.setdefault(kind, {})[name] = value
+    found = {name: values[name] for name in TrialRow.__dataclass_fields__ if name in values}
+    objectives, spreads, reached = (groups.get(kind, {}) for kind in ("objective", "spread", "reached"))
+    names = dict.fromkeys([*objectives, *reached])
+    return TrialRow(
+        **found,
+        params=groups.get("param", {}),
+        figures={n: Figure(objectives.get(n), spreads.get(n), reached.get(n)) for n in names},
+        constraints=groups.get("constraint", {}),
+    )
+
+
+JSON = {"json": "1"}  # a column of texts of values that differ in kind
+
+
+def _kind(values: list[Any]) -> pa.DataType | None:
+    """Return the type of a parameter's column, None where the values differ in kind."""
+    kinds = {type(value) for value in values if value is not None}
+    types = (({bool}, pa.bool_()), ({int}, pa.int64()), ({int, float}, pa.float64()), ({str}, pa.string()))
+    return next((arrow for allowed, arrow in types if kinds <= allowed), None)

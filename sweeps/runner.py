@@ -1,0 +1,397 @@
+"""One sweep from its first trial to its last: Tune runs the trials, Optuna chooses them, our rows say what became of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raysim.config import ConfigError, RunConfig
+from raysim.pipeline.ray_engine import free_resources
+from raysim.records import RecordsError, Run
+from sweeps.objectives import as_mapping
+from sweeps.room import Share, fit
+from sweeps.rows import Rows, TrialRow
+from sweeps.search import Ledger, LedgerSearch
+from sweeps.store import Store
+from sweeps.study import Study, most_workers
+from sweeps.trial import Spec, SweepTrial
+
+# Of Tune: quiet, nothing of its own beside our rows, and no snapshots, which nobody reads.
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # results on the way have no loss
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+}
+LOST_PROCESSES = 3  # times that a trial whose processes are lost starts again from its checkpoint
+SEND_S = 10.0  # at least between two copies of sqlite to a bucket
+
+
+class SweepError(Exception):
+    """A sweep cannot go on: one sentence."""
+
+
+class Sweep:
+    """A study and its folder: checked when made, done by `run`.
+
+    `out` is the study's folder, or the URI of one in a bucket; `results/<name>` with a stamp where not given. Raises
+    ConfigError, by field and rule, before Ray starts.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        address: str | None = None,
+        dashboard: bool = False,
+    ) -> None:
+        if resume and out is None:
+            raise ConfigError("`resume` needs `out`, the folder of the study to go on with.")
+        self.study = study
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.dashboard = dashboard
+        self.dashboard_url: str | None = None
+        stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        self.store = Store(out if out is not None else Path("results") / study.name / stamp)
+        self.folder = self.store.local
+        self.interrupted = False
+        self.on_change: Callable[[], None] = lambda: None
+        """Called whenever a row has changed."""
+        self.began_with = 0  # configurations that an earlier session has ended
+        self.resumed = resume
+        if resume:
+            for name in ("study.toml", "space.py"):
+                self.store.fetch_file(name)
+            study.check_same(self.folder)
+        elif not self.store.is_empty():
+            raise ConfigError(
+                f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
+            )
+        elif self.store.remote:
+            shutil.rmtree(self.folder, ignore_errors=True)  # what another study with this URI left on this machine
+        self._workers = most_workers(study)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the study."""
+        return self.ledger.rows
+
+    def run(self, on_begin: Callable[[], None] = lambda: None) -> None:
+        """Run trials until the budget is spent, or Ctrl-C; `on_begin` is called when Ray is there.
+
+        Raises ConfigError where the trials have no room, SweepError where the study cannot go on; what ended stays.
+        """
+        with self._locked(), _settings(), _signals(self._interrupt):
+            for name in ("trials.parquet", "optuna.db"):
+                if self.resumed and self.store.remote:
+                    self.store.fetch_file(name)
+            self.study.write(self.folder)
+            self.ledger = Ledger(self.study, self.folder, self._changed)
+            self._sent = -SEND_S
+            try:
+                self.ledger.reconcile()
+                self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
+                with self._ray():
+                    self.share = self._fit()
+                    on_begin()
+                    self._tune()
+            finally:
+                for row in self.ledger.running:
+                    row.status = "waiting"  # for a resume
+                self.rows.write()
+                self.ledger.close()
+                self._send(always=True)
+        if self._stop.reason is not None:
+            raise SweepError(self._stop.reason)
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+
+    def _tune(self) -> None:
+        self.search = LedgerSearch(self.ledger, self.share.jobs, self._spec)
+        self._stop = _Stop(self)
+        session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+        scheduler = self._scheduler()
+        if scheduler is not None and self.resumed:
+            self._replay(scheduler)
+        tuner = tune.Tuner(
+            tune.with_resources(SweepTrial, _placement),
+            tune_config=tune.TuneConfig(
+                search_alg=self.search,
+                scheduler=scheduler,
+                num_samples=-1,
+                reuse_actors=True,
+                trial_name_creator=_short_name,
+                trial_dirname_creator=_short_name,
+            ),
+            run_config=tune.RunConfig(
+                name=session,
+                storage_path=str((self.folder / "tune").absolute()),
+                stop=self._stop,
+                failure_config=tune.FailureConfig(max_failures=LOST_PROCESSES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run keeps its own
+                callbacks=[_Watch(self)],
+                verbose=0,
+            ),
+        )
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        tuner.fit()
+
+    def _spec(self, row: TrialRow, config: RunConfig) -> Mapping[str, Any]:
+        values = config.model_dump(mode="json", exclude_unset=False)
+        spec = Spec(
+            number=row.trial,
+            values=_plain(values),
+            seeds=row.seeds,
+            out=self.store.out if self.store.remote else str(self.folder.absolute()),
+            objectives=[as_mapping(one) for one in self.study.objectives],
+            engine=self.study.engine,
+            compute=self.study.compute or ("wall" if self.share.gpus else "cpu"),
+            bundles=self.share.bundles(config, self.study.engine),
+        )
+        return {"spec": spec._asdict(), "runs": spec.runs()}
+
+    def _scheduler(self) -> ASHAScheduler | None:
+        if self.study.early_stopping == "none":
+            return None
+        every = self.study.config({}).evaluate_every_steps
+        return ASHAScheduler(
+            *("evaluated_step", "loss_on", "min"), max_t=every * 10**6, grace_period=every, stop_last_trials=False
+        )
+
+    def _replay(self, scheduler: ASHAScheduler) -> None:
+        """Show the scheduler the evaluations of earlier sessions, so that it goes on deciding by them."""
+        controller: Any = None  # which it does not ask
+        for row in self.rows:
+            if row.runs and row.same_as is None and row.name is None:
+                past = Trial("past", stub=True)
+                try:
+                    evals = Run(self.folder / row.runs[0]).evals
+                except RecordsError:
+                    continue
+                scheduler.on_trial_add(controller, past)
+                shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
+                for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
+                    scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
+
+    def _fit(self) -> Share:
+        nodes = [node for node in free_resources().values() if node.get("CPU")]
+        if not self.store.remote and len(nodes) > 1:
+            _check_shared(self.folder)
+        return fit(
+            self.study.config({}),
+            nodes,
+            self._workers,
+            engine=self.study.engine,
+            jobs=self.study.jobs,
+            growing=self.address is not None,
+        )
+
+    @contextmanager
+    def _ray(self) -> Iterator[None]:
+        """Have Ray: the one that is there, the cluster of the address, or one of our own on this machine."""
+        if ray.is_initialized():
+            yield
+            return
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self.address:
+            try:
+                context = ray.init(address=self.address, **options)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0].rstrip(".")
+                raise ConfigError(f"The cluster at `address` = {self.address!r} cannot be joined: {reason}.") from None
+        else:
+            context = ray.init(
+                address="local",
+                num_cpus=os.cpu_count(),
+                include_dashboard=self.dashboard,
+                dashboard_host="127.0.0.1",
+                **options,
+            )
+        self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the study's folder: one sweep at a time writes it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock: IO[str] = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"The study's folder {self.folder} cannot be written: {error.strerror or error}."
+            ) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"Another process is sweeping in {self.folder}.") from None
+            yield
+
+    def _changed(self) -> None:
+        self._send()
+        self.on_change()
+
+    def _send(self, *, always: bool = False) -> None:
+        """Copy the rows to the bucket, sqlite now and then; the rows first, since they are the truth."""
+        if not self.store.remote:
+            return
+        for name in ("study.toml", "space.py", "trials.parquet"):
+            if (self.folder / name).is_file():
+                self.store.send(name)
+        if always or time.monotonic() - self._sent > SEND_S:
+            self.store.send("optuna.db")
+            self._sent = time.monotonic()
+
+
+class _Stop(tune.Stopper):
+    """Ends the experiment: at Ctrl-C, where the study cannot go on, or where nothing has had room for long."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self.reason: str | None = None
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        if self.reason is None:
+            self.reason = self._sweep.ledger.lacking()
+        stopping = self.reason is not None or self._sweep.interrupted
+        self._sweep.search.stopping |= stopping
+        return stopping
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.stopper.NoopStopper, ()  # see LedgerSearch
+
+
+class _Watch(tune.Callback):
+    """What Tune tells nobody but its callbacks: why a trial was given up, and that none goes on."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._idle_since = time.monotonic()
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if any(trial.status == Trial.RUNNING for trial in trials[-2 * self._sweep.share.jobs :]):
+            self._idle_since = time.monotonic()
+        limit = self._sweep.study.config({}).timeout_s
+        if time.monotonic() - self._idle_since > limit and self._sweep._stop.reason is None:
+            free = ", ".join(
+                f"{node.get('CPU', 0.0):g} CPU {node.get('GPU', 0.0):g} GPU" for node in free_resources().values()
+            )
+            self._sweep._stop.reason = (
+                f"No trial has had room for `timeout_s` = {limit:g} s: the nodes have free {free or 'nothing'}."
+            )
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        with suppress(Exception):
+            text = str(trial.get_error()).strip().splitlines()[-1]
+            rows = [
+                row
+                for row in self._sweep.rows
+                if row.status == "failed" and row.error and row.error.startswith("its processes")
+            ]
+            if rows:
+                rows[-1].error = f"{rows[-1].error}: {text}"
+                self._sweep.rows.write()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()  # see LedgerSearch
+
+
+def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    spec = json.loads(config["spec"])
+    strategy = "SPREAD" if spec["values"]["placement"] == "spread" else "PACK"
+    return tune.PlacementGroupFactory(spec["bundles"], strategy=strategy)
+
+
+def _short_name(trial: Trial) -> str:
+    return f"{json.loads(trial.config['spec'])['number']}-{trial.trial_id}"
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values without what is not set, as a file would hold them."""
+    found = {}
+    for key, value in values.items():
+        if value is not None:
+            found[key] = _plain(value) if isinstance(value, Mapping) else value
+    return found
+
+
+def _check_shared(folder: Path) -> None:
+    """Raise ConfigError where a node of the cluster does not see the study's folder."""
+    mark = folder / ".seen-by-all"
+    mark.touch()
+
+    @ray.remote(num_cpus=0)
+    def sees(path: str) -> bool:
+        return Path(path).is_file()
+
+    try:
+        for node in free_resources():
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            if not ray.get(sees.options(scheduling_strategy=strategy).remote(str(mark.absolute())), timeout=60):
+                raise ConfigError(
+                    f"`out` must be a path that every node sees, or a URI, but node {node[:8]} does not see {folder}."
+                )
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Have Tune's settings in the environment, where they are not."""
+    added = [name for name in SETTINGS if name not in os.environ]
+    os.environ.update({name: SETTINGS[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@contextmanager
+def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM end the sweep in order, and the second at once."""
+
+    def handle(number: int, frame: Any) -> None:
+        interrupt()
+        print("\nending: what goes on is kept for a resume", file=sys.stderr)
+        signal.signal(number, signal.default_int_handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

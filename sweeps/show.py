@@ -1,0 +1,169 @@
+"""What a person sees of a sweep: a table while it goes, and the frontier at its end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from raysim.network.memory import format_bytes
+from raysim.show import format_seconds
+from sweeps.objectives import Objective
+from sweeps.rows import Rows, TrialRow
+
+if TYPE_CHECKING:
+    from sweeps.runner import Sweep
+
+SHOWN = 12  # trials in the live table: the last ones
+
+
+def frontier(rows: Rows, objectives: Sequence[Objective]) -> list[TrialRow]:
+    """Return the finished, feasible trials that no other beats in every objective, by the first objective."""
+    found = [row for row in rows if row.status == "finished" and row.same_as is None and row.feasible is not False]
+    losses = {}
+    for row in found:
+        values = [row.figures[one.name].value if one.name in row.figures else None for one in objectives]
+        if None not in values:
+            losses[row.trial] = [
+                v if one.minimize else -v for v, one in zip(values, objectives, strict=True) if v is not None
+            ]
+    best = [
+        row
+        for row in found
+        if row.trial in losses and not any(_beats(loss, losses[row.trial]) for loss in losses.values())
+    ]
+    return sorted(best, key=lambda row: losses[row.trial])
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def show_sweep(sweep: Sweep) -> None:
+    """Run a sweep to its end, with a table that lives on a terminal, and a line a trial elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 160
+    view = _View(sweep)
+    said: set[int] = set()
+
+    def begun() -> None:
+        share, url = sweep.share, sweep.dashboard_url
+        stage = "trial" if sweep.study.engine == "inline" else "stage"
+        gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
+        console.print(
+            f"{sweep.study.name}: {sweep.study.budget} trials, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "
+            f"results in {sweep.store.out}" + (f"; Ray's dashboard at {url}" if url and sweep.dashboard else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def say() -> None:
+        for row in sweep.rows:
+            if row.ended and row.trial not in said:
+                said.add(row.trial)
+                console.print(view.line(row), highlight=False, markup=False, soft_wrap=True)
+
+    if console.is_terminal:
+        with Live(get_renderable=view.render, console=console, refresh_per_second=2, transient=True):
+            sweep.run(begun)
+    else:
+        sweep.on_change = say
+        sweep.run(begun)
+
+
+class _View:
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._started = time.monotonic()
+
+    def line(self, row: TrialRow) -> str:
+        """Return a trial in a line."""
+        name = f" {row.name}" if row.name else ""
+        figures = ", ".join(f"{n} {_figure(n, f.value)}" for n, f in row.figures.items())
+        same = f", as trial {row.same_as}" if row.same_as is not None else ""
+        reason = f" ({row.error})" if row.error else ""
+        return f"trial {row.trial}{name}: {row.status}{same}{reason}: {row.notation}{': ' if figures else ''}{figures}"
+
+    def render(self) -> Group | Text:
+        """Return the table as of now."""
+        sweep = self._sweep
+        if not hasattr(sweep, "search"):
+            return Text("starting Ray")
+        rows = list(sweep.rows)
+        going, ended = [row for row in rows if row.status == "running"], [row for row in rows if row.ended]
+        table = Table(box=None)
+        for column in ("trial", "status", "configuration", *(one.name for one in sweep.study.objectives)):
+            table.add_column(column, overflow="fold")
+        best = {row.trial for row in frontier(sweep.rows, sweep.study.objectives)}
+        for row in [*ended, *going][-SHOWN:]:
+            status = f"{sweep.search.progress.get(row.trial, 0.0):.0%}" if row.status == "running" else row.status
+            figures = [_figure(one.name, _value(row, one.name)) for one in sweep.study.objectives]
+            style = "bold" if row.trial in best else "dim" if row.status in ("failed", "diverged", "pruned") else ""
+            table.add_row(f"{row.trial} {row.name or ''}", status, row.notation, *figures, style=style)
+        return Group(table, Text(self._status(len(ended), going)))
+
+    def _status(self, ended: int, going: Sequence[TrialRow]) -> str:
+        sweep = self._sweep
+        fresh = sweep.rows.distinct - len(going)
+        parts = sum(sweep.search.progress.get(row.trial, 0.0) for row in going)
+        done = fresh + parts - sweep.began_with
+        elapsed = time.monotonic() - self._started
+        left = sweep.study.budget - fresh - parts
+        text = f"{fresh} of {sweep.study.budget} trials, {format_seconds(elapsed)}"
+        if done > 0.5 and left > 0:
+            text += f", about {format_seconds(elapsed / done * left)} left"
+        for one in sweep.study.objectives:
+            values = [(value, row) for row in sweep.rows if (value := _value(row, one.name)) is not None and row.ended]
+            if values:
+                value, row = (min if one.minimize else max)(values, key=lambda pair: pair[0])
+                text += f"; best {one.name} {_figure(one.name, value)} (trial {row.trial})"
+        return text
+
+
+def show_result(sweep: Sweep) -> None:
+    """Print the frontier with the baselines in it, what did not finish, and where everything is."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    objectives, rows = sweep.study.objectives, sweep.rows
+    best = frontier(rows, objectives)
+    best = best if len(objectives) > 1 else best[:1]
+    chosen = best + [row for row in rows if row.name and row not in best and row.status == "finished"]
+    names = " against ".join(one.name for one in objectives)
+    table = Table("trial", title=f"The frontier: {names}" if len(objectives) > 1 else f"The best by {names}")
+    table.add_column("configuration", overflow="fold")
+    for one in objectives:
+        table.add_column(one.name, justify="right", no_wrap=True)
+    for row in chosen:
+        label = f"{row.trial} {row.name or ''}".strip()
+        cells = []
+        for one in objectives:
+            figure = row.figures.get(one.name)
+            spread = f" ± {_figure(one.name, figure.spread)}" if figure and figure.spread is not None else ""
+            cells.append(_figure(one.name, _value(row, one.name)) + spread)
+        beaten = "" if row in best else " (beaten)" if row.feasible is not False else " (breaks constraints)"
+        table.add_row(label, row.notation + beaten, *cells)
+    console.print(table)
+    counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items())
+    console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
+
+
+def _value(row: TrialRow, name: str) -> float | None:
+    figure = row.figures.get(name)
+    return None if figure is None else figure.value
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name.startswith(("step_s", "time_to_target_s")):
+        return format_seconds(value)
+    return format_bytes(value) if name == "wire_bytes" else f"{value:.4f}"

@@ -1,0 +1,222 @@
+"""What a study searches: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
+
+A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. What stands
+for a hole is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. Only
+what is reached is drawn, so the space is conditional, and a method with arguments of its own needs no code here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import optuna
+from optuna.trial import BaseTrial, FixedTrial
+
+from raysim.config import ConfigError
+
+Choice = bool | int | float | str
+SpaceFunction = Callable[[BaseTrial], Mapping[str, Any]]
+
+HOLE = re.compile(r"\{(\w+)\}")
+RANGE = {"low", "high", "log", "step"}
+VARIANTS = "variants"
+DIGITS = 3  # of a number drawn from a range, where it is written into a notation
+FIRST = ("num_stages", "cuts")  # drawn first: they decide how many boundaries there are
+MOST_POINTS = 10_000  # of a grid
+
+
+@dataclass(frozen=True)
+class Space:
+    """Keys and symbols, read as `sweeps/studies/*.toml` write them; call it with a trial to draw overrides.
+
+    Parameters are named after their key, or `<key>.<symbol>`; `<key>.<boundary>.<symbol>` in a table `each`, which
+    draws for every boundary apart. `variants` are sets of keys, one of which is chosen. Raises ConfigError, by
+    parameter and rule, where a table is wrong.
+
+    >>> space = Space({"forward": ["Identity", "TopK({density})"]}, {"density": {"low": 0.01, "high": 0.5, "log": True}})
+    >>> space(FixedTrial({"forward": "TopK({density})", "forward.density": 0.123456}))
+    {'forward': 'TopK(0.123)'}
+    """
+
+    keys: Mapping[str, Any]
+    symbols: Mapping[str, Any] = field(default_factory=dict)
+    stages: int = 4
+    """Of the base, where no key decides it."""
+
+    def __post_init__(self) -> None:
+        variants = self.keys.get(VARIANTS, {})
+        if not isinstance(variants, Mapping) or not all(isinstance(keys, Mapping) for keys in variants.values()):
+            raise ConfigError(f"`space.{VARIANTS}` must be a table of tables of keys, but got {variants!r}.")
+        for name, spec in self.symbols.items():
+            self._check(f"symbols.{name}", spec, (name,))
+        for keys in (self.keys, *variants.values()):
+            for key, spec in keys.items():
+                if key != VARIANTS:
+                    self._check(f"space.{key}", spec, ())
+
+    def __call__(self, trial: BaseTrial) -> dict[str, Any]:
+        """Return the overrides that `trial` draws, by key."""
+        keys = {key: spec for key, spec in self.keys.items() if key != VARIANTS}
+        if VARIANTS in self.keys:
+            variants = self.keys[VARIANTS]
+            chosen = (
+                str(trial.suggest_categorical("variant", list(variants))) if len(variants) > 1 else next(iter(variants))
+            )
+            keys |= variants[chosen]
+        drawn: dict[str, Any] = {}
+        for key in sorted(keys, key=lambda key: key not in FIRST):
+            spec = keys[key]
+            if isinstance(spec, Mapping) and spec.keys() == {"each"}:
+                count = len(drawn["cuts"]) if "cuts" in drawn else int(drawn.get("num_stages", self.stages)) - 1
+                drawn[key] = [self._draw(trial, f"{key}.{b}", spec["each"], f"{key}.{b}") for b in range(count)]
+            else:
+                drawn[key] = self._draw(trial, key, spec, key)
+        return {key: drawn[key] for key in keys}
+
+    def _draw(self, trial: BaseTrial, name: str, spec: Any, prefix: str) -> Any:
+        """Return a value of `spec`, whose parameter is `name`; those of its holes begin with `prefix`."""
+        if isinstance(spec, str):
+            return HOLE.sub(lambda hole: self._text(trial, hole[1], prefix), spec)
+        if isinstance(spec, Mapping) and spec.keys() <= RANGE:
+            return _draw_range(trial, name, spec)
+        if isinstance(spec, Mapping):
+            chosen = trial.suggest_categorical(name, list(spec)) if len(spec) > 1 else next(iter(spec))
+            return self._draw(trial, f"{name}.{chosen}", spec[chosen], prefix)
+        if isinstance(spec, Sequence):
+            chosen = trial.suggest_categorical(name, list(spec)) if len(spec) > 1 else spec[0]
+            return self._draw(trial, name, chosen, prefix) if isinstance(chosen, str) else chosen
+        return spec
+
+    def _text(self, trial: BaseTrial, symbol: str, prefix: str) -> str:
+        spec = self.symbols[symbol]
+        value = self._draw(trial, f"{prefix}.{symbol}", spec, prefix)
+        from_range = isinstance(spec, Mapping) and spec.keys() <= RANGE
+        return f"{value:.{DIGITS}g}" if isinstance(value, float) and from_range else str(value)
+
+    def _check(self, where: str, spec: Any, inside: tuple[str, ...]) -> None:
+        if isinstance(spec, str):
+            for name in HOLE.findall(spec):
+                if name not in self.symbols:
+                    known = ", ".join(self.symbols) or "none"
+                    raise ConfigError(f"`{where}` has a hole {{{name}}}, which `symbols` must hold. Known: {known}.")
+                if name in inside:
+                    raise ConfigError(f"`{where}` must not lead back to itself, but {{{name}}} does.")
+                self._check(where, self.symbols[name], (*inside, name))
+        elif isinstance(spec, Mapping) and spec.keys() & RANGE:
+            _check_range(where, spec)
+        elif isinstance(spec, (Mapping, list, tuple)):
+            if not spec:
+                raise ConfigError(f"`{where}` must have at least one choice, but got none.")
+            if isinstance(spec, (list, tuple)) and len({(type(one), one) for one in map(_hashable, spec)}) < len(spec):
+                raise ConfigError(f"`{where}` must have different choices, but got {list(spec)!r}.")
+            for one in spec.values() if isinstance(spec, Mapping) else spec:
+                if not isinstance(spec, Mapping) and not isinstance(one, Choice):
+                    raise ConfigError(
+                        f"`{where}` must list numbers, texts or truth values, but got {one!r}: name choices in a table."
+                    )
+                self._check(where, one, inside)
+        elif not isinstance(spec, Choice):
+            raise ConfigError(f"`{where}` must be a value, a list or table of choices, or a range, but got {spec!r}.")
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, Choice) else repr(value)
+
+
+def _check_range(where: str, spec: Mapping[str, Any]) -> None:
+    for name in ("low", "high"):
+        value = spec.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ConfigError(f"`{where}.{name}` must be a number, but got {value!r}.")
+    unknown = sorted(spec.keys() - RANGE)
+    if unknown:
+        raise ConfigError(f"Unknown key `{where}.{unknown[0]}` of a range. Known: low, high, log, step.")
+    low, high, log, step = spec["low"], spec["high"], spec.get("log", False), spec.get("step")
+    if not low < high:
+        raise ConfigError(f"`{where}` must have `low` below `high`, but got {low!r} and {high!r}.")
+    if not isinstance(log, bool):
+        raise ConfigError(f"`{where}.log` must be true or false, but got {log!r}.")
+    if log and low <= 0:
+        raise ConfigError(f"`{where}.low` must be more than 0 with `log`, but got {low!r}.")
+    if step is not None and (log or isinstance(step, bool) or not isinstance(step, (int, float)) or step <= 0):
+        raise ConfigError(f"`{where}.step` must be a positive number, without `log`, but got {step!r}.")
+
+
+def _draw_range(trial: BaseTrial, name: str, spec: Mapping[str, Any]) -> int | float:
+    low, high, log, step = spec["low"], spec["high"], spec.get("log", False), spec.get("step")
+    if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
+        return trial.suggest_int(name, low, high, step=step or 1, log=log)
+    return trial.suggest_float(name, low, high, step=step, log=log)
+
+
+class _Walk(FixedTrial):
+    """A trial that takes the choices of `path`, then always the first; remembers how many there were."""
+
+    def __init__(self, path: Sequence[int]) -> None:
+        super().__init__({})
+        self.path, self.counts, self.taken = list(path), list[int](), dict[str, Choice]()
+
+    def _take(self, name: str, options: Sequence[Any]) -> Any:
+        if name not in self.taken:
+            if len(self.counts) == len(self.path):
+                self.path.append(0)
+            self.taken[name] = options[self.path[len(self.counts)]]
+            self.counts.append(len(options))
+        return self.taken[name]
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        return self._take(name, choices)
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._take(name, range(low, high + 1, step)))
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        if step is None:
+            raise ConfigError(f"A grid needs a `step` or a list of choices for `{name}`, but got a range.")
+        return float(self._take(name, [low + index * step for index in range(int((high - low) / step + 1e-9) + 1)]))
+
+
+def points(space: SpaceFunction) -> list[dict[str, Choice]]:
+    """Return the parameters of every point of a grid, in the order in which the space is written.
+
+    Raises ConfigError where a range has no step, or there are too many.
+
+    >>> points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
+    [{'forward': 'TopK({density})', 'forward.density': 0.5}, {'forward': 'TopK({density})', 'forward.density': 0.1}]
+    """
+    found = list(islice(_walks(space), MOST_POINTS + 1))
+    if len(found) > MOST_POINTS:
+        raise ConfigError(f"A grid must have at most {MOST_POINTS:,} points, but this one has more.")
+    return found
+
+
+def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
+    path: list[int] | None = []
+    while path is not None:
+        walk = _Walk(path)
+        space(walk)
+        yield walk.taken
+        path = next(
+            (
+                [*walk.path[:d], walk.path[d] + 1]
+                for d in reversed(range(len(walk.counts)))
+                if walk.path[d] + 1 < walk.counts[d]
+            ),
+            None,
+        )
+
+
+def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
+    """Yield the parameters and the overrides of `count` random points, the same every time."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(count):
+        trial = study.ask()
+        overrides = space(trial)
+        yield dict(trial.params), overrides

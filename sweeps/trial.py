@@ -1,0 +1,199 @@
+"""One trial: a configuration, its seeds one after the other, each an ordinary run in a folder of its own.
+
+What Tune calls: `step` goes on until there is something to say. The actor is used again for trials of equal resources
+(`reuse_actors`), with its crew of stages and its data.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ray import tune
+from tensorboardX import SummaryWriter
+
+from raysim.config import ConfigError, RunConfig, make_config
+from raysim.pipeline.checkpoint import CheckpointError
+from raysim.pipeline.faults import StageError, WorkerLostError
+from raysim.pipeline.training import Event, Training
+from raysim.records import RecordsError, Run
+from raysim.workloads.data import Data, load_data
+from sweeps.crew import Crew, WarmEngine
+from sweeps.objectives import Figure, Objective, figures
+from sweeps.store import Store
+
+HEARTBEAT_S = 1.0  # at most between two words of a trial: Ctrl-C waits for the next one
+UNLOCK_S = 30.0  # how long what is left of a killed sweep may hold a run's folder
+
+
+class Spec(NamedTuple):
+    """All that a trial is told, as JSON: Tune copies configurations, and writes them down."""
+
+    number: int
+    values: dict[str, Any]  # of the run, seed apart
+    seeds: list[int]
+    out: str  # the study's folder or bucket
+    objectives: list[dict[str, Any]]
+    engine: str
+    compute: str
+    bundles: list[dict[str, float]]
+
+    def runs(self) -> list[str]:
+        """Return the folders of the seeds' runs, in the study's."""
+        return [f"trials/{self.number}-s{seed}" for seed in self.seeds]
+
+
+class Outcome(NamedTuple):
+    """What a trial that ended says, as JSON."""
+
+    status: str
+    seconds: float
+    error: str | None
+    figures: dict[str, Figure]
+
+
+class SweepTrial(tune.Trainable):
+    """A trial in Tune's hands."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._crew = Crew()
+        self._data: dict[str, Data] = {}
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._end()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        return next(self._reports)
+
+    def cleanup(self) -> None:
+        self._end()
+        self._crew.dismiss()
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        values = json.loads(config["spec"])
+        self._spec = Spec(**values)
+        self._store = Store(self._spec.out)
+        self._reports = self._run()
+
+    def _end(self) -> None:
+        self._reports.close()  # a run that goes on is interrupted, and says so
+
+    def _run(self) -> Generator[dict[str, Any], None, None]:
+        """Yield what Tune is told, the outcome last."""
+        spec, runs, seconds = self._spec, list[Run](), 0.0
+        status, error, found = "finished", None, dict[str, Figure]()
+        for place, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
+            try:
+                folder = yield from self._train(seed, name, place)
+            except (ConfigError, StageError, WorkerLostError, CheckpointError, RecordsError) as failure:
+                status, error = "failed", _says(seed, spec.seeds, str(failure))
+                self._crew.dismiss()
+                break
+            except Exception as failure:  # a model, a codec or a disk may fail in ways of its own: the sweep goes on
+                status, error = "failed", _says(seed, spec.seeds, f"{type(failure).__name__}: {failure}")
+                self._crew.dismiss()
+                break
+            run = Run(folder)
+            runs.append(run)
+            seconds += float(run.row["seconds"])
+            if run.status == "diverged":
+                status, error = "diverged", _says(seed, spec.seeds, str(run.row["error"]))
+                self._crew.dismiss()
+                break
+        if status == "finished":
+            try:
+                found = figures([Objective(**one) for one in spec.objectives], runs, spec.compute)
+            except ValueError as failure:  # ReplayError among them
+                status, error = "failed", str(failure)
+        outcome = Outcome(status, seconds, error, found)
+        yield {"done": True, "outcome": json.dumps(outcome)}
+
+    def _train(self, seed: int, name: str, place: int) -> Generator[dict[str, Any], None, Path]:
+        """Train one seed, or go on with it; return its folder."""
+        spec, folder = self._spec, self._store.fetch(name)
+        _await_unlocked(folder)
+        before = _status(folder)
+        if before in ("finished", "diverged"):
+            return folder
+        config = make_config({**spec.values, "seed": seed})
+        training = Training(
+            config,
+            out=folder,
+            engine=partial(WarmEngine, crew=self._crew) if spec.engine == "ray" else "inline",
+            resume=before is not None,
+            data=self._load(config),
+        )
+        board = f"tensorboard/{Path(name).name}"
+        with SummaryWriter(str(self._store.local / board), flush_secs=5) as writer:
+            total = training.plan.num_steps
+            said, step = time.monotonic(), 0
+            evaluated: dict[str, float] = {}
+            for event in training.events():
+                _to_tensorboard(writer, event)
+                if event.kind == "step":
+                    step = event.row["step"] + 1
+                elif event.kind == "eval" and event.row["batchnorm"] == "running":
+                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in ("loss", "accuracy")}
+                progress = {"progress": (place + step / total) / len(spec.seeds), "seed": seed}
+                if "loss_off" in evaluated and step < total:  # the last mode that is evaluated
+                    self._store.send(name)
+                    # Whether a trial goes on is decided on its first seed: the others would start the curve again.
+                    yield {**progress, **({"evaluated_step": step, **evaluated} if place == 0 else {})}
+                    said, evaluated = time.monotonic(), {}
+                elif time.monotonic() - said >= HEARTBEAT_S:
+                    yield progress
+                    said = time.monotonic()
+        self._store.send(name)
+        self._store.send(board)
+        return folder
+
+    def _load(self, config: RunConfig) -> Data:
+        """Return the data, loaded once for all trials that read the same; splits are alike for every seed."""
+        key = json.dumps([config.data.name, config.data.options], sort_keys=True, default=str)
+        if key not in self._data:
+            try:
+                self._data = {key: load_data(config.data.name, config.data.options, config.seed)}
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+        return self._data[key]
+
+
+def _status(folder: Path) -> str | None:
+    """Return the status of the run in a folder, None where there is none."""
+    try:
+        return Run(folder).status
+    except RecordsError:
+        return None
+
+
+def _says(seed: int, seeds: list[int], text: str) -> str:
+    return f"seed {seed}: {text}" if len(seeds) > 1 else text
+
+
+def _await_unlocked(folder: Path) -> None:
+    """Wait until no process of a sweep that was killed holds the run's folder; its Ray takes a moment to end."""
+    lock, deadline = folder / ".lock", time.monotonic() + UNLOCK_S
+    while lock.is_file() and time.monotonic() < deadline:
+        with suppress(OSError), lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
+
+
+def _to_tensorboard(writer: SummaryWriter, event: Event) -> None:
+    row = event.row
+    if event.kind == "step":
+        for name in ("loss", "learning_rate", "wire_bytes"):
+            writer.add_scalar(f"train/{name}", row[name], row["step"])
+    elif event.kind == "eval" and row["batchnorm"] == "running":
+        for name in ("loss", "accuracy"):
+            writer.add_scalar(f"eval/{name}_{row['mode']}", row[name], row["step"])
