@@ -141,34 +141,43 @@ class Standing:
             self.averages[place] = value if math.isnan(before) else alpha * value + (1 - alpha) * before
         if self.candidate == self.minimum:
             self.averages[2:] = self.averages[:2]
+        return self.gains
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """The averaged gains of minimum and candidate, NaN where none was seen."""
         low, low_of, high, high_of = self.averages
         return low / low_of, high / high_of
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
-        """Return what is sent where these are the gains: the strongest that reaches `epsilon`."""
-        self.agreed = [minimum, candidate]
+        """Return what is sent where these are the gains: the strongest that reaches `epsilon`. Of NaN it is known not to."""
         if candidate >= epsilon:
-            choice = Choice("candidate", self.candidate, candidate)
-        elif minimum >= epsilon:
-            choice = Choice("minimum", self.minimum, minimum)
-        else:
-            choice = Choice("dense", self.num_levels, 1.0)
-        self.used, self.used_gain = choice.level, choice.gain
+            return Choice("candidate", self.candidate, candidate)
+        if minimum >= epsilon:
+            return Choice("minimum", self.minimum, minimum)
+        return Choice("dense", self.num_levels, 1.0)
+
+    def end_step(self, sent: Choice, minimum: float, candidate: float) -> None:
+        """Take what was sent in a step, and the gains that were seen in it."""
+        self.used, self.used_gain = sent.level, sent.gain
+        self.agreed = [minimum, candidate]
         self.steps += 1
-        return choice
 
     def at_window(self, rules: Rules) -> bool:
         """Whether a window ended with the last step."""
         return self.steps > 0 and self.steps % rules.window == 0
 
-    def decide(self, rules: Rules) -> list[str]:
-        """Move minimum and candidate at the end of a window; return what happened, of `EVENTS`."""
+    def close_window(self) -> None:
+        """Take the means of the window at hand, and begin the next."""
         for level, count in enumerate(self.counts):
             if count:
                 self.speeds[level] = self.sums[level] / count
         self.sums, self.counts = [0.0] * len(self.sums), [0] * len(self.counts)
+        self.frozen_windows += self.frozen
+
+    def decide(self, rules: Rules) -> list[str]:
+        """Move minimum and candidate, after a window was closed; return what happened, of `EVENTS`."""
         if self.frozen:
-            self.frozen_windows += 1
             if rules.reopen_every is None or self.frozen_windows < rules.reopen_every:
                 return []
             self._reopen()

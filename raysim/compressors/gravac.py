@@ -143,7 +143,10 @@ class GraVAC(Layered):
         throughput = context.batch_size / context.step_s if context.step_s else None
         if throughput is not None and standing.used >= 0:
             standing.book(throughput, rules)
-        events = standing.decide(rules) if standing.at_window(rules) else []
+        events = []
+        if standing.at_window(rules):
+            standing.close_window()
+            events = standing.decide(rules)
 
         raw = flatten(gradients, self.scope)
         velocity = self._velocity(raw, memory, context)
@@ -160,6 +163,7 @@ class GraVAC(Layered):
         counts = [sum(len(kept.values) for kept in level.kept.values()) for level in levels]
         agreed = yield from _agree([*smooth, *own, *counts])
         choice = standing.choose(agreed[0], agreed[1], self.epsilon)
+        standing.end_step(choice, agreed[0], agreed[1])
 
         factors = (*self.factors, 1.0)
         level = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
