@@ -41,7 +41,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        return getattr(self.method, "key", "slot")
+        return "link" if "WarmStart" in self.notation else getattr(self.method, "key", "slot")
 
 
 VARIANTS = [
@@ -97,6 +97,8 @@ VARIANTS = [
     Variant("AQSGD(Cast('float16'), warmup=2)"),
     Variant("AQSGD(Identity, warmup=0)", "rounded"),
     Variant("AQSGD(Identity, key='slot', first='compressed')", "rounded"),
+    Variant("WarmStart(LowRank(1))"),
+    Variant("WarmStart(LowRank(1, per='sample'))"),
 ]
 
 

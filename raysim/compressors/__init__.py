@@ -5,11 +5,12 @@ from raysim.compressors.base import Compressor, Context, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.compressors.shared import AtSupport
+from raysim.compressors.warmstart import WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
 COMPRESSORS: dict[str, type[Compressor]] = {
-    cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain)
+    cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain, WarmStart)
 }
 
 
@@ -42,5 +43,6 @@ __all__ = [
     "MixedErrorFeedback",
     "Plain",
     "State",
+    "WarmStart",
     "parse",
 ]
