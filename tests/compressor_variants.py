@@ -14,7 +14,17 @@ from codec_variants import normal
 from torch import Tensor
 
 from raysim.codecs import Packet, derive_key
-from raysim.compressors import Compressor, Context, Epilogue, GraVAC, LazyErrorPropagation, Plain, State, parse
+from raysim.compressors import (
+    Compressor,
+    Context,
+    Epilogue,
+    GraVAC,
+    LazyErrorPropagation,
+    Plain,
+    State,
+    WarmStart,
+    parse,
+)
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
 from raysim.pipeline.link import Link, pack_state, unpack_state
 
@@ -56,7 +66,7 @@ def key_of(method: Compressor) -> str:
             return "none"
         case Epilogue():
             return key_of(method.inner)
-        case LazyErrorPropagation():
+        case LazyErrorPropagation() | WarmStart():
             return "link"
         case GraVAC():
             return method.memory or "none"
@@ -132,6 +142,8 @@ VARIANTS = [
     Variant("GraVAC(cf_max=8.0, epsilon=0.8, window=2, memory='sample', throughput='link', decide='message')"),
     Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
     Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
+    Variant("WarmStart(LowRank(1))"),
+    Variant("WarmStart(LowRank(1, per='sample'))"),
 ]
 
 

@@ -9,12 +9,13 @@ from raysim.compressors.lazy import Epilogue, LazyErrorPropagation
 from raysim.compressors.methods import METHODS, parse_replica_method
 from raysim.compressors.replica import ReplicaContext, ReplicaMethod
 from raysim.compressors.shared import AtSupport
+from raysim.compressors.warmstart import WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     cls.name(): cls
-    for cls in (AQSGD, EF21, Epilogue, ErrorFeedback, LazyErrorPropagation, GraVAC, MixedErrorFeedback, Plain)
+    for cls in (AQSGD, EF21, Epilogue, ErrorFeedback, LazyErrorPropagation, GraVAC, MixedErrorFeedback, Plain, WarmStart)
 }
 
 
@@ -54,6 +55,7 @@ __all__ = [
     "ReplicaContext",
     "ReplicaMethod",
     "State",
+    "WarmStart",
     "parse",
     "parse_replica_method",
 ]
