@@ -354,7 +354,7 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
     counts = {
         verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
     }
-    confidence = f"{found[0].confidence:.0%}" if found else ""
+    confidence = f"{100 * found[0].confidence:g} %" if found else ""
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     out.print(
         f"{summary}. Intervals of {confidence} over seeds, paired (Student's t).", highlight=False, soft_wrap=True
