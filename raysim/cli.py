@@ -105,6 +105,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 @app.command()
 def sweep(
     study: Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")] = None,
     trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Trials at once [default: as many as have a CPU a stage].")] = None,
     out: Annotated[
@@ -123,14 +124,14 @@ def sweep(
     with _bad_input_in_one_sentence():
         from sweeps.study import read_study
 
-        chosen = read_study(study, trials=trials, jobs=jobs)
+        chosen = read_study(study, overrides or [], trials=trials, jobs=jobs)
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
         options = [("--trials", trials), ("--jobs", jobs), ("--address", address), ("--out", one.store.out)]
         words = [word for option, value in options if value is not None for word in (option, str(value))]
-        again = shlex.join(["raysim", "sweep", study, *words, "--resume"])
+        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
         try:
             show_sweep(one)
         except KeyboardInterrupt:
