@@ -27,7 +27,7 @@ from sweeps.rows import Rows, TrialRow
 from sweeps.study import Study
 from sweeps.trial import Outcome
 
-MOST_REPEATS = 50  # suggestions in a row that bring nothing new, and the space counts as searched
+MOST_REPEATS = 25  # suggestions in a row that bring nothing new, and the space counts as searched
 
 TOLD = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
