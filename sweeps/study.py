@@ -380,7 +380,9 @@ def _check_baseline(study: Study, baseline: Baseline) -> None:
         raise ConfigError(f"The baseline {baseline.name}: {error}") from None
     except ValueError as error:
         reason = str(error).partition(". ")[0].rstrip(".")
-        raise ConfigError(f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}.") from None
+        raise ConfigError(
+            f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}."
+        ) from None
 
 
 def _check_draws(study: Study) -> None:

@@ -1,6 +1,7 @@
 """Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -35,16 +36,16 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
         tmp_path,
         seeds=[0, 1],
         objectives=["accuracy_on", "step_s@100mbps", {"name": "time_to_target_s@1gbps", "target": "accuracy=1.0"}],
-        space={"forward": ["Identity", "EF21(TopK(0.3))", "Quantize(4)"], "optimizer.learning_rate": [0.1, 1e30]},
+        space={"forward": ["Identity", "EF21(TopK(0.3))"], "optimizer.learning_rate": [0.1, 1e30]},
         symbols=None,
         sampler="grid",
         trials=None,
         baselines=[{"name": "dense", "params": {"forward": "Identity", "optimizer.learning_rate": 0.1}}],
-        base=BASE | {"num_stages": 3},
+        jobs=2,
     )
     done = sweep(path, tmp_path / "out")
     frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
-    assert frame["trial"].tolist() == list(range(7))
+    assert frame["trial"].tolist() == list(range(5))
     by_status = frame.groupby("status")["param.optimizer.learning_rate"].unique().map(list).to_dict()
     assert by_status == {"finished": [0.1], "diverged": [1e30]}
     assert frame["same_as"].notna().sum() == 1  # the dense point of the grid is the baseline
@@ -66,37 +67,35 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
 
 
 def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
-    """Whatever ran before on the same stages: other codecs, memories, dropout, a divergence."""
-    gpt = {"model": {"name": "gpt", "num_blocks": 2, "width": 16, "num_heads": 2, "dropout": 0.2}, "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16}}  # fmt: skip
+    """Whatever ran before on the same stages: other codecs, memories, models, dropout, types."""
+    gpt = {"model": "gpt", "model.num_blocks": 2, "model.width": 16, "model.num_heads": 2, "model.dropout": 0.2}
+    text = {"data": "topics", "data.length": 16, "data.train_samples": 64, "data.test_samples": 16}
     variants = {
         "aqsgd": {"forward": "AQSGD(Quantize(4, rounding='stochastic'))", "backward": "EF21(TopK(0.3))"},
-        "gpt": {"model": gpt["model"], "data": gpt["data"], "forward": "ErrorFeedback(RandomK(0.5))"},
-        "diverging": {"optimizer.learning_rate": 1e30},
+        "gpt": {**gpt, **text, "forward": "ErrorFeedback(RandomK(0.5))"},
         "feedback": {"forward": "ErrorFeedback(TopK(0.1))", "backward": "Quantize(2)", "num_microbatches": 2},
         "bfloat16": {"dtype": "bfloat16", "forward": "TopK(0.2)"},
-        "dense": {"forward": "Identity"},
     }
     path = write_study(
         tmp_path, space={"variants": variants}, symbols=None, sampler="grid", trials=None, baselines=None,
-        base=BASE | {"num_stages": 3}, jobs=1,
+        jobs=1,
     )  # fmt: skip
     done = sweep(path, tmp_path / "out")
-    assert {row.status for row in done.rows} == {"finished", "diverged"}
+    assert {row.status for row in done.rows} == {"finished"}
     for row in done.rows:
-        if row.status == "finished":
-            config = done.study.config(variants[row.params["variant"]])
-            fresh = train(config, engine="inline", out=tmp_path / f"fresh-{row.trial}")
-            same_records(Run(tmp_path / "out" / row.runs[0]), fresh)
-
-
-class Probe(SweepTrial):
-    def crew(self):
-        import ray
-
-        return self._crew.made, [ray.get(actor.__ray_call__.remote(lambda self: id(self))) for actor in self._crew.actors]
+        config = done.study.config(variants[row.params["variant"]])
+        fresh = train(config, engine="inline", out=tmp_path / f"fresh-{row.trial}")
+        same_records(Run(tmp_path / "out" / row.runs[0]), fresh)
 
 
 def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
+    class Probe(SweepTrial):  # here, and not above: workers cannot import a test
+        def crew(self):
+            import ray
+
+            ids = [ray.get(actor.__ray_call__.remote(lambda stage: id(stage))) for actor in self._crew.actors]
+            return self._crew.made, ids
+
     values = make_config({**BASE, "name": "small"}).model_dump(mode="json", exclude_none=True)
     bundles = [{"CPU": 0.01}, {"CPU": 1}, {"CPU": 1}]
     group = ray.util.placement_group(bundles)
@@ -125,7 +124,9 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         ray.get(trial.reset.remote(spec(2, optimizer={"learning_rate": 1e30})), timeout=60)
         assert outcome()[0] == "diverged"
         assert ray.get(trial.crew.remote(), timeout=60) == (1, [])
-        ray.get(trial.reset.remote(spec(3, model={"name": "tests.models:flat"}, cuts=["0"], num_stages=None)), timeout=60)
+        ray.get(
+            trial.reset.remote(spec(3, model={"name": "tests.models:flat"}, cuts=["0"], num_stages=None)), timeout=60
+        )
         assert outcome()[0] in ("finished", "failed")
         # Cut off in the middle, as a scheduler does: the run says so, the next one is as fresh as any.
         ray.get(trial.reset.remote(spec(4, steps=200)), timeout=60)
@@ -140,22 +141,25 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         ray.util.remove_placement_group(group)
 
 
+@pytest.mark.slow
 def test_trials_that_fail_are_recorded_with_their_reason(ray, tmp_path):
     variants = {
         "too-many": {"data.train_samples": 8},
-        "no-module": {"model": {"name": "nowhere:build"}},
+        "no-module": {"model": "nowhere:build"},
         "good": {"forward": "TopK(0.1)"},
     }
-    path = write_study(tmp_path, space={"variants": variants}, symbols=None, sampler="grid", trials=None, baselines=None)
+    path = write_study(
+        tmp_path, space={"variants": variants}, symbols=None, sampler="grid", trials=None, baselines=None
+    )
     done = sweep(path, tmp_path / "out")
     rows = {row.params["variant"]: row for row in done.rows}
     assert [rows[name].status for name in variants] == ["failed", "failed", "finished"]
     assert "`batch_size` must be at most the number of training samples (8)" in rows["too-many"].error
     assert "nowhere" in rows["no-module"].error
-    ledger = done.ledger
-    check_agree(ledger)
+    check_agree(done.ledger)
 
 
+@pytest.mark.slow
 def test_a_failed_baseline_ends_a_study_whose_constraints_need_it(ray, tmp_path):
     path = write_study(
         tmp_path,
@@ -167,6 +171,7 @@ def test_a_failed_baseline_ends_a_study_whose_constraints_need_it(ray, tmp_path)
     assert len(pd.read_parquet(tmp_path / "out" / "trials.parquet")) == 1
 
 
+@pytest.mark.slow
 def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
     path = write_study(
         tmp_path, space={"optimizer.learning_rate": [0.1, 0.05, 1e-9, 1e-8, 1e-7]}, symbols=None, sampler="random", trials=5,
@@ -181,10 +186,10 @@ def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
         assert done.ledger.optuna.trials[row.trial].intermediate_values
     best = frontier(done.rows, done.study.objectives)
     assert len(best) == 1
-    check_agree_one = {trial.number: trial.state for trial in done.ledger.optuna.trials}
-    assert TrialState.RUNNING not in check_agree_one.values()
+    assert TrialState.RUNNING not in [trial.state for trial in done.ledger.optuna.trials]
 
 
+@pytest.mark.slow
 def test_inline_trials_need_one_process_each(ray, tmp_path):
     path = write_study(tmp_path, engine="inline", trials=3)
     done = sweep(path, tmp_path / "out")
@@ -192,6 +197,7 @@ def test_inline_trials_need_one_process_each(ray, tmp_path):
     assert Run(tmp_path / "out" / done.rows[0].runs[0]).row["engine"] == "inline"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["stage", "trial"])
 def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
     path = write_study(tmp_path, trials=2, base=BASE | {"steps": 60, "checkpoint_every_steps": 5}, jobs=1)
@@ -205,12 +211,9 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
         if not killed and run.is_dir() and any(run.glob("step-*")):
             name = "StageHost" if moment == "stage" else "SweepTrial"
             alive = [actor for actor in list_actors(filters=[("state", "=", "ALIVE")]) if name in actor.class_name]
-            import os
-
             os.kill(alive[0].pid, signal.SIGKILL)
             killed.append(alive[0].pid)
 
-    real = one._interrupt  # noqa: F841
     from sweeps import runner
 
     class Killing(runner._Watch):
@@ -231,8 +234,11 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
     same_records(Run(tmp_path / "out" / "trials" / "0-s0"), fresh)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
-    path = write_study(tmp_path, trials=3, base=BASE | {"steps": 400, "checkpoint_every_steps": 10, "evaluate_every_steps": 0})
+    path = write_study(
+        tmp_path, trials=3, base=BASE | {"steps": 400, "checkpoint_every_steps": 10, "evaluate_every_steps": 0}
+    )
     words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", "out"]
     # A shell that runs a suite in the background ignores SIGINT in what it starts; a terminal does not.
     started = subprocess.Popen(
@@ -280,7 +286,10 @@ def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
 def test_stages_are_fitted_to_what_there_is(nodes, jobs, changes, expected):
     config = make_config({**BASE, "num_stages": 4, **changes})
     share = fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
-    assert (round(share.cpus, 4), round(share.gpus, 4), share.jobs) == (pytest.approx(expected[0], abs=2e-4), *expected[1:])
+    assert (round(share.cpus, 4), round(share.gpus, 4), share.jobs) == (
+        pytest.approx(expected[0], abs=2e-4),
+        *expected[1:],
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def test_the_job_for_kubernetes_is_one_that_ray_reads():
     assert job["spec"]["entrypoint"].startswith("raysim sweep quickstart --address auto --out s3://")
     spec = job["spec"]["rayClusterSpec"]
     assert spec["authOptions"] == {"mode": "token"}
-    config = _derive_autoscaling_config_from_ray_cr({"metadata": {"name": "raysim", "namespace": "default"}, "spec": spec})
+    config = _derive_autoscaling_config_from_ray_cr(
+        {"metadata": {"name": "raysim", "namespace": "default"}, "spec": spec}
+    )
     validate_config(config)
     stages = config["available_node_types"]["stages"]
     assert (stages["min_workers"], stages["max_workers"]) == (4, 8)

@@ -219,7 +219,9 @@ class KilledError(Exception):
 @pytest.mark.parametrize(
     ("sampler", "lost"),
     [
-        pytest.param(sampler, lost, marks=[] if (sampler, lost) in (("tpe", None), ("grid", "old")) else pytest.mark.slow)
+        pytest.param(
+            sampler, lost, marks=[] if (sampler, lost) in (("tpe", None), ("grid", "old")) else pytest.mark.slow
+        )
         for sampler in ("random", "tpe", "nsga2", "grid")
         for lost in (None, "optuna.db", "old")
     ],
