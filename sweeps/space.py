@@ -34,9 +34,9 @@ MOST_POINTS = 10_000  # of a grid
 class Space:
     """Keys and symbols, read as `sweeps/studies/*.toml` write them; call it with a trial to draw overrides.
 
-    Parameters are named after their key, or `<key>.<symbol>`, `<symbol>` for a hole with a dot; `<key>.<boundary>.<symbol>` in a table `each`, which
-    draws for every boundary apart. `variants` are sets of keys, one of which is chosen. Raises ConfigError, by
-    parameter and rule, where a table is wrong.
+    Parameters are named after their key, or `<key>.<symbol>`, or `<symbol>` for a hole with a dot. A table `each` draws
+    for every boundary apart: `<key>.<boundary>.<symbol>`. `variants` are sets of keys, one of which is chosen. Raises
+    ConfigError, by parameter and rule, where a table is wrong.
 
     >>> space = Space({"forward": ["Identity", "TopK({density})"]}, {"density": {"low": 0.01, "high": 0.5, "log": True}})
     >>> space(FixedTrial({"forward": "TopK({density})", "forward.density": 0.123456}))

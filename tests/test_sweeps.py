@@ -77,9 +77,14 @@ def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
         "bfloat16": {"dtype": "bfloat16", "forward": "TopK(0.2)"},
     }
     path = write_study(
-        tmp_path, space={"variants": variants}, symbols=None, sampler="grid", trials=None, baselines=None,
+        tmp_path,
+        space={"variants": variants},
+        symbols=None,
+        sampler="grid",
+        trials=None,
+        baselines=None,
         jobs=1,
-    )  # fmt: skip
+    )
     done = sweep(path, tmp_path / "out")
     assert {row.status for row in done.rows} == {"finished"}
     for row in done.rows:
@@ -174,9 +179,18 @@ def test_a_failed_baseline_ends_a_study_whose_constraints_need_it(ray, tmp_path)
 @pytest.mark.slow
 def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
     path = write_study(
-        tmp_path, space={"optimizer.learning_rate": [0.1, 0.05, 1e-9, 1e-8, 1e-7]}, symbols=None, sampler="random", trials=5,
-        objectives=["loss_on"], early_stopping="asha", baselines=None, base=BASE | {"steps": 20}, jobs=1, sampler_seed=3,
-    )  # fmt: skip
+        tmp_path,
+        space={"optimizer.learning_rate": [0.1, 0.05, 1e-9, 1e-8, 1e-7]},
+        symbols=None,
+        sampler="random",
+        trials=5,
+        objectives=["loss_on"],
+        early_stopping="asha",
+        baselines=None,
+        base=BASE | {"steps": 20},
+        jobs=1,
+        sampler_seed=3,
+    )
     done = sweep(path, tmp_path / "out")
     pruned = [row for row in done.rows if row.status == "pruned"]
     assert pruned
@@ -242,9 +256,12 @@ def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
     words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", "out"]
     # A shell that runs a suite in the background ignores SIGINT in what it starts; a terminal does not.
     started = subprocess.Popen(
-        words, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        words,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     try:
         deadline = time.monotonic() + 200
         while not list(tmp_path.glob("out/trials/*/checkpoints/step-*")):

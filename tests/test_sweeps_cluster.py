@@ -102,8 +102,11 @@ def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucke
     where = (tmp_path / "bucket").as_uri() if bucket else "-"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where],
-        capture_output=True, text=True, timeout=290, env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=290,
+        env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(said["places"]) == 3

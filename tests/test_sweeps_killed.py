@@ -115,8 +115,12 @@ def test_the_dashboards_show_the_study(tmp_path):
     environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"}
     done = subprocess.run(
         [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", "out", "--dashboard"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=250, env=environment,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     assert "Ray's dashboard at http://127.0.0.1:" in done.stderr
     ports = [_free_port(), _free_port()]

@@ -87,7 +87,12 @@ def test_what_did_not_finish_is_recorded_as_what_it_is(opened, status):
     row = begin(ledger)
     ledger.end(row, finished(status=status, error="why"))
     frame = pd.read_parquet(ledger.rows.path)
-    assert (frame["status"][0], frame["error"][0], frame["name"][0], bool(frame["baseline"][0])) == (status, "why", "dense", True)  # fmt: skip
+    assert (frame["status"][0], frame["error"][0], frame["name"][0], bool(frame["baseline"][0])) == (
+        status,
+        "why",
+        "dense",
+        True,
+    )
     trial = ledger.optuna.trials[0]
     assert trial.state == STATES.get(status, TrialState.FAIL)
     assert trial.user_attrs["error"] == "why"
@@ -109,9 +114,11 @@ def test_a_figure_that_is_none_is_a_failure_for_the_sampler_and_null_in_the_row(
 
 def test_the_same_configuration_is_not_trained_twice(opened):
     ledger = opened(
-        space={"forward": ["Identity", "TopK(0.5)", "TopK(density=0.5)", "Plain(TopK(0.5))"]}, symbols=None, trials=None,
+        space={"forward": ["Identity", "TopK(0.5)", "TopK(density=0.5)", "Plain(TopK(0.5))"]},
+        symbols=None,
+        trials=None,
         sampler="grid",
-    )  # fmt: skip
+    )
     trained = []
     while (found := ledger.next()) is not None:
         trained.append(found[0].notation)
@@ -128,9 +135,12 @@ def test_the_same_configuration_is_not_trained_twice(opened):
 
 def test_a_repeat_of_what_goes_on_waits_for_it(opened):
     ledger = opened(
-        space={"forward": ["TopK(0.5)", "TopK(density=0.5)", "Identity"]}, symbols=None, sampler="grid", trials=None,
+        space={"forward": ["TopK(0.5)", "TopK(density=0.5)", "Identity"]},
+        symbols=None,
+        sampler="grid",
+        trials=None,
         baselines=None,
-    )  # fmt: skip
+    )
     first, _ = ledger.next()
     ledger.begin(first, [])
     other, _ = ledger.next()
@@ -153,10 +163,13 @@ def test_a_space_that_has_nothing_new_left_ends_the_study(opened):
 
 def test_constraints_are_told_and_hold_against_the_baseline(opened):
     ledger = opened(
-        constraints=[{"objective": "accuracy_on", "within": 0.1, "of": "dense"}, {"objective": "step_s@100mbps", "at_most": 2.0}],
+        constraints=[
+            {"objective": "accuracy_on", "within": 0.1, "of": "dense"},
+            {"objective": "step_s@100mbps", "at_most": 2.0},
+        ],
         space={"forward": "TopK({density})"},
         baselines=[{"name": "dense", "set": {"forward": "Identity"}}],
-    )  # fmt: skip
+    )
     begun = begin(ledger)
     assert ledger.awaits_baseline()
     ledger.end(begun, finished(accuracy=0.8))
@@ -168,7 +181,9 @@ def test_constraints_are_told_and_hold_against_the_baseline(opened):
     assert frame["constraint.accuracy_on within 0.1 of dense"].round(9).tolist() == [-0.08, -0.01, 0.01, -0.18]
     assert frame["constraint.step_s@100mbps <= 2"].tolist() == [-1.0, -1.0, -1.0, 0.5]
     assert sorted(trial.number for trial in ledger.optuna.best_trials) == [0]  # of 0 and 1, equal in seconds
-    assert ledger.optuna.trials[2].constraints == pytest.approx({"accuracy_on within 0.1 of dense": 0.01, "step_s@100mbps <= 2": -1.0})  # fmt: skip
+    assert ledger.optuna.trials[2].constraints == pytest.approx(
+        {"accuracy_on within 0.1 of dense": 0.01, "step_s@100mbps <= 2": -1.0}
+    )
 
 
 def test_a_baseline_without_a_value_ends_the_study_where_constraints_need_it(opened):

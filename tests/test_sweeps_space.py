@@ -106,14 +106,34 @@ def test_a_grid_is_every_point_once():
         ({"forward": "{a}"}, {"a": "{b}", "b": ["{a}"]}, "`symbols.a` must not lead back to itself, but {a} does."),
         ({"steps": {"low": 5, "high": 5}}, {}, "`space.steps` must have `low` below `high`, but got 5 and 5."),
         ({"steps": {"low": 5}}, {}, "`space.steps.high` must be a number, but got None."),
-        ({"steps": {"low": 5, "high": 9, "lgo": True}}, {}, "Unknown key `space.steps.lgo` of a range. Known: low, high, log, step."),
-        ({"steps": {"low": 0, "high": 9, "log": True}}, {}, "`space.steps.low` must be more than 0 with `log`, but got 0."),
-        ({"steps": {"low": 1, "high": 9, "step": 0}}, {}, "`space.steps.step` must be a positive number, without `log`, but got 0."),
-        ({"forward": ["Identity", "Identity"]}, {}, "`space.forward` must have different choices, but got ['Identity', 'Identity']."),
-        ({"forward": [["Identity"]]}, {}, "`space.forward` must list numbers, texts or truth values, but got ['Identity']: name choices in a table."),
+        (
+            {"steps": {"low": 5, "high": 9, "lgo": True}},
+            {},
+            "Unknown key `space.steps.lgo` of a range. Known: low, high, log, step.",
+        ),
+        (
+            {"steps": {"low": 0, "high": 9, "log": True}},
+            {},
+            "`space.steps.low` must be more than 0 with `log`, but got 0.",
+        ),
+        (
+            {"steps": {"low": 1, "high": 9, "step": 0}},
+            {},
+            "`space.steps.step` must be a positive number, without `log`, but got 0.",
+        ),
+        (
+            {"forward": ["Identity", "Identity"]},
+            {},
+            "`space.forward` must have different choices, but got ['Identity', 'Identity'].",
+        ),
+        (
+            {"forward": [["Identity"]]},
+            {},
+            "`space.forward` must list numbers, texts or truth values, but got ['Identity']: name choices in a table.",
+        ),
         ({"variants": {"a": "b"}}, {}, "`space.variants` must be a table of tables of keys, but got {'a': 'b'}."),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_space_is_named(keys, symbols, sentence):
     with pytest.raises(ConfigError) as caught:
         Space(keys, symbols)

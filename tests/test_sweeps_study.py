@@ -75,40 +75,94 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"space": {"forwrad": ["Identity", "TopK(0.1)"]}}, "`space`: what it draws is never valid: Unknown key `forwrad`"),
-        ({"space": {"forward": ["Identity", "TopKk(0.1)"]}}, "`space`: `forward` = 'TopKk(0.1)' is never valid: `forward`: Unknown compressor"),
-        ({"symbols": {"density": {"low": 0.5, "high": 0.5}}}, "`symbols.density` must have `low` below `high`, but got 0.5 and 0.5."),
-        ({"symbols": {"density": {"low": 2.0, "high": 3.0}}}, "is never valid: `forward`: `density` must be in (0, 1], but got 2"),
-        ({"objectives": ["los_on"]}, "Unknown objective `los_on`. Known: loss_on, loss_off, accuracy_on, accuracy_off, wire_bytes, step_s@NETWORK"),
+        (
+            {"space": {"forwrad": ["Identity", "TopK(0.1)"]}},
+            "`space`: what it draws is never valid: Unknown key `forwrad`",
+        ),
+        (
+            {"space": {"forward": ["Identity", "TopKk(0.1)"]}},
+            "`space`: `forward` = 'TopKk(0.1)' is never valid: `forward`: Unknown compressor",
+        ),
+        (
+            {"symbols": {"density": {"low": 0.5, "high": 0.5}}},
+            "`symbols.density` must have `low` below `high`, but got 0.5 and 0.5.",
+        ),
+        (
+            {"symbols": {"density": {"low": 2.0, "high": 3.0}}},
+            "is never valid: `forward`: `density` must be in (0, 1], but got 2",
+        ),
+        (
+            {"objectives": ["los_on"]},
+            "Unknown objective `los_on`. Known: loss_on, loss_off, accuracy_on, accuracy_off, wire_bytes, step_s@NETWORK",
+        ),
         ({"objectives": ["step_s"]}, "Unknown objective `step_s`."),
         ({"objectives": ["step_s@100mbits"]}, "`objectives`: step_s@100mbits: A network is a preset"),
         ({"objectives": []}, "`objectives` must"),
         ({"objectives": ["loss_on", "loss_on"]}, "`objectives` must differ, but loss_on is there twice."),
-        ({"objectives": ["time_to_target_s@100mbps"]}, "`objectives.target` must be given for time_to_target_s@100mbps, as in 'accuracy=0.9'."),
-        ({"objectives": [{"name": "time_to_target_s@1gbps", "target": "speed=9"}]}, "`target` must be loss=, perplexity= or accuracy= and a number"),
-        ({"objectives": [{"name": "loss_on", "direction": "down"}]}, "`objectives.direction` must be one of minimize, maximize, but got 'down'."),
+        (
+            {"objectives": ["time_to_target_s@100mbps"]},
+            "`objectives.target` must be given for time_to_target_s@100mbps, as in 'accuracy=0.9'.",
+        ),
+        (
+            {"objectives": [{"name": "time_to_target_s@1gbps", "target": "speed=9"}]},
+            "`target` must be loss=, perplexity= or accuracy= and a number",
+        ),
+        (
+            {"objectives": [{"name": "loss_on", "direction": "down"}]},
+            "`objectives.direction` must be one of minimize, maximize, but got 'down'.",
+        ),
         ({"objectives": [{"nam": "loss_on"}]}, "Unknown key `objectives.nam`. Known: name, direction, target, mode."),
-        ({"constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "none"}]}, "`constraints.of` must name one of `baselines` (dense), but got 'none'."),
-        ({"baselines": None, "constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "dense"}]}, "`constraints.of` must name one of `baselines` (none), but got 'dense'."),
-        ({"constraints": [{"objective": "accuracy_on", "within": 0.01}]}, "`constraints.within` and `constraints.of`, the name of a baseline, belong together."),
-        ({"constraints": [{"objective": "accuracy_on"}]}, "`constraints` of accuracy_on must have just one of at_most, at_least and within, but got none."),
-        ({"constraints": [{"objective": "loss_on", "at_most": 1.0}]}, "`constraints.objective` must be one of `objectives` (accuracy_on, step_s@100mbps), but got 'loss_on'."),
+        (
+            {"constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "none"}]},
+            "`constraints.of` must name one of `baselines` (dense), but got 'none'.",
+        ),
+        (
+            {"baselines": None, "constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "dense"}]},
+            "`constraints.of` must name one of `baselines` (none), but got 'dense'.",
+        ),
+        (
+            {"constraints": [{"objective": "accuracy_on", "within": 0.01}]},
+            "`constraints.within` and `constraints.of`, the name of a baseline, belong together.",
+        ),
+        (
+            {"constraints": [{"objective": "accuracy_on"}]},
+            "`constraints` of accuracy_on must have just one of at_most, at_least and within, but got none.",
+        ),
+        (
+            {"constraints": [{"objective": "loss_on", "at_most": 1.0}]},
+            "`constraints.objective` must be one of `objectives` (accuracy_on, step_s@100mbps), but got 'loss_on'.",
+        ),
         ({"trials": 0}, "`trials` must be greater than or equal to 1, but got 0."),
         ({"trials": None}, "`trials` must be given with `sampler` = 'random', which has no end."),
         ({"sampler": "tpee"}, "`sampler` must be 'grid', 'random', 'tpe' or 'nsga2', but got 'tpee'."),
         ({"sampler": "grid"}, "A grid needs a `step` or a list of choices for `forward.density`, but got a range."),
-        ({"sampler": "nsga2", "baselines": [{"name": "dense", "set": {"forward": "Identity"}}]}, "The baseline dense must have `params` with `sampler` = 'nsga2'"),
-        ({"baselines": [{"name": "dense", "params": {"forward": "TopK(1)"}}]}, "`params` of the baseline dense must be a point of the space, but:"),
-        ({"baselines": [{"name": "dense", "params": {"forward": "Identity", "bits": 3}}]}, "`params` of the baseline dense must be a point of the space, but: `bits` is not asked for."),
+        (
+            {"sampler": "nsga2", "baselines": [{"name": "dense", "set": {"forward": "Identity"}}]},
+            "The baseline dense must have `params` with `sampler` = 'nsga2'",
+        ),
+        (
+            {"baselines": [{"name": "dense", "params": {"forward": "TopK(1)"}}]},
+            "`params` of the baseline dense must be a point of the space, but:",
+        ),
+        (
+            {"baselines": [{"name": "dense", "params": {"forward": "Identity", "bits": 3}}]},
+            "`params` of the baseline dense must be a point of the space, but: `bits` is not asked for.",
+        ),
         ({"baselines": [{"name": "dense"}]}, "The baseline dense must have just one of `params` and `set`."),
-        ({"baselines": [{"name": "dense", "set": {"forward": "Quantize(9)"}}]}, "The baseline dense: `forward`: `bits` must be an integer from 1 to 8"),
+        (
+            {"baselines": [{"name": "dense", "set": {"forward": "Quantize(9)"}}]},
+            "The baseline dense: `forward`: `bits` must be an integer from 1 to 8",
+        ),
         ({"seeds": []}, "`seeds` must"),
         ({"seeds": [1, 1]}, "`seeds` must differ, but 1 is there twice."),
         ({"seeds": [-1]}, "`seeds` must be at least 0, but got -1."),
         ({"base": "digits-cn"}, "Unknown recipe 'digits-cn'."),
         ({"base": {**BASE, "steps": 0}}, "`steps` must be"),
         ({"base": {**BASE, "profile_every_steps": 0}}, "`profile_every_steps` of the base must be at least 1"),
-        ({"base": {**BASE, "evaluate_every_steps": 0}, "early_stopping": "asha"}, "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1"),
+        (
+            {"base": {**BASE, "evaluate_every_steps": 0}, "early_stopping": "asha"},
+            "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1",
+        ),
         ({"set": {"densty": 1}}, "Unknown key `densty`."),
         ({"spacee": {}}, "Unknown key `spacee` of a study. Known: name, base, set, seeds"),
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
@@ -116,7 +170,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"name": "a/b"}, "`name` must"),
         ({"compute": "gpu"}, "`compute` must be 'cpu' or 'wall', but got 'gpu'."),
     ],
-)  # fmt: skip
+)
 def test_a_bad_study_is_one_sentence(tmp_path, changes, sentence):
     path = write_study(tmp_path, **changes)
     with pytest.raises(ConfigError) as caught:
@@ -146,11 +200,17 @@ def raysim(tmp_path, monkeypatch):
         (["small.toml", "densty=1"], "Unknown key `densty`."),
         (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to go on with."),
         (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
-        (["small.toml", "--out", "full"], "The folder full is not empty. Give another `out`, or `resume` the study in it."),
-        (["small.toml", "steps=9", "--resume", "--out", "other"], "`base.steps` must be 4, as in the study to resume, but got 9."),
+        (
+            ["small.toml", "--out", "full"],
+            "The folder full is not empty. Give another `out`, or `resume` the study in it.",
+        ),
+        (
+            ["small.toml", "steps=9", "--resume", "--out", "other"],
+            "`base.steps` must be 4, as in the study to resume, but got 9.",
+        ),
         (["small.toml", "--out", "nope://bucket/study"], "`out` must be a folder or a URI that pyarrow knows"),
     ],
-)  # fmt: skip
+)
 def test_the_command_line_refuses_before_ray_starts(raysim, tmp_path, arguments, sentence):
     path = write_study(tmp_path)
     (tmp_path / "broken.toml").write_text("base = ")
