@@ -250,7 +250,9 @@ class RunConfig(_Strict):
         for methods in self.compressors():
             for field, method in zip(("forward", "backward"), methods, strict=True):
                 if field not in method.directions:
-                    raise ValueError(f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages.")
+                    raise ValueError(
+                        f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
+                    )
         if self.shared_indices:
             self._check_shared()
         if isinstance(self.replica_gradient, tuple) and len(self.replica_gradient) != self.stages:
