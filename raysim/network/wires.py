@@ -1,0 +1,242 @@
+"""The two kernels' callers: what they read of a schedule, a profile, networks and a placement, as flat arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.network.network import Network
+from raysim.network.placement import Placement
+from raysim.network.profile import Profile
+from raysim.network.schedule import Schedule, order
+from raysim.network.table import Table
+from raysim.network.timeline import alone_s
+
+Floats = NDArray[np.float64]
+
+REPLICA_SEEDS = 65_536  # seeds of replicas are counted on from the step's
+
+LANES = 64  # networks per pass of the fast kernel: enough to fill vector units, few enough to stay in cache
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The hosts between which each (stage, op) sends; equal where nothing is sent."""
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    worker: NDArray[np.int64]
+    """The sending worker, counted over replicas."""
+    receiver: NDArray[np.int64]
+
+
+def _ends(table: Table, placement: Placement, num_ops: int, replica: int) -> _Ends:
+    workers = replica * table.num_workers + table.owner.astype(np.int64)
+    sender = np.repeat(workers[:, None], num_ops, axis=1)
+    receiver = sender.copy()
+    receiver[:-1, 0] = workers[1:]
+    receiver[1:, 1] = workers[:-1]
+    hosts = np.array(placement.hosts, np.int64)
+    return _Ends(hosts[sender], hosts[receiver], sender, receiver)
+
+
+def is_ordered(table: Table, sharing: str, placement: Placement) -> bool:
+    """Return whether the schedule alone fixes who waits for whom: no wire has two workers at the end that orders it."""
+    replicas = len(placement.hosts) // table.num_workers
+    inbound = sharing == "inbound"
+    users: dict[tuple[int, int], set[int]] = {}
+    for replica in range(replicas):
+        ends = _ends(table, placement, 2, replica)
+        across = ends.source != ends.target
+        sources = np.zeros_like(ends.source) if inbound else ends.source
+        orders = ends.receiver if inbound else ends.worker
+        for source, target, worker in zip(sources[across], ends.target[across], orders[across], strict=True):
+            users.setdefault((int(source), int(target)), set()).add(int(worker))
+    alone = all(len(workers) == 1 for workers in users.values())
+    simple = placement.cores is None and placement.driver is None and sharing in ("pair", "inbound")
+    if inbound and not (alone and simple):
+        raise ValueError(
+            f'`sharing` "inbound" must go with one worker on each host, and neither `cores` nor `driver`, but got {placement!r}.'
+        )
+    return alone and simple
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What the fast kernel reads of networks: for each replica its wires, and for each block of networks their costs."""
+
+    wires: list[NDArray[np.int32]]
+    """By replica: (stage, op) to wire, -1 within a host."""
+    costs: list[list[tuple[Floats, Floats, Floats, Floats]]]
+    """By replica and block: seconds a byte, latency, forgiven burst, jitter."""
+    inbound: bool
+
+    @classmethod
+    def of(cls, table: Table, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int) -> Wiring:
+        inbound = networks[0].sharing == "inbound"
+        blocks = [networks[low : low + LANES] for low in range(0, len(networks), LANES)]
+        wires, costs = [], []
+        for replica in range(replicas):
+            ends = _ends(table, placement, num_ops, replica)
+            across = ends.source != ends.target
+            # A wire for each pair of hosts, or for each receiver.
+            key = ends.target if inbound else ends.source * placement.num_hosts + ends.target
+            wire = np.full(across.shape, -1, np.int32)
+            wire[across] = np.unique(key[across], return_inverse=True)[1]
+            wires.append(wire)
+            costs.append([_lane_costs(block, ends) for block in blocks])
+        return cls(wires, costs, inbound)
+
+
+def order_wires(
+    schedule: Schedule, table: Table, profile: Profile, wiring: Wiring, seed: int, keep: Sequence[Floats] = ()
+) -> tuple[Floats, Floats]:
+    """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
+    from raysim.network.ordered import run_ordered  # compiles on import: only those who simulate pay for it
+
+    num_slots = table.num_stages * profile.compute_s.shape[2] * table.num_microbatches
+    nothing = np.empty(0)
+    free, done = [], []
+    for replica, (wire, blocks) in enumerate(zip(wiring.wires, wiring.costs, strict=True)):
+        r = replica if profile.num_replicas > 1 else 0
+        busy = profile.decode_s[r] + profile.compute_s[r] + profile.encode_s[r]
+        start_s, end_s, begin_s = (array[replica].reshape(-1) for array in keep[:3]) if keep else (nothing,) * 3
+        for byte_wire, latency, burst, jitter in blocks:
+            width = len(jitter)
+            arrive_s = keep[3][replica].reshape(-1, 1) if keep else np.empty((num_slots, width))
+            lane_free, lane_done = np.zeros((table.num_workers, width)), np.zeros((table.num_stages, width))
+            count = run_ordered(
+                table.offsets,
+                table.stage,
+                table.op,
+                table.microbatch,
+                table.owner,
+                table.num_microbatches,
+                busy,
+                profile.wire_bytes[r],
+                profile.call_s,
+                profile.message_s,
+                profile.byte_s,
+                byte_wire,
+                latency,
+                burst,
+                jitter,
+                wire,
+                int(wire.max(initial=-1)) + 1,
+                wiring.inbound,
+                seed * REPLICA_SEEDS + replica,
+                start_s,
+                end_s,
+                begin_s,
+                arrive_s,
+                lane_free,
+                lane_done,
+            )
+            _check_complete(schedule, table, count, 1)
+            free.append(lane_free)
+            done.append(lane_done)
+    replicas = len(wiring.wires)
+    blocks_each = len(free) // replicas
+    join = [slice(r * blocks_each, (r + 1) * blocks_each) for r in range(replicas)]
+    return (
+        np.stack([np.concatenate(free[part], axis=1) for part in join]),
+        np.stack([np.concatenate(done[part], axis=1) for part in join]),
+    )
+
+
+def _lane_costs(networks: Sequence[Network], ends: _Ends) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return seconds a byte, latency and forgiven burst by (stage, op, network), and jitter by network."""
+    framing = np.array([network.framing for network in networks])
+    bursts = np.array([network.burst_bytes for network in networks])
+    jitter = np.array([network.jitter_s for network in networks])
+    if all(network.num_hosts is None for network in networks):
+        across = (ends.source != ends.target)[..., None]
+        bandwidth = np.where(across, np.array([network.bandwidth_bps for network in networks]), math.inf)
+        latency = np.where(across, np.array([network.latency_s for network in networks]), 0.0)
+    else:
+        bandwidth = np.stack([network.bandwidths_bps(ends.source, ends.target) for network in networks], axis=-1)
+        latency = np.stack([network.latencies_s(ends.source, ends.target) for network in networks], axis=-1)
+    byte_wire = 8 * framing / bandwidth
+    return byte_wire, np.ascontiguousarray(latency), 8 * bursts / bandwidth, jitter
+
+
+def share_wires(
+    schedule: Schedule,
+    table: Table,
+    profile: Profile,
+    network: Network,
+    placement: Placement,
+    seed: int,
+    keep: Sequence[Floats] = (),
+) -> tuple[Floats, Floats]:
+    """Return when workers (replica, worker) and stages (replica, stage) are done; fill `keep`."""
+    from raysim.network.shared import run_shared
+
+    num_ops = profile.compute_s.shape[2]
+    replicas = len(placement.hosts) // table.num_workers
+    num_hosts = placement.num_hosts
+    hosts = np.array(placement.hosts, np.int64)
+    ends = [_ends(table, placement, num_ops, replica) for replica in range(replicas)]
+    pairs = {(int(a), int(b)) for end in ends for a, b in zip(end.source.flat, end.target.flat, strict=True)}
+    if placement.driver is not None:
+        pairs |= {(host, placement.driver) for host in placement.hosts}
+        pairs |= {(placement.driver, host) for host in placement.hosts}
+    channels = sorted(pair for pair in pairs if pair[0] != pair[1])
+    source = np.array([a for a, _ in channels], np.int64)
+    target = np.array([b for _, b in channels], np.int64)
+    number = np.full((num_hosts, num_hosts), -1, np.int32)
+    number[source, target] = np.arange(len(channels))
+    payload = 8 * network.framing  # bits on the wire for each byte of payload
+    shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
+    start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
+    free, done = np.zeros((replicas, table.num_workers)), np.zeros((replicas, table.num_stages))
+    count = run_shared(
+        table.offsets,
+        table.stage,
+        table.op,
+        table.microbatch,
+        table.owner,
+        table.num_microbatches,
+        replicas,
+        profile.decode_s,
+        alone_s(profile, placement).copy(),  # one type for the kernel: writeable
+        profile.encode_s,
+        profile.wire_bytes,
+        profile.inlined,
+        profile.call_s,
+        profile.message_s,
+        profile.byte_s,
+        hosts,
+        np.full(num_hosts, math.inf) if placement.cores is None else np.array(placement.cores),
+        placement.threads,
+        -1 if placement.driver is None else placement.driver,
+        number,
+        source,
+        target,
+        network.bandwidths_bps(source, target) / payload,
+        network.latencies_s(source, target),
+        network.ports_bps(num_hosts) / payload,
+        network.sharing == "half",
+        network.burst_bytes / network.framing,
+        network.jitter_s,
+        seed * REPLICA_SEEDS,
+        start.reshape(-1),
+        end.reshape(-1),
+        begin.reshape(-1),
+        arrive.reshape(-1),
+        free.reshape(-1),
+        done.reshape(-1),
+    )
+    _check_complete(schedule, table, count, replicas)
+    return free, done
+
+
+def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
+    """Raise ValueError with the action that blocks where not all actions ran."""
+    if count < replicas * len(table.op):
+        order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
+        raise AssertionError(f"{schedule!r} has an order, but {count} of {len(table.op)} actions ran.")
