@@ -15,7 +15,17 @@ from raysim.notation import parse as parse_notation
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     cls.name(): cls
-    for cls in (AQSGD, EF21, Epilogue, ErrorFeedback, LazyErrorPropagation, GraVAC, MixedErrorFeedback, Plain, WarmStart)
+    for cls in (
+        AQSGD,
+        EF21,
+        Epilogue,
+        ErrorFeedback,
+        LazyErrorPropagation,
+        GraVAC,
+        MixedErrorFeedback,
+        Plain,
+        WarmStart,
+    )
 }
 
 
