@@ -125,6 +125,22 @@ def test_gain_one_and_growing_speed_climb_to_the_top() -> None:
     assert math.isnan(standing.speeds[-1])  # dense was never sent
 
 
+def test_the_minimum_follows_what_passes() -> None:
+    """Gains of 10x, 20x, 40x, ... fall at some level, whose place moves: the minimum stays just below it."""
+    rules, standing, place = RULES._replace(promote="passing"), Standing.fresh(6), []
+    for window in range(18):
+        passing = 3 if window < 7 else 1 if window < 12 else 6  # levels that pass
+        if standing.at_window(rules):
+            standing.close_window()
+            standing.decide(rules)
+        gains = [0.8 if level < passing else 0.5 for level in (standing.minimum, standing.candidate)]
+        standing.observe((gains[0], 1.0), (gains[1], 1.0), 1.0)
+        standing.end_step(standing.choose(*gains, rules.epsilon), *gains)
+        assert standing.candidate == min(standing.minimum + 1, 5) or standing.candidate == standing.minimum == 5
+        place.append(standing.minimum)
+    assert place == [0, 1, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+
+
 def test_reopening() -> None:
     standing = Standing.fresh(3)
     rules = RULES._replace(reopen_every=3)

@@ -38,7 +38,7 @@ def gradient(number: int, *shape: int) -> Tensor:
 # Lazy error propagation.
 
 
-@pytest.mark.parametrize("codec", ["TopK(0.1)", "Quantize(2)", "LowRank(1)", "LowRank(2, per='sample')"])
+@pytest.mark.parametrize("codec", ["TopK(0.1)", "Quantize(2)", "LowRank(1)", "WarmStart(LowRank(2, per='sample'))"])
 def test_l7_the_error_of_the_weights_telescopes(codec: str) -> None:
     """sum a_i^T (g'_i - g_i) = a_1^T e_0 + sum (a_(i+1) - a_i)^T e_i - a_M^T e_M, over a step that begins with a residual."""
     pair = Pair(parse(f"LazyErrorPropagation({codec})"))

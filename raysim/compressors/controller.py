@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 POLICIES = ("exponential", "geometric")
-EVENTS = ("promote", "advance", "saturate", "reopen")
+PROMOTE = ("evaluated", "listing", "passing")
+EVENTS = ("promote", "advance", "retreat", "saturate", "reopen")
 
 
 def candidate_factors(cf_min: float, cf_max: float, policy: str, growth: float = 2.0) -> tuple[float, ...]:
@@ -182,21 +183,38 @@ class Standing:
                 return []
             self._reopen()
             return ["reopen"]
-        events = []
-        minimum, candidate = self.agreed
         following = min(self.candidate + 1, self.num_levels - 1)
-        target = self.candidate if rules.promote == "evaluated" else following
-        if minimum > 0 and abs(minimum - candidate) / minimum <= rules.omega and target != self.minimum:
-            self._promote(target)
-            events.append("promote")
+        events = self._track(rules) if rules.promote == "passing" else self._promoted(rules, following)
         settled = self._saturated(rules)
         if settled is not None:
             self._freeze(settled)
-            events.append("saturate")
-        elif following != self.candidate:
+            return [*events, "saturate"]
+        climbs = rules.promote != "passing" or events == ["promote"]
+        if climbs and following != self.candidate:
             self._explore(following)
             events.append("advance")
         return events
+
+    def _promoted(self, rules: Rules, following: int) -> list[str]:
+        """Raise the minimum where the candidate keeps as much of the tensor."""
+        minimum, candidate = self.agreed
+        target = self.candidate if rules.promote == "evaluated" else following
+        if not minimum > 0 or abs(minimum - candidate) / minimum > rules.omega or target == self.minimum:
+            return []
+        self._promote(target)
+        return ["promote"]
+
+    def _track(self, rules: Rules) -> list[str]:
+        """Raise the minimum to a candidate that passes, or lower it by one where it fails itself."""
+        minimum, candidate = self.agreed
+        if candidate >= rules.epsilon and self.candidate != self.minimum:
+            self._promote(self.candidate)
+            return ["promote"]
+        if minimum >= rules.epsilon or self.minimum == 0:
+            return []
+        self.candidate, self.minimum = self.minimum, self.minimum - 1
+        self.averages = [math.nan, math.nan, *self.averages[:2]]
+        return ["retreat"]
 
     def _saturated(self, rules: Rules) -> int | None:
         """Return the level to stay at, where the two fastest are equally fast."""

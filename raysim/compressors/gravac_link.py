@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
 from raysim.compressors.base import KEYS, Compressor, Context, Decision, State, as_rows, memory_keys, recall, remember
-from raysim.compressors.controller import POLICIES, Choice, Rules, Standing, candidate_factors
+from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 
@@ -33,8 +33,8 @@ class GraVAC(Compressor):
     `ladder` "topk" (per sample, factors from `cf_min` to `cf_max` by `policy`), "bits" (Quantize 8 to 2), "rank" (LowRank 64 to
     4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `throughput` "step": samples a
     second by the clock; "link": dense bytes over wire bytes, which needs no clock. `memory` keeps a residual, under the keys of
-    ErrorFeedback. `decide="message"` chooses for every message by its own fidelity. `reopen_every`: windows until a settled
-    controller explores again.
+    ErrorFeedback. `promote` as of GraVAC on replica gradients. `decide="message"` chooses for every message by its own
+    fidelity. `reopen_every`: windows until a settled controller explores again.
 
     >>> GraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
@@ -47,6 +47,7 @@ class GraVAC(Compressor):
     window: int = 100
     policy: str = "exponential"
     ladder: str | tuple[Codec, ...] = "topk"
+    promote: str = "evaluated"
     memory: str | None = None
     throughput: str = "step"
     decide: str = "step"
@@ -74,6 +75,7 @@ class GraVAC(Compressor):
         if self.memory is not None:
             check_choice("memory", self.memory, KEYS)
         check_choice("policy", self.policy, POLICIES)
+        check_choice("promote", self.promote, PROMOTE)
         check_choice("throughput", self.throughput, ["step", "link"])
         check_choice("decide", self.decide, ["step", "message"])
         if not isinstance(self.simultaneous, bool):
@@ -208,6 +210,7 @@ class GraVAC(Compressor):
             omega=self.omega,
             window=self.window,
             alpha=self.ewma_alpha,
+            promote=self.promote,
             reopen_every=self.reopen_every,
         )
 

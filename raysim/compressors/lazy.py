@@ -27,8 +27,9 @@ class LazyErrorPropagation(Compressor):
     e at the end of every step; so does a message of another shape.
 
     >>> from raysim.codecs import LowRank
-    >>> LazyErrorPropagation(LowRank(16))
-    LazyErrorPropagation(LowRank(16))
+    >>> from raysim.compressors import WarmStart
+    >>> LazyErrorPropagation(WarmStart(LowRank(16)))  # Optimus-CC's compressed backpropagation
+    LazyErrorPropagation(WarmStart(LowRank(16)))
     """
 
     inner: Compressor
@@ -40,7 +41,7 @@ class LazyErrorPropagation(Compressor):
         if self.inner.two_ended:
             raise ValueError(f"`inner` must remember at the sender only, but got {self.inner!r}.")
         if isinstance(self.inner, Plain):
-            ErrorFeedback(self.inner.codec, key="link")  # refuses what diverges under a residual
+            _feedback(self.inner)  # refuses what diverges under a residual
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
@@ -48,6 +49,10 @@ class LazyErrorPropagation(Compressor):
         return self.inner.codec
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        if isinstance(self.inner, Plain):
+            kept = self._kept(x, state)
+            packet, changes = _feedback(self.inner).encode(x, {} if kept is None else {0: kept}, context)
+            return packet, {RESIDUAL: changes[0]}
         wanted = self.wanted(x, state)
         packet, changes = self.inner.encode(wanted.to(x.dtype), _without(state), context)
         received, _ = self.inner.decode(packet, _without(state), context, x.device)
@@ -55,8 +60,12 @@ class LazyErrorPropagation(Compressor):
 
     def wanted(self, x: Tensor, state: State) -> Tensor:
         """Return the message and what was withheld before it, in float32."""
-        held = state.get(RESIDUAL)
-        return x.detach().float() + (held.to(x.device) if held is not None and held.shape == x.shape else 0.0)
+        kept = self._kept(x, state)
+        return x.detach().float() + (0.0 if kept is None else kept.to(x.device))
+
+    def _kept(self, x: Tensor, state: State) -> Tensor | None:
+        kept = state.get(RESIDUAL)
+        return kept if kept is not None and kept.shape == x.shape else None
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
         changes, decisions = self.inner.end_step(_without(state), context)
@@ -146,6 +155,10 @@ class Epilogue(Compressor):
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         return self.inner.memory_bytes(message, num_microbatches, num_samples)
+
+
+def _feedback(inner: Plain) -> ErrorFeedback:
+    return ErrorFeedback(inner.codec, key="link")
 
 
 def _compressor(inner: object) -> Compressor:
