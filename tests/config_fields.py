@@ -39,6 +39,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "data": Change({"data": {"name": "digits", "train_samples": 48, "test_samples": 20}}, "loss"),
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
+    "bottleneck": Change({"bottleneck": 2}, "loss"),
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),

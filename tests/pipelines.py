@@ -42,6 +42,7 @@ RUNS = {
         "optimizer": {"learning_rate": 0.1, "clip_norm": 0.1},
     },
     "frozen-tied": {**GPT, "model": {"name": "tests.models:frozen"}, "num_stages": None, "cuts": ["1"]},
+    "bottleneck": {"bottleneck": 2, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.2))"},
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }

@@ -128,7 +128,7 @@ def _prepare(config: RunConfig) -> Workload:
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     microbatch_size = config.batch_size // config.num_microbatches
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    parts = partition(model, data.shape, batch=microbatch_size, **cut)
+    parts = partition(model, data.shape, batch=microbatch_size, bottleneck=config.bottleneck, seed=config.seed, **cut)
     plan = Plan(
         config=config,
         num_samples=len(data.train),

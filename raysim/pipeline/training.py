@@ -246,6 +246,7 @@ class Training:
         row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
         for key in ("forward", "backward"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
+        row["bottleneck"] = None if row["bottleneck"] is None else json.dumps(row["bottleneck"])
         return row | {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
