@@ -1,11 +1,11 @@
-"""What runs have to say, in pandas: what they would take on networks that one does not have.
+"""What runs have to say, in pandas: what they recorded, would take on other networks, and prove of the papers' claims.
 
 Imported lazily, so that `import analysis` brings in neither pandas nor numba.
 
 >>> from analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
 Traceback (most recent call last):
-analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+analysis.errors.ReplayError: There is no run in results/none: it has no run.parquet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.pricing import Replay, ReplayError, Target, replay
+    from analysis.choice import break_even, safe_set
+    from analysis.claims import CLAIMS, Claim
+    from analysis.errors import AnalysisError, ReplayError
+    from analysis.importances import importance
+    from analysis.pareto import frontier, natural_direction
+    from analysis.pricing import Replay
+    from analysis.replays import replay
+    from analysis.results import Results, load
+    from analysis.targets import Target
+    from analysis.verdicts import Comparison, Finding, findings, findings_frame
 
-_HOMES = dict.fromkeys(("Replay", "ReplayError", "Target", "replay"), "analysis.pricing")
+_HOMES = {
+    **dict.fromkeys(("break_even", "safe_set"), "analysis.choice"),
+    **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.errors"),
+    "importance": "analysis.importances",
+    **dict.fromkeys(("frontier", "natural_direction"), "analysis.pareto"),
+    "Replay": "analysis.pricing",
+    "replay": "analysis.replays",
+    **dict.fromkeys(("Results", "load"), "analysis.results"),
+    "Target": "analysis.targets",
+    **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
+    **dict.fromkeys(("Comparison", "Finding", "findings", "findings_frame"), "analysis.verdicts"),
+}
 
-__all__ = ["Replay", "ReplayError", "Target", "replay"]
+__all__ = [
+    "CLAIMS",
+    "AnalysisError",
+    "Claim",
+    "Comparison",
+    "Finding",
+    "Replay",
+    "ReplayError",
+    "Results",
+    "Target",
+    "break_even",
+    "findings",
+    "findings_frame",
+    "frontier",
+    "importance",
+    "load",
+    "natural_direction",
+    "replay",
+    "safe_set",
+]
 
 
 def __getattr__(name: str) -> object:

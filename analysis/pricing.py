@@ -7,26 +7,27 @@ priced: evaluations and checkpoints are left out. Seconds and bytes everywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.errors import ReplayError
+from analysis.targets import METRICS, Target
 from raysim.network.calibrate import Overheads, read_overheads
-from raysim.network.exchange import exchange_s
+from raysim.network.exchange import rounds_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
-from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
-from raysim.network.schedule import SIMULATED, calls, parse_schedule
+from raysim.network.schedule import Custom, calls, parse_schedule
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
+from raysim.network.torch_csv import rows_from_csv
 from raysim.network.trace import trace_events
 from raysim.notation import check_choice, check_integer
 from raysim.records import RecordsError, Run
@@ -37,44 +38,7 @@ WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time
 MAX_STEPS = 100  # priced of the profiled ones, evenly spread: more would not move the mean
 BUSY_CORES = 1.1  # wall over CPU seconds of compute from which on the stages are said to have shared cores
 PARTS = ("compute_s", "codec_s", "overhead_s", "contention_s", "wait_s", "bubble_s")
-METRICS = {"loss": "<=", "perplexity": "<=", "accuracy": ">="}
 MODES = ("on", "off")
-
-
-class ReplayError(ValueError):
-    """A run cannot be replayed as asked: one sentence with what is wrong."""
-
-
-class Target(NamedTuple):
-    """A quality to reach: a metric of `evals.parquet`, and its value."""
-
-    metric: str
-    value: float
-
-    def __str__(self) -> str:
-        return f"{self.metric} {METRICS[self.metric]} {self.value:g}"
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Return what `text` writes: "loss=0.5", "perplexity=20" or "accuracy=0.9".
-
-        >>> print(Target.parse("accuracy=0.9"))
-        accuracy >= 0.9
-        """
-        metric, _, value = text.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if metric.strip() not in METRICS or not math.isfinite(number):
-            raise ReplayError(
-                f"`target` must be loss=, perplexity= or accuracy= and a number, as in 'accuracy=0.9', but got {text!r}."
-            )
-        return cls(metric.strip(), number)
-
-    def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
-        """Return where it is reached: at most the value for a loss or a perplexity, at least for an accuracy."""
-        return values >= self.value if METRICS[self.metric] == ">=" else values <= self.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +68,7 @@ class Replay:
 
     >>> Replay("results/none")
     Traceback (most recent call last):
-    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
+    analysis.errors.ReplayError: There is no run in results/none: it has no run.parquet.
     """
 
     def __init__(
@@ -124,7 +88,12 @@ class Replay:
             self.row = self.run.row
             self.steps, self._evals, self._links = self.run.steps, self.run.evals, self.run.links
             actions = self.run.actions
-            self.schedule = parse_schedule(self.row["schedule"], SIMULATED)
+            recorded_rows = self.row.get("schedule_rows")
+            self.schedule = (
+                Custom.of_rows(str(self.run.folder), rows_from_csv(recorded_rows))
+                if recorded_rows
+                else parse_schedule(self.row["schedule"])
+            )
             self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         except RecordsError as error:
             raise ReplayError(str(error)) from None
@@ -159,15 +128,17 @@ class Replay:
         self.stretch = _stretch(profiles.values())
         self.compute = compute
         threads = int(self.row.get("threads_per_stage") or 1)
-        self.profiles = {k: _on_own_cores(p, threads) if compute == "cpu" else p for k, p in profiles.items()}
+        priced = {k: _on_own_cores(p, threads) if compute == "cpu" else p for k, p in profiles.items()}
+        self.num_replicas = int(self.row.get("num_replicas") or 1)
+        self.profiles = {step: self._with_averages(step, profile) for step, profile in priced.items()}
 
     def __repr__(self) -> str:
         return f"Replay({str(self.run.folder)!r})"
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, each of which has a host of its own where the network has as many."""
-        return len(self.rows)
+        """Number of workers over all replicas, each of which has a host of its own where the network has as many."""
+        return self.num_replicas * len(self.rows)
 
     @property
     def num_steps(self) -> int:
@@ -190,13 +161,31 @@ class Replay:
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
     @cached_property
-    def tied(self) -> tuple[int, float]:
-        """How many workers own tied parameters, and the bytes of gradients that each sends to each other one a step."""
-        rows = self._links[(self._links["direction"] == "tied") & self._links["step"].isin(self.profiles)]
-        if not len(rows):
-            return 0, 0.0
-        owners = int(rows["packets"].max())
-        return owners, float(rows["wire_bytes"].mean()) / math.perm(owners, 2)
+    def tied(self) -> pd.DataFrame:
+        """By stage that owns tied parameters: `wire_bytes` that one replica's sends to the other owners a step, `rounds`."""
+        return self._collective("tied", self.profiles)
+
+    @cached_property
+    def averaged(self) -> pd.DataFrame:
+        """By stage: `wire_bytes` that one replica sends to average gradients, `rounds`, `encode_s` of its own work."""
+        return self._collective("replica_gradient", self.profiles)
+
+    def _collective(self, direction: str, steps: Iterable[int]) -> pd.DataFrame:
+        """Return by stage what a replica does in a collective at the end of these steps: the slowest replica's, mean over steps."""
+        rows = self._links[(self._links["direction"] == direction) & self._links["step"].isin(list(steps))]
+        columns = ["wire_bytes", "rounds", "encode_s"]
+        worst = rows.groupby(["step", "stage"])[columns].max()
+        return worst.groupby("stage").mean()
+
+    def _with_averages(self, step: int, profile: Profile) -> Profile:
+        """Return a step's profile with what its replicas sent to average gradients."""
+        sent = self._collective("replica_gradient", [step]).reindex(range(self.num_stages)).fillna(0.0)
+        return replace(
+            profile,
+            sent_bytes=sent["wire_bytes"].to_numpy(np.float64),
+            rounds=sent["rounds"].to_numpy(np.float64),
+            method_s=sent["encode_s"].to_numpy(np.float64),
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -221,8 +210,10 @@ class Replay:
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
             notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
-        if self.tied[0]:
-            notes.append("Gradients of tied parameters are priced as sent between the first and the last worker.")
+        if self.num_replicas > 1:
+            notes.append(
+                f"{self.num_replicas} replicas average their gradients once all pipelines are done, with the bytes and rounds recorded."
+            )
         return notes
 
     def placement(self, network: Network) -> Placement:
@@ -253,12 +244,17 @@ class Replay:
 
     def tied_s(self, network: Network) -> float:
         """Return the seconds in which the owners of tied parameters exchange their gradients, at the step's end."""
-        owners, wire_bytes = self.tied
-        if not owners:
+        if self.tied.empty:
             return 0.0
-        hosts = self.placement(network).hosts
-        chosen = np.linspace(0, len(hosts) - 1, owners).astype(int)  # the records do not say which they are
-        return exchange_s(network, [hosts[i] for i in chosen], wire_bytes)
+        hosts, per = self.placement(network).hosts, len(self.rows)
+        owners = [
+            [hosts[replica * per + self._owner[int(stage)]] for stage in self.tied.index]
+            for replica in range(self.num_replicas)
+        ]
+        if self.row.get("fused_embedding"):
+            owners = [[host for group in owners for host in group]]
+        worst = self.tied.max()
+        return max(rounds_s(network, group, float(worst["wire_bytes"]), float(worst["rounds"])) for group in owners)
 
     def timelines(self, network: Network) -> Iterator[Timeline]:
         """Yield the simulated timeline of every priced step."""
@@ -279,7 +275,8 @@ class Replay:
                 critical[kind] = critical.get(kind, 0.0) + seconds
         count = len(self.profiles)
         workers = pd.DataFrame(parts / count, columns=list(PARTS))
-        stages = [[s for s, worker in enumerate(self._owner) if worker == w] for w in range(self.num_workers)]
+        per = len(self.rows)
+        stages = [[s for s, worker in enumerate(self._owner) if worker == w % per] for w in range(self.num_workers)]
         workers.insert(0, "worker", range(self.num_workers))
         workers.insert(1, "stages", [", ".join(map(str, of_worker)) for of_worker in stages])
         return Split(
@@ -368,100 +365,6 @@ class Replay:
         spans = by_step["end_s"].max() - by_step["start_s"].min()
         outside = np.mean([seconds[step] - span for step, span in spans.items()])
         return Overheads(max(float(spare) / num_calls, 0.0), 0.0, 0.0, max(float(outside), 0.0))
-
-
-def replay(
-    runs: Run | Path | str | Replay | Iterable[Run | Path | str | Replay],
-    networks: Network | str | Iterable[Network | str],
-    *,
-    against: Run | Path | str | Replay | None = None,
-    target: Target | str | None = None,
-    split: bool = True,
-) -> pd.DataFrame:
-    """Return what each run would take on each network: a row a run and network, seconds and bytes of a mean step.
-
-    `against` is a run of the same model without compression: then `dense_step_s` has this run's compute with that one's
-    packets, `speedup` is dense over compressed, and the codec pays below `break_even_bps`. With `target` the columns
-    `steps_to_target_on` and `_off` count the steps to the first evaluation, with links on and off, that reached it, and
-    `time_to_target_on_s` and `_off_s` are these times `step_s`; missing where it was not reached. `split=False` leaves out
-    where the seconds went, for thousands of networks.
-
-    >>> replay("results/none", "100mbps")
-    Traceback (most recent call last):
-    analysis.pricing.ReplayError: There is no run in results/none: it has no run.parquet.
-    """
-    chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
-    wanted = Target.parse(target) if isinstance(target, str) else target
-    many = [runs] if isinstance(runs, (Run, Path, str, Replay)) else runs
-    prepared = [run if isinstance(run, Replay) else Replay(run) for run in many]
-    if isinstance(against, (Run, Path, str)):
-        against = Replay(against, compute=prepared[0].compute if prepared else "wall")
-    rows = [row for one in prepared for row in _rows(one, chosen, against, wanted, split=split)]
-    frame = pd.DataFrame(rows)
-    for name in frame:
-        if str(name).startswith(("steps_to", "dense_steps_to")):
-            frame[name] = frame[name].astype("Int64")
-        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "step_sd")):
-            frame[name] = frame[name].astype("Float64")
-    return frame
-
-
-def _rows(
-    one: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
-) -> Iterator[dict[str, Any]]:
-    seconds = one.step_seconds(networks)
-    dense_seconds = one.step_seconds(networks, dense) if dense is not None else None
-    count = seconds.shape[1]
-    reached = one.steps_to_target(target) if target else {}
-    dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
-    for index, network in enumerate(networks):
-        step_s = float(seconds[index].mean())
-        row: dict[str, Any] = {
-            "run": str(one.run.folder),
-            "network": repr(network),
-            "priced_steps": count,
-            "step_s": step_s,
-            "step_sd_s": float(seconds[index].std(ddof=1)) if count > 1 else None,
-            "step_min_s": float(seconds[index].min()),
-            "step_max_s": float(seconds[index].max()),
-            "recorded_step_s": one.recorded_step_s,
-            "steps": one.num_steps,
-            "run_s": one.num_steps * step_s,
-            "wire_bytes": float(one.wire_bytes.mean()),
-            "dense_bytes": float(one.dense_bytes.mean()),
-            "tied_bytes": one.tied[1] * math.perm(one.tied[0], 2),
-        }
-        if split:
-            parts = one.split(network)
-            row |= {name: float(parts.workers[name].mean()) for name in PARTS}
-            row |= {
-                "pipeline_s": parts.pipeline_s,
-                "outside_s": parts.outside_s,
-                "busiest_link": parts.utilisation,
-            }
-        if dense is not None and dense_seconds is not None:
-            dense_step_s = float(dense_seconds[index].mean())
-            row |= {
-                "dense_step_s": dense_step_s,
-                "speedup": dense_step_s / step_s,
-                "break_even_bps": one.break_even_bps(dense, network),
-            }
-        for mode, steps in reached.items():
-            row[f"steps_to_target_{mode}"] = steps
-            row[f"time_to_target_{mode}_s"] = None if steps is None else steps * step_s
-        for mode, steps in dense_reached.items():
-            row[f"dense_steps_to_target_{mode}"] = steps
-            row[f"dense_time_to_target_{mode}_s"] = None if steps is None else steps * row["dense_step_s"]
-        yield row
-
-
-def _network(network: Network | str) -> Network:
-    if isinstance(network, Network):
-        return network
-    try:
-        return parse_network(network)
-    except ValueError as error:
-        raise ReplayError(str(error)) from None
 
 
 def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:

@@ -222,6 +222,42 @@ def replay(
 
 
 @app.command()
+def findings(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs or studies, at any depth.")],
+    quality: Annotated[
+        str, typer.Option(help="accuracy, loss, or auto: the loss of language models and the accuracy of all others.")
+    ] = "auto",
+    margin: Annotated[
+        float | None,
+        typer.Option(help="What does no harm [default: 0.5 points of accuracy, or 1 % of the loss]."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
+    network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
+    json_file: JsonFile = None,
+) -> None:
+    """Test the papers' claims on your runs: what they support, what they contradict, and what to run to decide the rest.
+
+    For example: raysim findings results
+    """
+    _check_writable("--json", json_file)
+    _check_ours("analysis")
+    from analysis import AnalysisError, load
+    from analysis import findings as test_claims
+    from raysim.show import findings_figures, show_findings
+
+    try:
+        results = load(folder)
+        if results.runs.empty:
+            _fail(" ".join(results.problems), 2)
+        found = test_claims(results, quality=quality, margin=margin, confidence=confidence, network=network)
+    except AnalysisError as error:
+        _fail(str(error), 2)
+    show_findings(found, results.problems)
+    if json_file is not None:
+        _write_json(findings_figures(found, results.problems), json_file)
+
+
+@app.command()
 def simulate(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
     network: Networks = None,
@@ -235,7 +271,6 @@ def simulate(
         float | None,
         typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Pipelines side by side, each with the whole batch.")] = 1,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -258,7 +293,6 @@ def simulate(
             profile=profile,
             efficiency=efficiency,
             codec_bytes_per_s=codec_speed,
-            num_replicas=replicas,
         )
         show_forecast(plan, networks)
         if trace is not None:
@@ -282,7 +316,7 @@ def profile(
     with _bad_input_in_one_sentence():
         from raysim.config import read_config
         from raysim.pipeline.faults import DivergedError, StageError
-        from raysim.pipeline.forecast import record_profile
+        from raysim.pipeline.recorded import record_profile
         from raysim.show import show_profile
 
         try:
@@ -292,6 +326,55 @@ def profile(
         show_profile(found)
         found.save(out)
         typer.echo(f"Profile: {out}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report]."
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
+    ] = "html",
+    network: Networks = None,
+    compute: Annotated[
+        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages or runs shared cores.")
+    ] = "wall",
+) -> None:
+    """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
+
+    For example: raysim report results -o report.html
+    """
+    for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("wall", "cpu"))):
+        if value not in known:
+            _fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
+    networks = _networks(network) if network else None
+    if not folder.is_dir():
+        _fail(f"There is no folder {folder}.", 2)
+    target = out or folder / ("report.html" if form == "html" else "report")
+    if form == "html":
+        _check_writable("--out", target)
+    elif target.exists() and not target.is_dir():
+        _fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
+    _check_ours("analysis")
+    from analysis import AnalysisError
+    from analysis.report import NETWORKS, write_report
+    from raysim.show import console
+
+    try:
+        with console().status(f"reading {folder}"):
+            page = write_report(folder, target, form=form, networks=networks or NETWORKS, compute=compute)
+    except AnalysisError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"`--out` must be a place that can be written, but got {str(target)!r}: {error.strerror}.", 2)
+    for problem in page.problems:
+        typer.echo(f"- {problem}")
+    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
 
 
 def _networks(texts: list[str] | None) -> list[Network]:

@@ -19,6 +19,9 @@ from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
+from raysim.compressors.methods import parse_replica_method
+from raysim.compressors.replica import ReplicaMethod
+from raysim.network.presets import parse_network
 from raysim.network.schedule import Schedule, parse_schedule
 
 Notations = str | tuple[str, ...]
@@ -72,8 +75,10 @@ class OptimizerConfig(_Strict):
     """Of adamw, 1e-8 where not given."""
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises linearly."""
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """How the learning rate falls to zero after the warm-up."""
+    decay: Literal["constant", "cosine", "linear", "steps"] = "constant"
+    """How the learning rate falls after the warm-up: to zero, or at `decay_at` to a tenth each time."""
+    decay_at: tuple[Positive, ...] | None = None
+    """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
     """Epochs until it is zero; the length of the run where not given."""
     decay_every: Literal["step", "epoch"] = "step"
@@ -91,12 +96,16 @@ class OptimizerConfig(_Strict):
                 )
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
-        if self.decay == "constant":
+        if self.decay in ("constant", "steps"):
             for field, default in (("decay_epochs", None), ("decay_every", "step")):
                 if getattr(self, field) != default:
                     raise ValueError(
-                        f"`optimizer.{field}` has no effect with `optimizer.decay` = 'constant'. Leave it out."
+                        f"`optimizer.{field}` has no effect with `optimizer.decay` = {self.decay!r}. Leave it out."
                     )
+        if (self.decay == "steps") != bool(self.decay_at):
+            raise ValueError(
+                f"`optimizer.decay_at` belongs to `optimizer.decay` = 'steps', but got {self.decay_at} with {self.decay!r}."
+            )
         return self
 
 
@@ -111,26 +120,32 @@ class RunConfig(_Strict):
     name: str = "run"
     """Folder under `results/`; a recipe's own name where it comes from one."""
     model: Named = Named(name="cnn")
-    """`cnn`, `resnet18`, `gpt`, `gpt2`, or `package.module:function` that returns an `nn.Sequential`."""
+    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, or `package.module:function` that returns an `nn.Sequential`."""
     data: Named = Named(name="digits")
-    """`digits`, `topics`, `text`, `cifar10` or `wikitext2`."""
+    """`digits`, `topics`, `text`, `cifar10`, `cifar100` or `wikitext2`."""
     num_stages: Positive | None = None
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = None
     """Names of the layers after which the model is cut, instead of `num_stages`."""
     num_microbatches: Positive = 4
-    """Equal parts of a batch that follow each other through the stages."""
+    """Equal parts of a replica's batch that follow each other through the stages."""
+    num_replicas: Positive = 1
+    """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
-    """`GPipe` or `1F1B`."""
+    """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
     forward: Notations = "Identity"
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = "Identity"
     """Compressor of gradients at the boundaries, likewise."""
     shared_indices: bool = False
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
+    replica_gradient: Notations = "Identity"
+    """How replicas average the gradients of a stage: a compressor or a method; one for all stages, or a list with one each."""
+    fused_embedding: bool = False
+    """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = 32
-    """Samples a step."""
+    """Samples a step, over all replicas."""
     steps: Positive | None = None
     """Length of the run, or `epochs`."""
     epochs: Positive | None = None
@@ -144,7 +159,7 @@ class RunConfig(_Strict):
     threads_per_stage: int = Field(default=1, ge=1, le=1024)
     """CPU threads of a stage; another number gives other gradient bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0)
-    """CPUs that Ray reserves for a stage."""
+    """CPUs that Ray reserves for a stage, or for those that share a worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0)
     """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
     placement: Literal["spread", "pack"] = "spread"
@@ -159,6 +174,10 @@ class RunConfig(_Strict):
     """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
     profile_every_steps: Natural = 10
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
+    clock: str = "measured"
+    """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
+    profile: str | None = None
+    """File of `raysim profile` with the compute that the simulated `clock` takes; a CPU core's datasheet where not given."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 
@@ -188,6 +207,20 @@ class RunConfig(_Strict):
             return repr(parse_compressor(value))
         return tuple(repr(parse_compressor(text)) for text in value)
 
+    @field_validator("replica_gradient")
+    @classmethod
+    def _canonical_method(cls, value: Notations) -> Notations:
+        if isinstance(value, str):
+            return repr(parse_replica_method(value))
+        return tuple(repr(parse_replica_method(text)) for text in value)
+
+    @field_validator("clock")
+    @classmethod
+    def _is_clock(cls, value: str) -> str:
+        if value != "measured":
+            parse_network(value)
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
         if (self.steps is None) == (self.epochs is None):
@@ -195,9 +228,10 @@ class RunConfig(_Strict):
             raise ValueError(f"Just one of `steps` and `epochs` must be given, but got {given}.")
         if self.cuts is not None and self.num_stages is not None:
             raise ValueError("Just one of `num_stages` and `cuts` may be given, but got both.")
-        if self.batch_size % self.num_microbatches:
+        if self.batch_size % (self.num_microbatches * self.num_replicas):
+            each = f" on each of {self.num_replicas} replicas" if self.num_replicas > 1 else ""
             raise ValueError(
-                f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}."
+                f"`num_microbatches` must divide `batch_size` ({self.batch_size}), but got {self.num_microbatches}{each}."
             )
         if self.device == "cuda" and self.gpus_per_stage == 0:
             raise ValueError("`gpus_per_stage` must be more than 0 with `device` = 'cuda', but got 0.")
@@ -215,6 +249,16 @@ class RunConfig(_Strict):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
         if self.shared_indices:
             self._check_shared()
+        if isinstance(self.replica_gradient, tuple) and len(self.replica_gradient) != self.stages:
+            raise ValueError(
+                f"`replica_gradient` must be one method or a list of one a stage ({self.stages}), but got {len(self.replica_gradient)}."
+            )
+        if self.num_replicas == 1:
+            for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
+                if getattr(self, field) != default:
+                    raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
+        if self.profile is not None and self.clock == "measured":
+            raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
 
     def _check_shared(self) -> None:
@@ -237,6 +281,11 @@ class RunConfig(_Strict):
         return len(self.cuts) + 1 if self.cuts is not None else self.num_stages or 4
 
     @property
+    def microbatch_size(self) -> int:
+        """Samples of a microbatch."""
+        return self.batch_size // (self.num_replicas * self.num_microbatches)
+
+    @property
     def parsed_schedule(self) -> Schedule:
         """The schedule as data."""
         return parse_schedule(self.schedule)
@@ -251,6 +300,12 @@ class RunConfig(_Strict):
         if self.shared_indices:
             backward = [AtSupport(method.codec) if isinstance(method, Plain) else method for method in backward]
         return list(zip(forward, backward, strict=True))
+
+    def replica_methods(self) -> list[ReplicaMethod]:
+        """Return how the replicas of each stage average its gradients."""
+        value = self.replica_gradient
+        texts = [value] * self.stages if isinstance(value, str) else value
+        return [parse_replica_method(text) for text in texts]
 
     def flat(self) -> dict[str, Any]:
         """Return every key as it is written (`optimizer.momentum`), with its value."""

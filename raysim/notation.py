@@ -33,7 +33,8 @@ class Notation:
 
     def __repr__(self) -> str:
         arguments = []
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        for field in sorted(fields, key=lambda field: bool(field.kw_only)):  # a base's options come after one's own
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING:
                 arguments.append(repr(value))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -61,21 +62,19 @@ def tables(run: Run) -> None:
         table.add_column("codec", overflow="fold")
         for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
             table.add_column(name, justify="right", no_wrap=True)
-        summed = links.groupby(["direction", "boundary", "codec"], dropna=False, sort=False, as_index=False).agg(
-            {"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"}
-        )
-        arrows = {"forward": "{} -> {}", "backward": "{} <- {}", "tied": "tied parameters"}
+        summed = links.groupby(
+            ["direction", "boundary", "stage", "codec"], dropna=False, sort=False, as_index=False
+        ).agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
         for row in summed.to_dict("records"):
-            boundary = 0 if row["direction"] == "tied" else int(row["boundary"])
             table.add_row(
-                arrows[row["direction"]].format(boundary, boundary + 1),
+                _link(row),
                 row["codec"],
                 format_bytes(row["dense_bytes"]),
                 format_bytes(row["wire_bytes"]),
                 f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
                 "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
                 f"{row['encode_s']:.2f} s",
-                f"{row['decode_s']:.2f} s",
+                f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
             )
         console.print(table)
     evals = run.evals
@@ -92,3 +91,13 @@ def tables(run: Run) -> None:
     console.print(
         f"{about['status']} in {about['seconds']:.1f} s{restarts}: {run.folder}", soft_wrap=True, highlight=False
     )
+
+
+def _link(row: dict[Hashable, Any]) -> str:
+    """Return what a row of `links` is of, in few words."""
+    if row["direction"] == "tied":
+        return f"tied, stage {row['stage']:.0f}"
+    if row["direction"] == "replica_gradient":
+        return f"replicas of {row['stage']:.0f}"
+    arrow = "->" if row["direction"] == "forward" else "<-"
+    return f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"

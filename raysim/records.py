@@ -54,12 +54,17 @@ SCHEMAS: dict[str, pa.Schema] = {
         [
             _STEP,
             _REPLICA,
-            ("boundary", pa.int16()),  # null for tied parameters, which cross between their owners
-            ("direction", pa.string()),  # "forward", "backward" or "tied"
+            ("stage", pa.int16()),  # of a replica gradient, null otherwise
+            (
+                "boundary",
+                pa.int16(),
+            ),  # null for replica gradients and for tied parameters, which cross between their owners
+            ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
             ("codec", pa.string()),
+            ("rounds", pa.int16()),  # of collectives, null for links
             ("packets", pa.int32()),
             ("wire_bytes", pa.int64()),
-            ("dense_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),  # of a replica gradient: of an uncompressed all-reduce
             ("gain", pa.float64()),  # squared norm received over squared norm to send, where measured
             ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, where measured
             ("residual_norm", pa.float64()),  # of all that the sender remembers, where measured
@@ -85,7 +90,30 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("inlined", pa.bool_()),  # whether the packet went by way of the driver; null where none crossed a process
         ]
     ),
+    "decisions": pa.schema(
+        [
+            _STEP,
+            _REPLICA,  # null where all replicas agreed
+            ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
+            ("stage", pa.int16()),
+            ("boundary", pa.int16()),
+            ("layer", pa.string()),  # null where it holds for all
+            ("method", pa.string()),
+            ("branch", pa.string()),
+            ("factor", pa.float64()),  # dense values over values sent
+            ("minimum", pa.float64()),  # factors between which the method explores
+            ("candidate", pa.float64()),
+            ("gain_minimum", pa.float64()),  # as the rule saw them
+            ("gain_candidate", pa.float64()),
+            ("gain", pa.float64()),  # of what was sent
+            ("throughput", pa.float64()),  # samples a second, by the run's clock
+            ("event", pa.string()),
+            ("reason", pa.string()),
+        ]
+    ),
 }
+
+OCCASIONAL = {"decisions"}  # tables that a run without adaptive methods does not have
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
 
@@ -203,7 +231,9 @@ class Recorder:
         """Make one file a table of the parts, then drop the parts."""
         self.flush()
         for table in SCHEMAS:
-            write_table(read_parts(self.folder, table), self.folder / f"{table}.parquet")
+            rows = read_parts(self.folder, table)
+            if rows.num_rows or table not in OCCASIONAL:
+                write_table(rows, self.folder / f"{table}.parquet")
         done = self.folder / ".parts-done"
         self._parts.rename(done)  # from here on the files are the truth
         shutil.rmtree(done)
@@ -271,6 +301,11 @@ class Run:
         return self._table("links")
 
     @property
+    def decisions(self) -> pd.DataFrame:
+        """A row a decision of an adaptive method: what it sent, at which gains, and why."""
+        return self._table("decisions")
+
+    @property
     def actions(self) -> pd.DataFrame:
         """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
         return self._table("actions")
@@ -279,6 +314,8 @@ class Run:
         try:
             if (self.folder / "parts").is_dir():
                 table = read_parts(self.folder, name)
+            elif name in OCCASIONAL and not (self.folder / f"{name}.parquet").exists():
+                table = SCHEMAS[name].empty_table()
             else:
                 table = pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name])
         except (OSError, pa.ArrowInvalid) as error:
@@ -299,11 +336,14 @@ _NULLABLE = {
     "steps": pa.int64(),
     "epochs": pa.int64(),
     "gpus_per_stage": pa.float64(),
+    "profile": pa.string(),
     "optimizer.momentum": pa.float64(),
     "optimizer.betas": pa.list_(pa.float64()),
     "optimizer.epsilon": pa.float64(),
     "optimizer.decay_epochs": pa.float64(),
+    "optimizer.decay_at": pa.list_(pa.int64()),
     "optimizer.clip_norm": pa.float64(),
+    "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "diverged_step": pa.int64(),
     "diverged_at": pa.string(),
     "error": pa.string(),

@@ -15,7 +15,7 @@ from raysim.network.network import Network
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import Replay, Target
+    from analysis import Finding, Replay, Target
     from raysim.network.profile import Profile
     from raysim.pipeline.forecast import Forecast
 
@@ -158,7 +158,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
     out.print(
         f"{config.name}: {plan.schedule!r}, {plan.num_stages} stages on {plan.num_workers} workers{replicas}, "
-        f"{config.num_microbatches} microbatches of {config.batch_size // config.num_microbatches} samples; "
+        f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
         f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step\n",
         highlight=False,
         soft_wrap=True,
@@ -180,7 +180,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
             *([format_seconds(plan.step_s(network, first=True))] if first else []),
             format_seconds(step_s - timeline.pipeline_s),
             f"{busiest:.0%} busy",
-            _three(plan.num_replicas * config.batch_size / step_s),
+            _three(config.batch_size / step_s),
             format_seconds(plan.run_s(network)),
         )
     out.print(table)
@@ -236,7 +236,7 @@ def _show_memory(out: Console, plan: Forecast) -> None:
             sum(m.weights_bytes for m in mine),
             sum(m.gradients_bytes for m in mine),
             sum(m.optimizer_bytes for m in mine),
-            sum(m.activations_bytes + m.workspace_bytes for m in mine),
+            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),
             sum(m.residuals_bytes + m.references_bytes for m in mine),
             sum(m.messages_bytes for m in mine),
             totals[worker],
@@ -335,6 +335,70 @@ def _by_name(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row.items()}
 
 
+def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
+    """Print what runs say of the papers' claims: the verdicts, why, and what to run where it is open."""
+    out = console()
+    for finding in found:
+        style = {"supported": "green", "contradicted": "red", "undecided": "yellow"}[finding.verdict]
+        out.print(f"[{style}]{finding.verdict:<12}[/] [bold]{finding.claim.text}[/]", highlight=False, soft_wrap=True)
+        for line in (finding.context, finding.reason, f"{finding.claim.source}; claim {finding.claim.name!r}"):
+            if line:
+                out.print(f"             {line}", highlight=False, markup=False, soft_wrap=True)
+        if len(finding.comparisons) > 1:
+            for one in finding.comparisons:
+                out.print(f"             - {one}: {one.verdict}", highlight=False, markup=False, soft_wrap=True)
+        for place, command in enumerate(finding.commands):
+            lead = "to decide:" if place == 0 else ""
+            out.print(f"  {lead:<11}{command}", highlight=False, markup=False, soft_wrap=True)
+        out.print()
+    counts = {
+        verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
+    }
+    confidence = f"{100 * found[0].confidence:g} %" if found else ""
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    out.print(
+        f"{summary}. Intervals of {confidence} over seeds, paired (Student's t).", highlight=False, soft_wrap=True
+    )
+    _show_notes(out, problems)
+
+
+def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[str, Any]:
+    """Return all that `show_findings` prints, for JSON: null where there is no effect or no interval."""
+    rows = []
+    for one in found:
+        comparisons = [
+            {
+                "part": c.part,
+                "text": c.text,
+                "verdict": c.verdict,
+                "effect": c.effect if c.effects else None,
+                "low": c.low if math.isfinite(c.low) else None,
+                "high": c.high if math.isfinite(c.high) else None,
+                "unit": c.unit,
+                "side": c.side,
+                "threshold": c.threshold,
+                "confidence": c.confidence,
+                "effects_by_seed": c.effects,
+                "runs": list(c.runs),
+            }
+            for c in one.comparisons
+        ]
+        rows.append(
+            {
+                "claim": one.claim.name,
+                "text": one.claim.text,
+                "source": one.claim.source,
+                "context": one.context,
+                "verdict": one.verdict,
+                "reason": one.reason,
+                "comparisons": comparisons,
+                "runs": list(one.runs),
+                "commands": list(one.commands),
+            }
+        )
+    return {"findings": rows, "problems": list(problems)}
+
+
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
@@ -350,7 +414,7 @@ def replay_figures(
         rows.append(one | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
     return {
         "run": str(replay.run.folder),
-        "schedule": repr(replay.schedule),
+        "schedule": replay.row["schedule"],
         "target": None if target is None else str(target),
         "priced_steps": list(replay.profiles),
         "overheads": replay.overheads._asdict(),

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelines import REPLICAS, TIED
+
 KINDS = ("loss", "cost", "records", "placement")
 
 
@@ -33,6 +35,8 @@ def optimizer(base: Mapping[str, Any] | None = None, **values: Any) -> Change:
 ADAMW = {"name": "adamw", "learning_rate": 0.01}
 COSINE = {"learning_rate": 0.1, "decay": "cosine"}
 
+ADAPTIVE = {**REPLICAS, "replica_gradient": "GraVAC(1.1, 2.0, window=2)", "clock": "100mbps", "profile": "T4"}
+
 FIELD_CHANGES: dict[str, Change] = {
     "name": Change({"name": "other"}, "records"),
     "model": Change({"model": {"name": "cnn", "width": 6}}, "loss"),
@@ -40,6 +44,11 @@ FIELD_CHANGES: dict[str, Change] = {
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
+    "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
+    "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),
+    "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
+    "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
+    "profile": Change({"profile": "V100"}, "records", ADAPTIVE),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),
     "backward": Change({"backward": "Quantize(4)"}, "loss"),
@@ -52,6 +61,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "optimizer.epsilon": optimizer(ADAMW, epsilon=0.1),
     "optimizer.warmup_steps": optimizer(warmup_steps=3),
     "optimizer.decay": optimizer(decay="linear"),
+    "optimizer.decay_at": optimizer({"learning_rate": 0.1, "decay": "steps", "decay_at": [3]}, decay_at=[2]),
     "optimizer.decay_epochs": optimizer(COSINE, decay_epochs=3),
     "optimizer.decay_every": optimizer(COSINE, decay_every="epoch"),
     "optimizer.clip_norm": optimizer(clip_norm=0.1),

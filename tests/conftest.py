@@ -51,3 +51,11 @@ def small():
         return make_config({**SMALL, **changes})
 
     return build
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory):
+    """Return a folder of four settings with three seeds each."""
+    from report_runs import train_settings
+
+    return train_settings(tmp_path_factory.mktemp("report") / "runs")

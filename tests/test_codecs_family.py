@@ -34,8 +34,10 @@ from raysim.codecs import (
     TernGrad,
     Threshold,
     TopK,
+    kernels,
 )
 from raysim.codecs.layout import layout_of
+from raysim.codecs.lowrank import orthonormal
 from raysim.codecs.sums import group_sums
 from raysim.codecs.transform import hadamard
 
@@ -296,6 +298,28 @@ def test_relative_bounds_hold_and_bytes_follow(relative: str, bound: float) -> N
 
 
 # Low rank
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 90), rank=st.integers(1, 9), power=st.sampled_from([-30, 0, 30]), seed=st.integers(0, 99))
+def test_orthonormal_columns(rows: int, rank: int, power: int, seed: int) -> None:
+    columns = normal(3, rows, rank, seed=seed).double() * 10.0**power
+    found = orthonormal(columns)
+    with kernels.reference():
+        assert torch.equal(found, orthonormal(columns))
+    products = found.transpose(1, 2) @ found
+    held = min(rows, rank)
+    expected = torch.zeros(rank, rank, dtype=torch.float64)
+    expected[:held, :held] = torch.eye(held, dtype=torch.float64)  # more columns than rows: the rest are zero
+    assert torch.allclose(products, expected.expand(3, -1, -1), atol=1e-9)
+    assert float((found @ (found.transpose(1, 2) @ columns) - columns).norm() / columns.norm()) < 1e-9
+
+
+def test_orthonormal_columns_of_what_depends() -> None:
+    column = normal(20, 1).double()
+    found = orthonormal(torch.cat([column, 0 * column, -3 * column, normal(20, 1, seed=9).double()], dim=1)[None])[0]
+    assert not found[:, 1:3].any()
+    assert torch.allclose(found[:, [0, 3]].T @ found[:, [0, 3]], torch.eye(2, dtype=torch.float64))
 
 
 def test_low_rank_is_exact_up_to_its_rank_and_a_projection_else() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raysim.codecs import Codec, NonFiniteError, Quantize, TopK, kernels
+from raysim.codecs import CODECS, Codec, NonFiniteError, Quantize, TopK, kernels
 from raysim.codecs.random import bits64
 from raysim.notation import parse
 
@@ -111,6 +111,28 @@ def test_topk_of_long_rows(shape: tuple[int, int], density: float) -> None:
     assert_alike(TopK(density), x)
 
 
+@pytest.mark.parametrize(
+    "shape", [(3, 130, 700), (2, 5, 3000), (257, 129), (2, 40, 11, 12), (5000,), (1, 9000)], ids=str
+)
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "LowRank(4, per='sample')",
+        "LowRank(9)",
+        "TAHQuant",
+        "TAHQuant(high=0.5, tile=256, tau=1.2)",
+        "ErrorBounded(0.01)",
+        "ErrorBounded(1e-08)",  # some blocks as they are, some of more than 8 bits
+        "ErrorBounded(0.1, relative='rms')",
+        "Outliers(Quantize(4))",
+    ],
+)
+def test_kernels_across_blocks_tiles_and_lanes(notation: str, shape: tuple[int, ...]) -> None:
+    codec = parse(notation, CODECS)
+    assert_alike(codec, student(*shape))
+    assert_alike(codec, (student(*shape).relu() * 3.3).bfloat16())
+
+
 @variants
 def test_fused_residual_is_the_plain_one(variant: Variant) -> None:
     for (name, x), dtype in itertools.product(LAW_TENSORS.items(), (torch.float32, torch.bfloat16, torch.float64)):
@@ -127,6 +149,52 @@ def test_fused_residual_is_the_plain_one(variant: Variant) -> None:
         assert (again.codec, again.shape, again.dtype) == (packet.codec, packet.shape, packet.dtype), name
         assert residual.shape == wanted.shape, name
         assert patterns(residual) == patterns(expected.to(wanted.dtype)), name
+
+
+@variants
+def test_memory_is_added_on_the_way(variant: Variant) -> None:
+    for (name, x), dtype in itertools.product(LAW_TENSORS.items(), (torch.float32, torch.bfloat16)):
+        if not (variant.any_shape or x.ndim >= 2):
+            continue
+        x = x.float().clamp(-1e38, 1e38).to(dtype)
+        memory = x.float().flip(0) / 3 if x.ndim else x.float() / 3
+        before = x.clone(), memory.clone()
+        packet, residual = variant.codec.encode_with_residual(x, dtype, KEY, memory)
+        again, expected = variant.codec.encode_with_residual(memory + x.float(), dtype, KEY)
+        assert {key: array.tobytes() for key, array in packet.arrays.items()} == {
+            key: array.tobytes() for key, array in again.arrays.items()
+        }, name
+        assert packet.dtype == again.dtype, name
+        assert residual.shape == x.shape, name
+        assert patterns(residual) == patterns(expected), name
+        assert (patterns(x), patterns(memory)) == (patterns(before[0]), patterns(before[1])), name
+        assert not x.numel() or residual.data_ptr() not in (x.data_ptr(), memory.data_ptr()), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 60), min_size=2, max_size=3),
+    notation=st.sampled_from(
+        [
+            *(f"Quantize({bits}, per='{per}')" for bits in (3, 8) for per in ("tensor", "sample", "channel", "row")),
+            *("FixedPoint(4)", "FixedPoint(1, per='block', block=40)", "QSGD(4)", "Quantize(4, rounding='stochastic')"),
+            *("TopK(0.1)", "TopK(0.3, per='tensor')", "TopK(0.2, values=Quantize(4))", "TopK(0.02, index='int32')"),
+        ]
+    ),
+    broken=st.sampled_from([None, math.nan, math.inf]),
+)
+def test_memory_in_every_layout(shape: list[int], notation: str, broken: float | None) -> None:
+    codec, x, memory = parse(notation, CODECS), student(*shape), normal(*shape)
+    if broken is not None:
+        memory.view(-1)[-1] = broken
+        with pytest.raises(NonFiniteError):
+            codec.encode_with_residual(x, torch.float32, KEY, memory)
+        return
+    packet, residual = codec.encode_with_residual(x, torch.float32, KEY, memory)
+    with kernels.reference():
+        again, expected = codec.encode_with_residual(x.clone(), torch.float32, KEY, memory)
+    assert all(array.tobytes() == again.arrays[key].tobytes() for key, array in packet.arrays.items())
+    assert patterns(residual) == patterns(expected)
 
 
 def test_residual_and_sent_add_up() -> None:
@@ -150,6 +218,7 @@ def test_warm_compiles_all_that_is_needed() -> None:
     for variant in VARIANTS:
         for x in (normal(4, 90), normal(4, 90).bfloat16(), normal(4, 90).half(), normal(90, 4).T, normal(2, 3, 4, 5)):
             packet = variant.codec.encode_with_residual(x.float(), x.dtype, KEY)[0]
+            variant.codec.encode_with_residual(x, x.dtype, KEY, torch.zeros(x.shape))
             for array in packet.arrays.values():
                 if array.base is None:
                     array.flags.writeable = False

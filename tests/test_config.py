@@ -91,7 +91,8 @@ def test_every_recipe_is_a_run() -> None:
     for name in recipe_names():
         config = read_config(name)
         assert config.name == name
-        assert config.compressors()
+        assert len(config.compressors()) == config.stages - 1
+        assert len(config.replica_methods()) == config.stages
         text = (Path(__file__).parents[1] / "raysim" / "recipes" / f"{name}.toml").read_text()
         assert text.startswith("# ")  # the line that `raysim recipes` prints
 
@@ -295,10 +296,10 @@ REFUSED_BY_THE_PLAN = {
     ("num_stages=50",): "`num_stages` must be at most the number of layers (7), but got 50.",
     ("batch_size=4096",): "`batch_size` must be at most the number of training samples (1437), but got 4096.",
     ("data=cifar10", "data.path=/nope"): "`data.path` must be a file or folder that exists, but got '/nope'.",
-    ("data=cifar",): "Unknown data set 'cifar'. Known: cifar10, digits, text, topics, wikitext2.",
+    ("data=cifar",): "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, text, topics, wikitext2.",
     ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
     ("model=cnm",): (
-        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, resnet18; your own is written `package.module:function`."
+        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, resnet101, resnet18, vgg16; your own is written `package.module:function`."
     ),
     ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width.",
 }

@@ -10,14 +10,13 @@ from raysim import train
 from raysim.cli import app
 from raysim.config import ConfigError, read_config
 from raysim.network.devices import DEVICES
-from raysim.network.exchange import exchange_s
-from raysim.network.memory import in_flight
+from raysim.network.exchange import rounds_s
 from raysim.network.network import Network
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops
-from raysim.network.schedule import ZBH1, Interleaved1F1B
-from raysim.pipeline.forecast import forecast, read_forecast, record_profile
+from raysim.pipeline.forecast import forecast
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.recorded import record_profile
 
 FREE = parse_network("free")
 QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
@@ -111,21 +110,22 @@ def test_codecs_can_be_given_a_speed():
 
 
 @pytest.mark.parametrize("text", ["ZBH1", "Interleaved1F1B(2)", "1F1B(ahead=2)", "GPipe"])
-def test_schedules_are_simulated_that_no_engine_runs(text):
+def test_every_schedule_is_forecast(text):
     found = forecast("digits-cnn", f"schedule={text}", device="A100")
     assert repr(found.schedule) == found.config.schedule == text
-    assert [memory.in_flight for memory in found.memories] == in_flight(found.schedule, 4, 4)
+    assert found.memories == prepare(read_config("digits-cnn", [f"schedule={text}"])).plan.memories
     assert found.num_workers == (2 if text.startswith("Inter") else 4)
     assert found.step_s(parse_network("8mbps")) > found.step_s(FREE) > 0
     assert len(found.simulate(FREE).workers()) == found.num_workers
 
 
-def test_a_schedule_in_a_file_may_be_one_that_is_only_simulated(tmp_path):
-    file = tmp_path / "zb.toml"
-    file.write_text("base = 'digits-cnn'\nschedule = 'ZBH1'\n")
-    assert read_forecast(file)[1] == ZBH1()
-    assert read_forecast(file, ["schedule=Interleaved1F1B(2)"])[1] == Interleaved1F1B(2)
-    assert read_forecast(file, ["steps=7"])[0].steps == 7
+def test_a_profile_recorded_in_two_parts_prices_any_schedule():
+    recorded = record_profile(read_config("digits-cnn", [*QUICK, "schedule=ZBH1"]), num_steps=1)
+    assert recorded.compute_s.shape[2] == 3
+    assert (recorded.compute_s[0, :, 2] > 0).all()
+    forecasts = [forecast("digits-cnn", *QUICK, f"schedule={text}", profile=recorded) for text in ("ZBH1", "1F1B")]
+    apart, joint = ([w.compute_s for w in found.simulate(FREE).workers()] for found in forecasts)
+    assert apart == pytest.approx(joint)
 
 
 def test_published_sizes_need_neither_data_nor_weights():
@@ -133,11 +133,11 @@ def test_published_sizes_need_neither_data_nor_weights():
     tokens = 8 * 1024
     assert sum(found.flops_forward) == gpt_forward_flops(12, 768, 1024, batch=8, vocabulary=50257)
     assert [link.dense_bytes for link in found.links] == [4 * tokens * 768] * 6
-    assert found.tied == ((0, 3, 4 * 50257 * 768),)
+    assert found.tied == ((0, 3, 50257 * 768),)
     weights = sum(memory.weights_bytes for memory in found.memories) // 4
     assert weights == 124_439_808 + 50257 * 768  # the tied table is in two stages
     network = parse_network("100mbps")
-    assert found.tied_s(network) == exchange_s(network, [0, 3], 4 * 50257 * 768)
+    assert found.tied_s(network) == rounds_s(network, [0, 3], 4 * 50257 * 768, 2)
     assert found.step_s(network) == found.simulate(network).step_s + found.tied_s(network)
     resnet = forecast("resnet18-cifar10", "data.train_samples=1280", "epochs=3", device="A100")
     assert resnet.num_steps == 30
@@ -152,13 +152,24 @@ def test_a_model_larger_than_this_machine():
 
 
 def test_replicas_average_their_gradients():
-    found = forecast("digits-cnn", device="T4", num_replicas=3)
-    network = parse_network("100mbps")
+    """By reduce-scatter and all-gather: two rounds, in which each sends 2 (D - 1) / D of its gradients."""
+    found = forecast("digits-cnn", "num_replicas=2", "num_microbatches=2", device="T4")
+    network = parse_network("100mbps+1ms")
     timeline = found.simulate(network)
     weights = [memory.gradients_bytes for memory in found.memories]
-    expected = [network.all_reduce_s(size, [stage, 4 + stage, 8 + stage]) for stage, size in enumerate(weights)]
-    assert timeline.collective_s.tolist() == pytest.approx(expected)
-    assert timeline.step_s == pytest.approx(timeline.pipeline_s + max(expected))
+    assert timeline.collective_s.tolist() == pytest.approx([2e-3 + 8 * size / 100e6 for size in weights])
+    assert timeline.step_s == pytest.approx(timeline.pipeline_s + max(timeline.collective_s))
+
+
+def test_replica_methods_are_forecast_as_they_are_recorded(small, tmp_path):
+    """A method whose packets do not depend on the gradients: what a run would send is what it sends."""
+    config = small(num_replicas=2, num_microbatches=2, replica_gradient="ErrorFeedback(TopK(0.05, index='int32'))")
+    found = forecast(config, device="T4")
+    run = train(config, engine="inline", out=tmp_path / "run")
+    links = run.links[(run.links["direction"] == "replica_gradient") & (run.links["step"] == 3)]
+    sent = links.groupby("stage")[["wire_bytes", "dense_bytes", "rounds"]].max()
+    for name in sent:
+        assert sent[name].tolist() == [getattr(cost, name) for cost in found.averages]
 
 
 def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
@@ -242,11 +253,10 @@ def test_the_verdict_is_the_devices():
         (["digits-cnn", "--device", "TPU"], "`device` must be one of T4, V100"),
         (["digits-cnn", "--profile", "none.json"], "The profile 'none.json' must be readable"),
         (["digits-cnn", "--device", "A100", "--efficiency", "1.5"], "`efficiency` must be in (0, 1], but got 1.5."),
-        (["digits-cnn", "--device", "A100", "--replicas", "0"], "`num_replicas` must be an integer of at least 1"),
         (["digits-cnn", "--device", "A100", "--codec-speed", "0"], "`codec_bytes_per_s` must be in (0, inf]"),
         (["digits-cnn", "forward=TopK(2)", "--device", "A100"], "`density` must be in (0, 1], but got 2"),
         (["digits-cnn", "schedule=2F2B", "--device", "A100"], "`schedule`: "),
-        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule`: A schedule is written as text"),
+        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule` must be a valid string, but got 3"),
         (
             ["digits-cnn", "steps=3", "epochs=2", "--device", "A100"],
             "The override of `steps` is undone by another one.",

@@ -5,9 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED
+from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED, two_workers
 
 from raysim.config import ConfigError
+from raysim.pipeline.checkpoint import unpack_tensors
 from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.plan import prepare
@@ -22,8 +23,17 @@ def start(config):
 
 def trained(config, steps=3):
     engine = start(config)
-    reports = [engine.step(step) for step in range(steps)]
-    return engine, [loss for report in reports for loss in report[-1].losses]
+    return engine, [loss for step in range(steps) for loss in losses_of(engine, step)]
+
+
+def losses_of(engine, step):
+    """Run a step and return the microbatches' losses, whichever worker owns the last stage."""
+    return [loss for report in engine.step(step) for loss in report.losses]
+
+
+def tensors(engine):
+    """Return the state of all workers, whichever of them owns what."""
+    return {name: x for part in engine.state() for name, x in unpack_tensors(part).items()}
 
 
 def same(one, other):
@@ -69,7 +79,7 @@ def staged_gradients(engine, step=0):
     return held
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "1F1B(extra_warmup=2)"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "1F1B(extra_warmup=2)", "ZBH1", "Interleaved1F1B(3)"])
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 @pytest.mark.parametrize("kind", [{}, GPT, TIED], ids=["cnn", "gpt", "gpt-tied"])
 @pytest.mark.parametrize("recompute", [False, True])
@@ -96,15 +106,31 @@ def test_microbatches_average_to_the_whole_batch(small):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_schedules_give_the_same_bits(small, run):
-    """Backwards accumulate by microbatch, and links see microbatches in order: so the schedule cannot matter."""
-    states = []
-    for schedule in ("GPipe", "1F1B", "1F1B(extra_warmup=1)"):
-        engine, losses = trained(small(**{**RUNS[run], "schedule": schedule}))
-        states.append((engine.state(), losses))
-    for state, losses in states[1:]:
-        assert losses == states[0][1]
-        assert same(state, states[0][0])
+def test_schedules_give_the_same_bits(small, run, tmp_path):
+    """Gradients of weights add up by microbatch, links see microbatches in order, and what is summed over stages is summed in
+    their order: so the schedule cannot matter, nor who owns which stage."""
+    config = small(**{**RUNS[run], "schedule": "GPipe"})
+    engine, losses = trained(config)
+    state, evaluated = tensors(engine), engine.evaluate("on")
+    own = RUNS[run].get("schedule", "1F1B")
+    custom = two_workers(config.stages, config.num_microbatches, tmp_path / "rows.csv")
+    for schedule in dict.fromkeys([own, "1F1B", custom]):
+        engine, others = trained(config.model_copy(update={"schedule": schedule}))
+        assert others == losses
+        found = tensors(engine)
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[name], x) for name, x in state.items())
+        assert engine.evaluate("on") == evaluated
+
+
+@pytest.mark.parametrize("schedule", ["ZBH1", "1F1B", "Interleaved1F1B(2)"])
+def test_the_update_waits_for_every_weights_backward(small, schedule):
+    """Every action is before one of those that the update awaits, in its row or by a packet."""
+    engine = start(small(schedule=schedule, num_stages=4))
+    rows = engine.plan.rows
+    assert [row[-1].op for row in rows] == (["W"] * 4 if schedule == "ZBH1" else ["B"] * len(rows))
+    ends = {worker for worker, _ in engine._ends}
+    assert ends == (set(range(4)) if schedule == "ZBH1" else {0})
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -114,7 +140,7 @@ def test_resumed_equals_not_interrupted(small, run):
     first, early = trained(config, steps=2)
     second = start(config)
     second.load(2, first.state())
-    late = [loss for step in range(2, 5) for loss in second.step(step)[-1].losses]
+    late = [loss for step in range(2, 5) for loss in losses_of(second, step)]
     assert early + late == losses
     assert same(second.state(), whole.state())
 
@@ -124,12 +150,12 @@ def test_used_workers_load_as_fresh_ones(small, run):
     """What a step left that broke off, or that the checkpoint knows nothing of, is gone."""
     engine = start(small(**RUNS[run]))
     begin = engine.state()
-    losses = [engine.step(step)[-1].losses for step in range(3)]
-    for worker, place, source in engine._calls[:3]:  # a step that breaks off
-        if source is None:
-            engine.workers[worker].run(3, 0, place)
+    losses = [losses_of(engine, step) for step in range(3)]
+    packets = {}
+    for worker, place, source in engine._calls[: 2 * len(engine._calls) // 3]:  # a step that breaks off
+        packets[worker, place] = engine.workers[worker].run(3, 0, place, packets.get(source))
     engine.load(0, begin)
-    assert [engine.step(step)[-1].losses for step in range(3)] == losses
+    assert [losses_of(engine, step) for step in range(3)] == losses
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -146,7 +172,7 @@ def test_evaluation_leaves_no_trace(small, run):
             engine.batchnorm("use")
             engine.evaluate(mode)
             engine.batchnorm("restore")
-        disturbed += engine.step(step)[-1].losses
+        disturbed += losses_of(engine, step)
     assert disturbed == losses
     assert same(engine.state(), undisturbed.state())
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -184,7 +210,9 @@ def test_tied_parameters_stay_equal_at_all_owners(small):
 def test_tied_bytes_are_counted(small):
     engine = start(small(**TIED))
     reports = engine.step(0)
-    assert sum(report.tied_bytes for report in reports) == 2 * 256 * 16 * 4  # vocabulary x width, each way
+    assert (
+        sum(g.wire_bytes for report in reports for g in report.groups) == 2 * 256 * 16 * 4
+    )  # vocabulary x width, each way
 
 
 def test_clipping_is_by_the_norm_over_all_stages(small):
@@ -203,7 +231,7 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
 def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
     engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
     before = engine.state()
-    engine.workers[1].gradient_norm2 = lambda *_: float("nan")
+    engine.workers[1].gradient_norm2 = lambda *_: {1: float("nan")}
     with pytest.raises(DivergedError, match="step 0, update: NaN or infinity in the gradient norm"):
         engine.step(0)
     assert same(engine.state(), before)
@@ -248,6 +276,42 @@ def test_a_model_that_fails_is_named(small):
     with pytest.raises(StageError) as caught:
         engine.step(0)
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
+
+
+def test_a_fault_of_weights_backward_is_named(small, monkeypatch):
+    engine = start(small(schedule="ZBH1"))
+
+    def broken(microbatch):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(engine.workers[2].stages[2], "backward_weights", broken)
+    before = engine.state()
+    with pytest.raises(StageError) as caught:
+        engine.step(0)
+    assert str(caught.value) == "stage 2, 2W0, step 0: RuntimeError: no luck"
+    assert same(engine.state(), before)
+
+
+def test_what_waits_for_its_weights_backward_is_what_memory_counts(small):
+    """The bytes of gradients that stages keep between B and W, at their most, are those priced before."""
+    engine = start(small(**GPT, schedule="ZBH1", num_microbatches=4))
+    most = [0] * 3
+    for worker in engine.workers:
+        act = worker._act
+
+        def watched(action, packet, worker=worker, act=act):
+            sent = act(action, packet)
+            stage = worker.stages[action.stage]
+            kept = [t for waiting in stage._caught.values() for one in waiting for t in one.gradients]
+            kept += [t for t in stage._arrived.values() if t is not None]
+            most[action.stage] = max(most[action.stage], sum(t.nbytes for t in kept))
+            return sent
+
+        worker._act = watched
+    engine.step(0)
+    assert most == [memory.waiting_bytes for memory in engine.plan.memories]
+    assert [memory.waiting for memory in engine.plan.memories] == [1, 2, 3]
+    assert [memory.in_flight for memory in engine.plan.memories] == [3, 3, 3]
 
 
 def test_calls_out_of_order_are_refused(small):

@@ -14,6 +14,7 @@ THIRD_PARTY = {
     "pandas",
     "optuna",
     "plotly",
+    "matplotlib",
     "numba",
     "pyarrow",
     "pydantic",
@@ -46,7 +47,7 @@ ROOMS = {
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
-    "analysis": ({"records", "network", "notation"}, THIRD_PARTY - {"torch", "ray"}),
+    "analysis": ({"records", "network", "notation", "config"}, THIRD_PARTY - {"torch", "ray"}),
 }
 
 
@@ -99,7 +100,16 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["train", "--help"], ["replay", "--help"], ["simulate", "--help"], ["recipes"]]
+    "command",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["replay", "--help"],
+        ["report", "--help"],
+        ["simulate", "--help"],
+        ["findings", "--help"],
+        ["recipes"],
+    ],
 )
 def test_help_imports_neither_torch_nor_ray(command):
     code = f"""

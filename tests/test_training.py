@@ -193,8 +193,15 @@ def test_every_field_changes_the_run(small, tmp_path, field):
         losses.append(run.steps["loss"].tolist())
         costs.append((run.links[["boundary", "packets", "wire_bytes"]].values.tolist(), plan.memories, plan.rows))
         counts = [len(getattr(run, table)) for table in ("steps", "evals", "links", "actions")]
+        throughput = run.decisions["throughput"].dropna().tolist()
         records.append(
-            (counts, run.actions["step"].tolist(), run.row["name"], checkpoints(run.folder / "checkpoints")[0].step)
+            (
+                counts,
+                throughput,
+                run.actions["step"].tolist(),
+                run.row["name"],
+                checkpoints(run.folder / "checkpoints")[0].step,
+            )
         )
     seen = {"loss": losses, "cost": costs, "records": records}[change.changes]
     assert seen[0] != seen[1]

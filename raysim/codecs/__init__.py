@@ -4,12 +4,14 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 `CODECS`; the laws in the tests then ask for a variant of it.
 """
 
+from raysim.codecs.atoms import ATOMO
 from raysim.codecs.blockfloat import MX
 from raysim.codecs.bounded import ErrorBounded
 from raysim.codecs.dense import Cast, Identity
 from raysim.codecs.levels import NonUniform
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
+from raysim.codecs.mean import Mean
 from raysim.codecs.outliers import Outliers
 from raysim.codecs.packet import Codec, NonFiniteError, Packet
 from raysim.codecs.quantize import FixedPoint, Quantize
@@ -26,15 +28,16 @@ CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
         *(Cast, Identity),
-        *(FixedPoint, MX, NonUniform, Quantize, TAHQuant),
+        *(FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
         *(Natural, OneBit, QSGD, Sign, TernGrad),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
-        *(ErrorBounded, LowRank),
+        *(ATOMO, ErrorBounded, LowRank),
         *(Entropy, Hadamard, Outliers),
     )
 }
 
 __all__ = [
+    "ATOMO",
     "CODECS",
     "MX",
     "QSGD",
@@ -47,6 +50,7 @@ __all__ = [
     "Hadamard",
     "Identity",
     "LowRank",
+    "Mean",
     "Natural",
     "NonFiniteError",
     "NonUniform",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.layout import Layout, layout_of
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
@@ -55,12 +56,12 @@ class ErrorBounded(Codec):
         arrays = {"step": step.view(np.uint8)}
         if not layout.numel:
             return arrays
-        blocks = layout.view(x).view(layout.groups, _BLOCK)
-        wide = float(step[0])
-        codes = (
-            blocks.double().div(wide).round_() if 0 < wide < math.inf else torch.full_like(blocks, math.inf).double()
-        )
         # a bound below what float32 can tell apart would send more than the value itself
+        scale = 1 / float(step[0]) if 0 < step[0] < math.inf else None
+        if scale is not None and kernels.serve(x):
+            return arrays | self._encode_native(x.contiguous(), layout, scale)
+        blocks = layout.view(x).view(layout.groups, _BLOCK)
+        codes = torch.full_like(blocks, math.inf).double() if scale is None else blocks.double().mul(scale).round_()
         raw = ~(codes.abs() <= _LIMIT).all(dim=1)
         codes = torch.where(raw[:, None], 0.0, codes).long()
         offsets = codes.amin(dim=1)
@@ -75,6 +76,24 @@ class ErrorBounded(Codec):
         arrays["codes"] = to_bytes(torch.cat(packed)) if packed else np.empty(0, np.uint8)
         return arrays
 
+    def _encode_native(self, x: Tensor, layout: Layout, scale: float) -> dict[str, np.ndarray]:
+        from raysim.codecs.kernels import bounded as native
+
+        values = x.float().view(-1).numpy()
+        widths, offsets = np.empty(layout.groups, np.uint8), np.empty(layout.groups, np.int32)
+        native.measure(values, scale, widths, offsets)
+        places, total = _places(widths)
+        codes = np.empty(total, np.uint8)
+        native.pack(values, scale, widths, offsets, places, codes)
+        raw = widths == _RAW
+        held = layout.view(x).view(layout.groups, _BLOCK)[torch.from_numpy(raw)] if raw.any() else x.view(-1)[:0]
+        return {
+            "widths": widths,
+            "offsets": (offsets[~raw] if raw.any() else offsets).view(np.uint8),
+            "raw": to_bytes(held),
+            "codes": codes,
+        }
+
     def _used(self, widths: Tensor) -> list[int]:
         """Return the widths in use, narrow ones first: codes of one width are packed together."""
         return [int(width) for width in np.unique(widths.cpu().numpy()) if 0 < width != _RAW]
@@ -85,24 +104,53 @@ class ErrorBounded(Codec):
         step = float(packet.bytes_of("step", 4).copy().view(np.float32)[0])
         if not layout.numel:
             return torch.empty(packet.shape, dtype=dtype, device=device)
-        widths = to_tensor(packet.bytes_of("widths", layout.groups), torch.uint8, device).long()
-        raw = widths == _RAW
-        if (widths[~raw] > 31).any() or not (0 <= step < math.inf):
+        sent_widths = packet.bytes_of("widths", layout.groups)
+        raw_blocks = sent_widths == _RAW
+        if (sent_widths[~raw_blocks] > 31).any() or not (0 <= step < math.inf):
             raise ValueError(f"A packet of {self!r} holds widths or a step out of bounds.")
-        kept = int((~raw).sum())
-        values = torch.empty(layout.groups, _BLOCK, dtype=torch.float64, device=device)
+        kept = layout.groups - int(raw_blocks.sum())
         held = to_tensor(packet.bytes_of("raw", (layout.groups - kept) * _BLOCK * dtype.itemsize), dtype, device)
         if not torch.isfinite(held).all():
             raise ValueError(f"A packet of {self!r} holds values that are not finite.")
-        offsets = to_tensor(packet.bytes_of("offsets", 4 * kept), torch.int32, device)
+        sent_offsets = packet.bytes_of("offsets", 4 * kept)
+        places, total = _places(sent_widths)
+        sent_codes = packet.bytes_of("codes", total)
+        if dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels import bounded as native
+
+            offsets = np.zeros(layout.groups, np.int32)
+            offsets[~raw_blocks] = sent_offsets.copy().view(np.int32)
+            out = kernels.empty(layout.groups * _BLOCK, np.float32)
+            data = kernels.opened(sent_codes)
+            native.unpack(data, step, kernels.opened(sent_widths), offsets, places, out)
+            if raw_blocks.any():
+                out.reshape(-1, _BLOCK)[raw_blocks] = held.view(-1, _BLOCK).float().numpy()
+            return cast_saturating(torch.from_numpy(out)[: layout.numel], dtype).view(packet.shape)
+        widths = to_tensor(sent_widths, torch.uint8, device).long()
+        raw = widths == _RAW
+        values = torch.empty(layout.groups, _BLOCK, dtype=torch.float64, device=device)
         codes = torch.zeros(layout.groups, _BLOCK, dtype=torch.int64, device=device)
-        counts = {width: int((widths == width).sum()) * _BLOCK for width in self._used(widths)}
-        total = sum(packed_bytes(count, width) for width, count in counts.items())
-        data = to_tensor(packet.bytes_of("codes", total), torch.uint8, device)
-        for width, count in counts.items():
+        data_left = to_tensor(sent_codes, torch.uint8, device)
+        for width in self._used(widths):
+            count = int((widths == width).sum()) * _BLOCK
             size = packed_bytes(count, width)
-            codes[widths == width] = unpack(data[:size], count, width).view(-1, _BLOCK)
-            data = data[size:]
-        values[~raw] = (codes[~raw] + offsets[:, None].long()).double() * step
+            codes[widths == width] = unpack(data_left[:size], count, width).view(-1, _BLOCK)
+            data_left = data_left[size:]
+        from_least = to_tensor(sent_offsets, torch.int32, device)[:, None].double()
+        values[~raw] = (codes[~raw].double() + from_least) * step
         values[raw] = held.view(-1, _BLOCK).double()
-        return cast_saturating(layout.flat(values), dtype).view(packet.shape)
+        flat = layout.flat(values)
+        # by way of float32, as the kernels go
+        return cast_saturating(flat if dtype == torch.float64 else cast_saturating(flat, torch.float32), dtype).view(
+            packet.shape
+        )
+
+
+def _places(widths: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return where in the packed codes each block's begin, narrow ones first, and how many bytes there are."""
+    sizes = np.where(widths == _RAW, 0, widths).astype(np.int64) * (_BLOCK // 8)
+    order = np.argsort(sizes, kind="stable")
+    ends = np.cumsum(sizes[order])
+    places = np.empty_like(sizes)
+    places[order] = ends - sizes[order]
+    return places, int(ends[-1])

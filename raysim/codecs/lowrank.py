@@ -1,4 +1,8 @@
-"""Low rank: a matrix sent as the product of two thin ones."""
+"""Low rank: a matrix sent as the product of two thin ones.
+
+Products and norms are summed in float64 in an order of their own, so that kernel and reference agree to the bit: a dot product
+in 16 lanes, each in order, and then the lanes by halves; everything else in order. On CUDA torch's products stand in for that.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.signs import read_floats
 from raysim.notation import check_choice, check_integer
+
+_LANES = 16
+_LEAST = 1e-12  # share of a column's norm at which what others leave of it is rounding
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Return columns with the span of `columns` (number, rows, rank), orthogonal and of norm 1, float64.
+
+    By Gram and Schmidt, each against those before it, twice. A column that lies in the span of those before becomes zero.
+
+    >>> orthonormal(torch.tensor([[[3.0, 6.0], [4.0, 8.0]]]))
+    tensor([[[0.6000, 0.0000],
+             [0.8000, 0.0000]]], dtype=torch.float64)
+    """
+    turned = columns.detach().double().transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    if not turned.numel():
+        return turned.transpose(1, 2)
+    if kernels.serves(turned.device):
+        from raysim.codecs.kernels.lowrank import orthonormalise
+
+        orthonormalise(turned.numpy(), _LEAST)
+        return turned.transpose(1, 2)
+    for k in range(turned.shape[1]):
+        column = turned[:, k]
+        before = _norm(column)
+        for _ in range(2):
+            for j in range(k):
+                column += -_dot(turned[:, j], column)[:, None] * turned[:, j]
+        norm = _norm(column)
+        column *= torch.where(norm > _LEAST * before, 1.0 / norm, 0.0)[:, None]
+    return turned.transpose(1, 2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,7 +58,7 @@ class LowRank(Codec):
 
     M is the `tensor` as (first axis, the rest), or each `sample` as (second axis, the rest): (length, width) of activations.
     What two thin matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in
-    float64, P by QR; both are sent in float32.
+    float64; both are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)
@@ -41,7 +77,7 @@ class LowRank(Codec):
     def random(self) -> bool:
         return True
 
-    def _matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
+    def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
         """Return number, rows, columns and rank of the matrices, or None where they would not make it smaller."""
         lead = 1 if self.per == "sample" else 0
         if len(shape) < 2 + lead or not math.prod(shape):
@@ -50,27 +86,109 @@ class LowRank(Codec):
         rank = min(rows, columns, self.rank)
         return None if rank * (rows + columns) >= rows * columns else (math.prod(shape[:lead]), rows, columns, rank)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        check_finite(x)
-        matrices = self._matrices(tuple(x.shape))
-        if matrices is None:
-            return {"values": to_bytes(x)}
-        number, rows, columns, rank = matrices
-        m = x.reshape(number, rows, columns).double()
-        left = torch.linalg.qr(m @ self._start(key or 0, columns, rank, x.device)).Q.float()
-        right = cast_saturating(m.transpose(1, 2) @ left.double(), torch.float32)
-        return {"left": to_bytes(left), "right": to_bytes(right)}
+    def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the Q of a key, (1, columns, rank) in float64: evenly spread over -1..1, which finds a span as normals do."""
+        return uniform(key, columns * rank, device).view(1, rank, columns).mul_(2).sub_(1).transpose(1, 2)
 
-    def _start(self, key: Key, columns: int, rank: int, device: torch.device) -> Tensor:
-        """Return Q, standard normal (Box and Muller)."""
-        draws = uniform(key, 2 * columns * rank, device).view(2, columns, rank)
-        return (-2 * (1 - draws[0]).log()).sqrt_() * (2 * math.pi * draws[1]).cos_()
+    def encode_from(self, x: Tensor, start: Tensor) -> tuple[Packet, Tensor]:
+        """Return the packet of `x` with Q = `start`, (number or 1, columns, rank) float64, and the M^T P that is sent.
+
+        Raises NonFiniteError where `x` holds NaN or infinity. For tensors of which `matrices` is not None.
+        """
+        check_finite(x)
+        matrices = self.matrices(tuple(x.shape))
+        assert matrices is not None
+        m = x.detach().reshape(matrices[:3])
+        left = orthonormal(_times(m, start)).float()
+        right = cast_saturating(_transposed_times(m, left), torch.float32)
+        packet = Packet(self, {"left": to_bytes(left), "right": to_bytes(right)}, tuple(x.shape), _name(x))
+        return packet, right
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        matrices = self.matrices(tuple(x.shape))
+        if matrices is None:
+            check_finite(x)
+            return {"values": to_bytes(x)}
+        return self.encode_from(x, self.start(key or 0, *matrices[2:], x.device))[0].arrays
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
-        matrices, dtype = self._matrices(packet.shape), DTYPES[packet.dtype]
+        matrices, dtype = self.matrices(packet.shape), DTYPES[packet.dtype]
         if matrices is None:
             return to_tensor(packet.bytes_of("values", packet.dense_bytes), dtype, device).view(packet.shape)
         number, rows, columns, rank = matrices
         left = read_floats(packet, "left", number * rows * rank, device).view(number, rows, rank)
         right = read_floats(packet, "right", number * columns * rank, device).view(number, columns, rank)
-        return cast_saturating(left @ right.transpose(1, 2), dtype).view(packet.shape)
+        return cast_saturating(_product(left, right, dtype), dtype).view(packet.shape)
+
+
+def _name(x: Tensor) -> str:
+    return next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
+
+
+def _times(m: Tensor, start: Tensor) -> Tensor:
+    """Return M Q, (number, rows, rank) float64."""
+    if kernels.serve(m):
+        from raysim.codecs.kernels.lowrank import times
+
+        out = np.empty((len(m), start.shape[2], m.shape[1]))
+        times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
+        return torch.from_numpy(out).transpose(1, 2)
+    if m.device.type != "cpu":
+        return m.double() @ start
+    return torch.stack([_dot(m.double(), start[:, None, :, k]) for k in range(start.shape[2])], dim=2)
+
+
+def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
+    """Return the transpose of M times P, (number, columns, rank) float64."""
+    if kernels.serve(m):
+        from raysim.codecs.kernels.lowrank import transposed_times
+
+        out = np.empty((len(m), left.shape[2], m.shape[2]))
+        transposed_times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
+        return torch.from_numpy(out).transpose(1, 2)
+    if m.device.type != "cpu":
+        return m.double().transpose(1, 2) @ left.double()
+    parts = (m.double() * left[:, :, k, None].double() for k in range(left.shape[2]))
+    return torch.stack([_added_up(part) for part in parts], dim=2)
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return P R^T, (number, rows, columns): float32, and float64 where `dtype` is."""
+    if dtype != torch.float64 and kernels.serves(left.device):
+        from raysim.codecs.kernels.lowrank import expand
+
+        shape = (len(left), left.shape[1], right.shape[1])
+        out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
+        expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
+        return torch.from_numpy(out)
+    if left.device.type != "cpu":
+        total = left @ right.transpose(1, 2)
+    else:
+        total = torch.zeros(len(left), left.shape[1], right.shape[1], dtype=torch.float64)
+        for k in range(left.shape[2]):
+            total += left[:, :, k, None] * right[:, None, :, k]
+    return total if dtype == torch.float64 else cast_saturating(total, torch.float32)
+
+
+def _norm(columns: Tensor) -> Tensor:
+    squares = _dot(columns, columns).cpu().numpy()
+    return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's own is at times off by the last bit
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sums of a * b over the last axis, float64, in the order that this module states."""
+    products = a * b
+    count = products.shape[-1]
+    padded = torch.nn.functional.pad(products, (0, -count % _LANES))
+    lanes = padded.view(*padded.shape[:-1], -1, _LANES).movedim(-2, 1)
+    sums = _added_up(lanes)
+    width = _LANES
+    while width > 1:
+        width //= 2
+        sums = sums[..., :width] + sums[..., width:]
+    return sums[..., 0] + 0.0
+
+
+def _added_up(x: Tensor) -> Tensor:
+    """Return the sum over axis 1, one after the other."""
+    return torch.from_numpy(np.add.accumulate(x.cpu().numpy(), axis=1)[:, -1] + 0.0).to(x.device)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.codecs import kernels
 from raysim.codecs.dense import Cast
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, check_finite, nest
+from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest
 from raysim.codecs.positions import decode_positions, encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.notation import check_real
@@ -50,16 +51,15 @@ class Outliers(Codec):
         return columns, kept_of(self.density, columns) if math.prod(shape) else 0
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        check_finite(x)
         shape = tuple(x.shape) or (1,)
         columns, count = self._split(shape)
-        x = x.reshape(shape)
+        x = x.reshape(-1, columns).contiguous() if x.numel() else x
         if not count:
-            return dict(nest("others", self.codec.encode(x, key)))
-        chosen = select_topk(x.abs().reshape(-1, columns).amax(dim=0).view(1, -1), count)
-        others = _complement(chosen, columns)
-        arrays = dict(nest("kept", self.kept.encode(x[..., chosen], key)))
-        arrays |= nest("others", self.codec.encode(x[..., others], key))
+            return dict(nest("others", self.codec.encode(x.view(shape), key)))
+        chosen = select_topk(_greatest(x).view(1, -1), count)
+        kept, others = _part(x, chosen)
+        arrays = dict(nest("kept", self.kept.encode(kept.view(*shape[:-1], count), key)))
+        arrays |= nest("others", self.codec.encode(others.view(*shape[:-1], columns - count), key))
         return arrays | encode_positions(chosen, columns, smallest_form(count, columns))
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
@@ -68,12 +68,52 @@ class Outliers(Codec):
         if not count:
             return packet.part("others", self.codec, shape).decode(device).view(packet.shape)
         chosen = decode_positions(packet._replace(shape=(columns,)), count, device)
-        x = torch.empty(shape, dtype=DTYPES[packet.dtype], device=device)
-        x[..., chosen] = packet.part("kept", self.kept, (*shape[:-1], count)).decode(device)
-        x[..., _complement(chosen, columns)] = packet.part("others", self.codec, (*shape[:-1], columns - count)).decode(
-            device
-        )
-        return x.view(packet.shape)
+        kept = packet.part("kept", self.kept, (*shape[:-1], count)).decode(device)
+        others = packet.part("others", self.codec, (*shape[:-1], columns - count)).decode(device)
+        return _join(kept, others, chosen, columns).view(packet.shape)
+
+
+def _greatest(x: Tensor) -> Tensor:
+    """Return the greatest magnitude of each column; raises NonFiniteError on NaN and infinity."""
+    if not kernels.serve(x):
+        check_finite(x)
+        return x.abs().amax(dim=0)
+    from raysim.codecs.kernels import columns
+
+    bits = kernels.bits_of(x)
+    found = np.empty(x.shape[1], bits.dtype)
+    columns.greatest(bits, bits.dtype.type(np.iinfo(bits.dtype).max), found)
+    magnitudes = torch.from_numpy(found).view(x.dtype)
+    check_finite(magnitudes)
+    return magnitudes
+
+
+def _part(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the chosen columns of a matrix, and the others."""
+    if not kernels.serve(x):
+        return x[:, chosen], x[:, _complement(chosen, x.shape[1])]
+    from raysim.codecs.kernels import columns
+
+    bits = kernels.bits_of(x)
+    kept = np.empty(len(x) * len(chosen), bits.dtype)
+    others = kernels.empty(x.numel() - len(kept), bits.dtype)
+    columns.part(kernels.opened(bits), x.shape[1], chosen.numpy(), kept, others)
+    return torch.from_numpy(kept).view(x.dtype), torch.from_numpy(others).view(x.dtype)
+
+
+def _join(kept: Tensor, others: Tensor, chosen: Tensor, columns: int) -> Tensor:
+    """Return the tensor of the chosen columns and the others, both of shape (..., columns of theirs)."""
+    if kernels.serve(kept):
+        from raysim.codecs.kernels.columns import join
+
+        few, many = (kernels.opened(kernels.bits_of(part.contiguous())) for part in (kept, others))
+        bits = kernels.empty(kept.numel() + others.numel(), few.dtype)
+        join(few, many, columns, chosen.numpy(), bits)
+        return torch.from_numpy(bits).view(kept.dtype)
+    x = torch.empty(*kept.shape[:-1], columns, dtype=kept.dtype, device=kept.device)
+    x[..., chosen] = kept
+    x[..., _complement(chosen, columns)] = others
+    return x
 
 
 def _complement(chosen: Tensor, columns: int) -> Tensor:

@@ -102,12 +102,17 @@ class Codec(Notation, ABC):
         self._check(tuple(x.shape), key)
         return Packet(self, self._encode(x.detach(), key), tuple(x.shape), dtype)
 
-    def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
+    def encode_with_residual(
+        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
+    ) -> tuple[Packet, Tensor]:
         """Return the packet of `x` in `dtype`, and what that withholds: x - decode(packet), in the dtype of `x`.
 
-        Takes `x` over: the residual may lie in its memory. This is the one more pass over memory that error feedback costs;
-        codecs that know a shorter way override it, with the same bits.
+        Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, it is x + memory that is
+        sent, the residual is float32, and both are left untouched. This is the one more pass over memory that error feedback
+        costs; codecs that know a shorter way override it, with the same bits.
         """
+        if memory is not None:
+            x = kernels.added(memory, x)
         packet = self.encode(x.to(dtype), key)
         # not in place: dense packets may lie in the memory of `x`
         return packet, (x.detach() - packet.decode(x.device)).to(x.dtype)

@@ -101,7 +101,7 @@ def _encode_native(positions: np.ndarray, total: int, form: str) -> dict[str, np
 def _decode_native(packet: Packet, kept: int) -> np.ndarray:
     from raysim.codecs.kernels import indices
 
-    total, positions = packet.numel, np.empty(kept, np.int64)
+    total, positions = packet.numel, kernels.empty(kept, np.int64)
     if "bitmap" in packet.arrays:
         bitmap = kernels.opened(packet.bytes_of("bitmap", packed_bytes(total, 1)))
         right = indices.decode_bitmap(bitmap, total, positions) == kept

@@ -53,7 +53,8 @@ class RandomK(Codec):
         length = math.prod(shape) // max(1, rows)
         return rows, length, kept_of(self.density, length) if rows * length else 0
 
-    def _positions(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+    def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+        """Return the flat positions that are kept under a key; a lesser density keeps some of what a greater one does."""
         rows, length, kept = self._rows(shape)
         # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
         if kernels.serves(device):
@@ -68,7 +69,7 @@ class RandomK(Codec):
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         rows, _, kept = self._rows(tuple(x.shape))
-        values = x.reshape(-1)[self._positions(key or 0, tuple(x.shape), x.device)].view(rows, kept)
+        values = x.reshape(-1)[self.draw(key or 0, tuple(x.shape), x.device)].view(rows, kept)
         drawn = np.array([key], dtype=np.int64).view(np.uint8)
         return dict(nest("values", self.values.encode(values, key)), key=drawn)
 
@@ -78,10 +79,10 @@ class RandomK(Codec):
         values = packet.part("values", self.values, (rows, kept)).decode(device).reshape(-1)
         if self.unbiased and kept:
             values = cast_saturating(values.double() * (length / kept), values.dtype)
-        return scatter(self._positions(key, packet.shape, device), values, packet.numel).view(packet.shape)
+        return scatter(self.draw(key, packet.shape, device), values, packet.numel).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         """Return the positions that a packet of this codec sends."""
         rows, _, kept = self._rows(packet.shape)
         key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
-        return Support(self._positions(key, packet.shape, device).view(rows, kept), packet.shape)
+        return Support(self.draw(key, packet.shape, device).view(rows, kept), packet.shape)

@@ -62,20 +62,34 @@ def select_with_values(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     return positions, x.view(-1)[positions]
 
 
-def _select_native(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + memory, float32 (rows, length) on which kernels serve, and of that what `select_with_values` does.
+
+    With `clear` what is selected is zero in the sum.
+    """
+    total = torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
+    return (total, *_select_native(total, kept, (x.contiguous(), memory.contiguous()), clear))
+
+
+def _select_native(
+    x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None = None, clear: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return what `select_with_values` does, of `x`, which becomes the sum of `terms` first where they are given."""
     from raysim.codecs.kernels.select import select_rows
 
     num_rows, length = x.shape
     bits = kernels.bits_of(x)
-    positions, values = np.empty(num_rows * kept, np.int64), np.empty(num_rows * kept, bits.dtype)
+    positions, values = kernels.empty(num_rows * kept, np.int64), kernels.empty(num_rows * kept, bits.dtype)
     infinity = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}[x.dtype]
     mask = np.iinfo(bits.dtype).max
+    parts = [kernels.opened(part.view(-1).numpy()) for part in (*terms, x)] if terms else [np.empty(0, np.float32)] * 3
 
     def select(start: int, stop: int) -> bool:
         first, last = start // length, stop // length
         out = slice(first * kept, last * kept)
         shape, limits = (last - first, length, kept), (bits.dtype.type(mask), np.int64(infinity))
-        return bool(select_rows(bits[start:stop], start, *shape, *limits, positions[out], values[out]))
+        added = parts[0][start:stop], parts[1][start:stop], parts[2][start:stop]
+        return bool(select_rows(bits[start:stop], start, *shape, *limits, positions[out], values[out], *added, clear))
 
     if not all(kernels.in_parts(select, num_rows * length, length)):
         raise NonFiniteError("A tensor to select from holds NaN or infinity.")
@@ -94,7 +108,7 @@ def select_at_least(x: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         bound = max(1, int(limit[0]))  # of positive numbers the patterns order alike
         mask = bits.dtype.type(np.iinfo(bits.dtype).max)
         kept = select.count_at_least(bits, mask, np.int64(bound))
-        found, values = np.empty(kept, np.int64), np.empty(kept, bits.dtype)
+        found, values = kernels.empty(kept, np.int64), kernels.empty(kept, bits.dtype)
         select.select_at_least(bits, mask, np.int64(bound), found, values)
         return torch.from_numpy(found), torch.from_numpy(values).view(x.dtype)
     positions = ((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).nonzero().view(-1)
@@ -180,32 +194,49 @@ class TopK(Codec):
         shape = tuple(x.shape)
         if self._num_kept(shape) == x.numel():
             return dict(nest("values", self.values.encode(x.reshape(self._kept_shape(shape)), key)))
-        return self._encode_sparse(x, key)[0]
+        return self._encode_sparse(x, key)
 
-    def _encode_sparse(self, x: Tensor, key: Key | None) -> tuple[dict[str, np.ndarray], Tensor]:
-        """Return the arrays and the positions, for what keeps less than everything."""
+    def _encode_sparse(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        """Return the arrays of what keeps less than everything."""
         shape = tuple(x.shape)
         rows = x.reshape(self._rows(shape))
-        positions, kept = select_with_values(rows, self._num_kept(shape) // len(rows))
-        arrays = dict(nest("values", self.values.encode(kept.view(self._kept_shape(shape)), key)))
-        return arrays | encode_positions(positions, x.numel(), self._form(len(positions), x.numel())), positions
+        return self._arrays(shape, *select_with_values(rows, self._num_kept(shape) // len(rows)), key)
 
-    def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
+    def _arrays(
+        self, shape: tuple[int, ...], positions: Tensor, kept: Tensor, key: Key | None
+    ) -> dict[str, np.ndarray]:
+        arrays = dict(nest("values", self.values.encode(kept.view(self._kept_shape(shape)), key)))
+        total = math.prod(shape)
+        return arrays | encode_positions(positions, total, self._form(len(positions), total))
+
+    def encode_with_residual(
+        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
+    ) -> tuple[Packet, Tensor]:
         shape = tuple(x.shape)
         dense = self._num_kept(shape) == x.numel()
-        if dense or x.dtype != torch.float32 or dtype == torch.float64 or not kernels.serve(x):
-            return super().encode_with_residual(x, dtype, key)
-        from raysim.codecs.kernels import indices
-
-        residual = x.detach().contiguous()  # only what is sent changes: no pass over the rest
-        message = residual.to(dtype)
-        name = dtype_name(message)
+        if dense or dtype == torch.float64 or not kernels.serve(x):
+            return super().encode_with_residual(x, dtype, key, memory)
         self._check(shape, key)
-        arrays, positions = self._encode_sparse(message, key)
-        packet = Packet(self, arrays, shape, name)
-        values = packet.part("values", self.values, self._kept_shape(shape)).decode().float().reshape(-1)
-        indices.subtract(positions.numpy(), kernels.opened(values.numpy()), residual.view(-1).numpy())
-        return packet, residual
+        exact = dtype == torch.float32 and self.values == Identity()  # what is sent leaves nothing
+        rows = self._rows(shape)
+        if memory is not None and x.dtype == torch.float32 and dtype == torch.float32:
+            each = x.detach().reshape(rows), memory.reshape(rows)
+            residual, positions, kept = add_and_select(*each, self._num_kept(shape) // rows[0], exact)
+        else:
+            x = x if memory is None else kernels.added(memory, x)
+            if x.dtype != torch.float32:
+                return super().encode_with_residual(x, dtype, key)
+            residual = x.detach().contiguous().view(rows)  # only what is sent changes: no pass over the rest
+            positions, kept = select_with_values(residual.to(dtype), self._num_kept(shape) // rows[0])
+            exact = False
+        arrays = self._arrays(shape, positions, kept, key)
+        packet = Packet(self, arrays, shape, dtype_name(kept))
+        if not exact:
+            from raysim.codecs.kernels import indices
+
+            values = packet.part("values", self.values, self._kept_shape(shape)).decode().float().reshape(-1)
+            indices.subtract(positions.numpy(), kernels.opened(values.numpy()), residual.view(-1).numpy())
+        return packet, residual.view(shape)
 
     def _form(self, kept: int, total: int) -> str:
         return smallest_form(kept, total) if self.index == "auto" else self.index
@@ -281,7 +312,7 @@ class Nonzero(Codec):
             select.mark_at_least(bits, mask, least, bitmap, values)
             index = {"bitmap": bitmap}
         else:
-            positions = np.empty(count, np.int64)
+            positions = kernels.empty(count, np.int64)
             select.select_at_least(bits, mask, least, positions, values)
             index = encode_positions(torch.from_numpy(positions), total, form)
         packet = self.values.encode(torch.from_numpy(values).view(x.dtype), key)

@@ -9,14 +9,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
 from raysim.codecs.blockfloat import power_of_two
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.packet import (
+    DTYPES,
+    Codec,
+    Key,
+    NonFiniteError,
+    Packet,
+    cast_saturating,
+    check_finite,
+    to_bytes,
+    to_tensor,
+)
+from raysim.codecs.sparse import select_topk
 from raysim.codecs.transform import check_tile, hadamard
 from raysim.notation import check_real
 
 _HIGH, _LOW = 4, 3  # bits of a tile with much entropy, and with little
 _TINY = 1e-12
+_WEIGHT_BITS, _FRACTION_BITS = 16, 18
+# log2(1 + x) is nearly x times this polynomial, to 9e-6 for 0 <= x <= 1 (a fit at Chebyshev's points)
+_LOG2 = (
+    1.442683219909668,
+    -0.7204423546791077,
+    0.469301700592041,
+    -0.30338966846466064,
+    0.14643362164497375,
+    -0.03459521010518074,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,40 +72,98 @@ class TAHQuant(Codec):
         return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        check_finite(x)
-        tokens, length, per_token = self._layout(tuple(x.shape))
+        tokens, _, per_token = self._layout(tuple(x.shape))
         if not tokens:
             return {}
-        rows = x.reshape(tokens, length).double()
-        exponent = int(torch.frexp(rows.abs().amax()).exponent)
-        rows = torch.cat([rows, rows[:, -1:].expand(-1, per_token * self.tile - length)], dim=1)
-        tiles = (rows * power_of_two(torch.tensor(-exponent, device=x.device))).view(-1, self.tile)  # within -1..1
-        magnitudes = tiles.abs()
-        share = magnitudes / (magnitudes.sum(dim=1, keepdim=True) + _TINY)
-        entropy = -(share * (share + _TINY).log()).sum(dim=1).view(tokens, per_token)
-        wide = torch.zeros_like(entropy, dtype=torch.bool)
-        order = entropy.argsort(dim=1, descending=True, stable=True)
-        wide = wide.scatter_(1, order[:, : round(self.high * per_token)], True).view(-1)
-        first, second = magnitudes.topk(2, dim=1).values.unbind(dim=1)
-        turned = first / (second + _TINY) > self.tau
-        pivots = torch.where(turned, magnitudes.argmax(dim=1), 0)
-        mixed = hadamard(_swapped(tiles, pivots)) / math.sqrt(self.tile)
-        tiles = torch.where(turned[:, None], mixed, tiles)
-        low = tiles.amin(dim=1).half()
-        steps = torch.where(wide, 2**_HIGH - 1, 2**_LOW - 1)
-        scale = ((tiles.amax(dim=1) - low.double()) / steps).clamp_min(0).half()
-        codes = ((tiles - low.double()[:, None]) / scale.double().clamp_min(_TINY)[:, None]).round_()
-        codes = torch.minimum(codes.clamp_min_(0), steps[:, None]).to(torch.uint8)
+        native = kernels.serve(x)
+        x = x.contiguous().float() if native else x
+        exponent = self._exponent(x)
+        entropy, turned, pivots, low, high = (self._described if native else self._described_plainly)(x, exponent)
+        wide = torch.zeros(tokens * per_token, dtype=torch.uint8, device=x.device)
+        # whole numbers above zero rank as their patterns do
+        ranked = entropy.view(torch.float32).view(tokens, per_token)
+        wide[select_topk(ranked, round(self.high * per_token))] = 1
+        sent_low = low.half()
+        steps = torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)
+        sent_scale = ((high - sent_low.double()) / steps).clamp_min(0).half()
+        grid = sent_low.double(), 1 / sent_scale.double().clamp_min(_TINY)
+        code = self._codes if native else self._codes_plainly
+        high_codes, low_codes = code(x, exponent, wide, turned, pivots, *grid)
         return {
             "exponent": np.array([exponent], np.int16).view(np.uint8),
-            "wide": to_bytes(pack(wide.long(), 1)),
-            "turned": to_bytes(pack(turned.long(), 1)),
+            "wide": to_bytes(pack(wide, 1)),
+            "turned": to_bytes(pack(turned, 1)),
             "pivots": to_bytes(pack(pivots, self._pivot_bits)),
-            "low": to_bytes(low),
-            "scale": to_bytes(scale),
-            "high_codes": to_bytes(pack(codes[wide].view(-1), _HIGH)),
-            "low_codes": to_bytes(pack(codes[~wide].view(-1), _LOW)),
+            "low": to_bytes(sent_low),
+            "scale": to_bytes(sent_scale),
+            "high_codes": to_bytes(pack(high_codes, _HIGH)),
+            "low_codes": to_bytes(pack(low_codes, _LOW)),
         }
+
+    def _exponent(self, x: Tensor) -> int:
+        """Return the exponent of the power of two above all magnitudes; raises NonFiniteError."""
+        if kernels.serve(x):
+            from raysim.codecs.kernels.tahquant import greatest
+
+            pattern = int(greatest(kernels.bits_of(x)))
+            if pattern >= 0x7F800000:
+                raise NonFiniteError("A tensor to send holds NaN or infinity.")
+            return int(torch.frexp(torch.tensor(pattern, dtype=torch.int32).view(torch.float32).double()).exponent)
+        check_finite(x)
+        return int(torch.frexp(x.double().abs().amax()).exponent)
+
+    def _described(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
+        """Return of each tile the entropy, int32 in units of 2^-18 bit, whether it is turned, the pivot, and its range."""
+        from raysim.codecs.kernels.tahquant import describe
+
+        tokens, length, per_token = self._layout(tuple(x.shape))
+        count = tokens * per_token
+        entropy, turned, pivots = np.empty(count, np.int32), np.empty(count, np.uint8), np.empty(count, np.int64)
+        low, high = np.empty((2, count))
+        fit = np.array([*_LOG2, -(2.0**_FRACTION_BITS)], np.float32)
+        settings = length, self.tile, _WEIGHT_BITS, 2.0**-exponent, self.tau, fit
+        describe(x.view(-1).numpy(), *settings, entropy, turned, pivots, low, high)
+        return tuple(map(torch.from_numpy, (entropy, turned, pivots, low, high)))
+
+    def _codes(
+        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the codes of all tiles of 4 bits, and of all of 3 bits, flat uint8."""
+        from raysim.codecs.kernels.tahquant import quantise
+
+        num_wide = int(wide.sum())
+        codes = np.empty(num_wide * self.tile, np.uint8), np.empty((len(wide) - num_wide) * self.tile, np.uint8)
+        settings = self._layout(tuple(x.shape))[1], self.tile, 2.0**-exponent
+        each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
+        quantise(x.view(-1).numpy(), *settings, *each, (2.0**_HIGH - 1, 2.0**_LOW - 1), *codes)
+        return torch.from_numpy(codes[0]), torch.from_numpy(codes[1])
+
+    def _described_plainly(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
+        tiles = self._tiles(x)
+        magnitudes = tiles.abs()
+        first = magnitudes.amax(dim=1)
+        places = torch.arange(self.tile, device=x.device).expand_as(tiles)
+        pivots = torch.where(magnitudes == first[:, None], places, self.tile).amin(dim=1)
+        second = magnitudes.scatter(1, pivots[:, None], 0.0).amax(dim=1)
+        factor = _power(-exponent, x.device)
+        turned = first * factor / (second * factor + _TINY) > self.tau
+        pivots = torch.where(turned, pivots, 0)
+        mixed = _mixed(tiles * factor, turned, pivots)
+        return _entropy(magnitudes), turned.to(torch.uint8), pivots, mixed.amin(dim=1), mixed.amax(dim=1)
+
+    def _codes_plainly(
+        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mixed = _mixed(self._tiles(x) * _power(-exponent, x.device), turned > 0, pivots)
+        codes = (mixed.sub_(low[:, None])).mul_(scale[:, None]).round_().clamp_min_(0)
+        codes = torch.minimum(codes, torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)[:, None]).to(torch.uint8)
+        return codes[wide > 0].view(-1), codes[wide == 0].view(-1)
+
+    def _tiles(self, x: Tensor) -> Tensor:
+        """Return the tiles as rows of float64, the last of each token filled up with its last value."""
+        tokens, length, per_token = self._layout(tuple(x.shape))
+        rows = x.reshape(tokens, length).double()
+        return torch.cat([rows, rows[:, -1:].expand(-1, per_token * self.tile - length)], dim=1).view(-1, self.tile)
 
     @property
     def _pivot_bits(self) -> int:
@@ -97,25 +177,66 @@ class TAHQuant(Codec):
         count = tokens * per_token
 
         def field(name: str, number: int, bits: int) -> Tensor:
-            return unpack(
-                to_tensor(packet.bytes_of(name, packed_bytes(number, bits)), torch.uint8, device), number, bits
-            )
+            data = to_tensor(packet.bytes_of(name, packed_bytes(number, bits)), torch.uint8, device)
+            return unpack_bytes(data, number, bits) if bits <= 8 else unpack(data, number, bits)
 
         exponent = int(packet.bytes_of("exponent", 2).copy().view(np.int16)[0])
-        wide, turned = field("wide", count, 1).bool(), field("turned", count, 1).bool()
-        pivots = field("pivots", count, self._pivot_bits)
-        low, scale = (to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device) for name in ("low", "scale"))
+        wide, turned = field("wide", count, 1), field("turned", count, 1)
+        pivots = field("pivots", count, self._pivot_bits).long()
+        ends = (
+            to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device).double() for name in ("low", "scale")
+        )
+        low, scale = ends
         if not (torch.isfinite(low).all() and torch.isfinite(scale).all()):
             raise ValueError(f"A packet of {self!r} holds a scale or a least value that is not finite.")
         num_wide = int(wide.sum())
-        codes = torch.empty(count, self.tile, dtype=torch.int64, device=device)
-        codes[wide] = field("high_codes", num_wide * self.tile, _HIGH).view(-1, self.tile)
-        codes[~wide] = field("low_codes", (count - num_wide) * self.tile, _LOW).view(-1, self.tile)
-        tiles = codes.double() * scale.double()[:, None] + low.double()[:, None]
+        high_codes = field("high_codes", num_wide * self.tile, _HIGH)
+        low_codes = field("low_codes", (count - num_wide) * self.tile, _LOW)
+        if dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels.tahquant import dequantise
+
+            out = kernels.empty(packet.numel, np.float32)
+            factor = float(_power(exponent, "cpu"))
+            codes = kernels.opened(high_codes.numpy()), kernels.opened(low_codes.numpy())
+            each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
+            dequantise(*codes, length, self.tile, factor, *each, out)
+            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
+        codes_of = torch.empty(count, self.tile, dtype=torch.uint8, device=device)
+        codes_of[wide > 0] = high_codes.view(-1, self.tile)
+        codes_of[wide == 0] = low_codes.view(-1, self.tile)
+        tiles = codes_of.double() * scale[:, None] + low[:, None]
         back = _swapped(hadamard(tiles) / math.sqrt(self.tile), pivots)
-        tiles = torch.where(turned[:, None], back, tiles)
-        rows = (tiles * power_of_two(torch.tensor(exponent, device=device))).view(tokens, -1)[:, :length]
-        return cast_saturating(rows.reshape(packet.shape), dtype)
+        tiles = torch.where(turned[:, None] > 0, back, tiles)
+        rows = (tiles * _power(exponent, device)).view(tokens, -1)[:, :length].reshape(packet.shape)
+        # by way of float32, as the kernels go
+        return cast_saturating(rows if dtype == torch.float64 else cast_saturating(rows, torch.float32), dtype)
+
+
+def _power(exponent: int, device: torch.device | str) -> Tensor:
+    return power_of_two(torch.tensor(exponent, device=device))
+
+
+def _entropy(magnitudes: Tensor) -> Tensor:
+    """Return the Shannon entropy of each row over its sum, int32 in units of 2^-18 bit, to about 2^-14 bit.
+
+    In whole numbers, whose sums no order of summation changes: magnitudes to 17 bits, and each -p log2(p) to 18.
+    """
+    exponents = (torch.frexp(magnitudes.amax(dim=1)).exponent - 1).clamp_min(-126)
+    weights = (magnitudes * power_of_two(_WEIGHT_BITS - exponents)[:, None]).to(torch.int32)
+    total = weights.sum(dim=1).float()
+    shares = weights.float() * torch.where(total > 0, 1 / total, 0.0)[:, None]
+    bits = shares.view(torch.int32)
+    x = (bits & 0x7FFFFF | 0x3F800000).view(torch.float32) - 1
+    logarithm = torch.zeros_like(x)
+    for coefficient in reversed(_LOG2):
+        logarithm = (logarithm + coefficient) * x
+    logarithm += ((bits >> 23) - 127).float()
+    return (shares * logarithm * -(2.0**_FRACTION_BITS)).to(torch.int32).sum(dim=1, dtype=torch.int32)
+
+
+def _mixed(tiles: Tensor, turned: Tensor, pivots: Tensor) -> Tensor:
+    mixed = hadamard(_swapped(tiles, pivots)) / math.sqrt(tiles.shape[1])
+    return torch.where(turned[:, None], mixed, tiles)
 
 
 def _swapped(tiles: Tensor, pivots: Tensor) -> Tensor:

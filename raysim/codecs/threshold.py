@@ -25,7 +25,8 @@ class Counted(Codec):
 
     values: Codec
 
-    def _sparse(self, positions: Tensor, kept: Tensor, total: int, key: Key | None) -> dict[str, np.ndarray]:
+    def arrays_of(self, positions: Tensor, kept: Tensor, total: int, key: Key | None) -> dict[str, np.ndarray]:
+        """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `total` values."""
         arrays = dict(nest("values", self.values.encode(kept, key)))
         arrays["count"] = np.array([len(positions)], dtype=np.int64).view(np.uint8)
         return arrays | encode_positions(positions, total, smallest_form(len(positions), total))
@@ -66,7 +67,7 @@ class Threshold(Counted):
         if not len(positions) and x.numel():
             positions = select_topk(flat.view(1, -1), 1)
             kept = flat[positions]
-        return self._sparse(positions, kept, x.numel(), key)
+        return self.arrays_of(positions, kept, x.numel(), key)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,25 +102,30 @@ class EstimatedTopK(Counted):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         flat = x.contiguous().view(-1)
+        positions, kept = self.select(flat, key)
+        return self.arrays_of(positions, kept, len(flat), key)
+
+    def select(self, x: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
+        """Return the positions, increasing, and the values of flat `x` that are kept."""
         if not x.numel():
-            return self._sparse(torch.empty(0, dtype=torch.int64), flat, 0, key)
+            return torch.empty(0, dtype=torch.int64), x
         check_finite(x)
-        wanted = kept_of(self.density, len(flat))
+        wanted = kept_of(self.density, len(x))
         find = {
             "sampled": self._sampled,
             "bisect": self._bisect,
             "gaussian": self._gaussian,
             "exponential": self._exponential,
         }
-        tau, most = find[self.policy](flat, wanted, key or 0)
-        positions, kept = select_at_least(flat, tau)
+        tau, most = find[self.policy](x, wanted, key or 0)
+        positions, kept = select_at_least(x, tau)
         if len(positions) > most:
             chosen = select_topk(kept.view(1, -1), most)
             positions, kept = positions[chosen], kept[chosen]
         if not len(positions):
-            positions = select_topk(flat.view(1, -1), 1)
-            kept = flat[positions]
-        return self._sparse(positions, kept, len(flat), key)
+            positions = select_topk(x.view(1, -1), 1)
+            kept = x[positions]
+        return positions, kept
 
     def _sampled(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
         size = min(len(x), max(4096, len(x) // 100))

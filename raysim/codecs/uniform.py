@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -79,28 +80,35 @@ class UniformCodec(Codec):
         codes.add_(self._center_code).clamp_(0, self._last_code)  # float64 input may pass its float32 range by a hair
         return self._arrays(to_bytes(pack(codes.to(torch.uint8), self.bits)), to_bytes(low), to_bytes(high))
 
-    def encode_with_residual(self, x: Tensor, dtype: torch.dtype, key: Key | None = None) -> tuple[Packet, Tensor]:
+    def encode_with_residual(
+        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
+    ) -> tuple[Packet, Tensor]:
         layout = layout_of(tuple(x.shape), self.per, self.block)
         if not layout.numel or x.dtype != torch.float32 or dtype != torch.float32 or not kernels.serve(x):
-            return super().encode_with_residual(x, dtype, key)
+            return super().encode_with_residual(x, dtype, key, memory)
         self._check(tuple(x.shape), key)
-        residual = x.detach().contiguous()
-        arrays = self._encode_native(residual, layout, key, residual)
+        x = x.detach().contiguous()
+        residual = x if memory is None else torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
+        arrays = self._encode_native(x, layout, key, residual, memory)
         return Packet(self, arrays, tuple(x.shape), "float32"), residual
 
     def _encode_native(
-        self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None
+        self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None, memory: Tensor | None = None
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of `x`; what they decode to is subtracted from `residual`."""
+        """Return the arrays of `x`; what they decode to is subtracted from `residual`, of which x + memory is made first."""
         from raysim.codecs.kernels import uniform as native
 
         low, high = np.empty(layout.groups, np.float32), np.empty(layout.groups, np.float32)
-        self._find_ranges(kernels.bits_of(x), layout, low, high)
+        if memory is None or residual is None:
+            self._find_ranges(kernels.bits_of(x), layout, low, high)
+        else:
+            self._add_and_find_ranges(x, memory.contiguous(), residual, layout, low, high)
+            x = residual
         self._widened(x, layout, low, high)
         center, scale, step = np.empty((3, layout.groups))
         if not native.grid(low, high, self._absmax, self._steps, center, scale, step):
             raise self._not_finite()
-        packed = np.empty(packed_bytes(layout.numel, self.bits), np.uint8)
+        packed = kernels.empty(packed_bytes(layout.numel, self.bits), np.uint8)
         left = np.empty(0, np.float32) if residual is None else residual.view(-1).numpy()
         draw = np.uint64((key or 0) % 2**64)
         codes = self._center_code, self._last_code, self.bits, self.random, draw
@@ -124,6 +132,27 @@ class UniformCodec(Codec):
             native.ranges(bits[start:stop], layout.groups, layout.inner, *ends.view(np.int32))
             return ends
 
+        self._join_ranges(find, layout, low, high)
+
+    def _add_and_find_ranges(
+        self, x: Tensor, memory: Tensor, out: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray
+    ) -> None:
+        """Write x + memory to `out`, and the ranges of that, in one pass."""
+        from raysim.codecs.kernels import uniform as native
+
+        values, held, total = (part.view(-1).numpy() for part in (x, memory, out))
+
+        def find(start: int, stop: int) -> np.ndarray:
+            ends = np.empty((2, layout.groups), np.float32)
+            parts = kernels.opened(values)[start:stop], kernels.opened(held)[start:stop], total[start:stop]
+            native.added_ranges(*parts, layout.groups, layout.inner, *ends.view(np.int32))
+            return ends
+
+        self._join_ranges(find, layout, low, high)
+
+    def _join_ranges(
+        self, find: Callable[[int, int], np.ndarray], layout: Layout, low: np.ndarray, high: np.ndarray
+    ) -> None:
         parts = kernels.in_parts(find, layout.numel, _BLOCK) if layout.groups == 1 else [find(0, layout.numel)]
         found = np.stack(parts)
         low[:], high[:] = found[:, 0].min(axis=0), found[:, 1].max(axis=0)  # NaN in any is NaN in all

@@ -1,9 +1,11 @@
 """A codec and a memory: what a link does to the tensors that cross it. A bare codec means `Plain`, and is written bare."""
 
 from raysim.codecs import CODECS, Codec
-from raysim.compressors.base import Compressor, Context, Plain, State
+from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
+from raysim.compressors.methods import METHODS, parse_replica_method
+from raysim.compressors.replica import ReplicaContext, ReplicaMethod
 from raysim.compressors.shared import AtSupport
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
@@ -35,12 +37,17 @@ __all__ = [
     "AQSGD",
     "COMPRESSORS",
     "EF21",
+    "METHODS",
     "AtSupport",
     "Compressor",
     "Context",
+    "Decision",
     "ErrorFeedback",
     "MixedErrorFeedback",
     "Plain",
+    "ReplicaContext",
+    "ReplicaMethod",
     "State",
     "parse",
+    "parse_replica_method",
 ]

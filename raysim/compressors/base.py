@@ -41,6 +41,22 @@ class Context(NamedTuple):
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
 
 
+class Decision(NamedTuple):
+    """What an adaptive method decided in a step, and why: a row of `decisions`."""
+
+    branch: str  # "candidate", "minimum", "dense"; "mild", "strong"
+    factor: float  # dense values over values sent
+    minimum: float | None = None  # factors between which the method explores
+    candidate: float | None = None
+    gain_minimum: float | None = None  # as the rule saw them
+    gain_candidate: float | None = None
+    gain: float | None = None  # of what was sent
+    throughput: float | None = None  # samples a second
+    event: str | None = None  # "promote", "advance", "saturate", ...
+    reason: str = ""
+    layer: str | None = None
+
+
 class Compressor(Notation, ABC):
     """A codec with a memory rule: a frozen dataclass, equal and hashed by its settings."""
 

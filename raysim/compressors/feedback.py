@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK, kernels
+from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -62,8 +62,8 @@ class ErrorFeedback(Residual):
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys = memory_keys(self.key, context)
         rows = as_rows(x.detach(), self.key)
-        wanted = kernels.added(recall(state, keys, rows), rows)
-        packet, left = self.codec.encode_with_residual(wanted.view(x.shape), x.dtype, context.key)
+        memory = recall(state, keys, rows).view(x.shape)
+        packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, memory)
         return packet, remember(keys, as_rows(left, self.key))
 
 

@@ -1,4 +1,4 @@
-"""What it takes when a few hosts send to one another at once, as the owners of tied parameters do at a step's end."""
+"""What it takes when a few hosts send to one another at once, as replicas and owners of tied parameters do at a step's end."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ def exchange_s(network: Network, hosts: Sequence[int], wire_bytes: float) -> flo
         latency = max((float(network.latencies_s(*pair)) for pair in pairs if host in pair), default=0.0)
         slowest = max(slowest, latency + 8 * network.framing * wire_bytes * others * ways / float(ports[host]))
     return slowest
+
+
+def rounds_s(network: Network, hosts: Sequence[int], sent_bytes: float, num_rounds: float) -> float:
+    """Return the seconds of a collective in which each of `hosts` sends `sent_bytes` in all, to the others alike.
+
+    It waits for the others once a round. An all-reduce by reduce-scatter and all-gather has two.
+
+    >>> from raysim.network.presets import parse_network
+    >>> rounds_s(parse_network("8mbps+10ms"), [0, 1], 1_000_000, 2)
+    1.02
+    """
+    if len(hosts) < 2 or not num_rounds:
+        return 0.0
+    first = exchange_s(network, hosts, sent_bytes / (len(hosts) - 1))
+    return first + (num_rounds - 1) * exchange_s(network, hosts, 0.0)

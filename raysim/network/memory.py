@@ -1,9 +1,9 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
 Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd
-saves of every microbatch in flight, packets made and not yet consumed, residuals of error feedback, reference copies of delta
-feedback, and the workspace of one action. The interpreter, libraries and allocator slack are not here: give a capacity that
-leaves room for them.
+saves of every microbatch in flight, gradients kept for the weights' part of a backward, packets made and not yet consumed,
+residuals of error feedback, reference copies of delta feedback, and the workspace of one action. The interpreter, libraries
+and allocator slack are not here: give a capacity that leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -18,12 +18,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.network.schedule import Schedule, peak_in_flight
+from raysim.network.schedule import Row, Schedule, peak_in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one stage of one replica holds at its peak. Fields are bytes, `saved_bytes` and `packet_bytes` each per unit counted."""
+    """What one stage of one replica holds at its peak.
+
+    Fields are bytes, or counts of what takes `saved_bytes`, `kept_bytes` or `packet_bytes` each.
+    """
 
     stage: int = dataclasses.field(kw_only=False)
     weights_bytes: int = 0
@@ -35,7 +38,11 @@ class StageMemory:
     saved_bytes: int = 0
     """What autograd keeps of one microbatch from its forward to its backward; with recomputation, the stage's input only."""
     in_flight: int = 0
-    """Microbatches gone forward and not yet backward, at most: from the schedule."""
+    """Microbatches gone forward and not yet backward, W included, when its worker holds most: from the schedule."""
+    kept_bytes: int = 0
+    """What W needs of one microbatch beside what is saved, from B on: the gradients that arrived where weights are used."""
+    waiting: int = 0
+    """Microbatches between B and W at that moment."""
     packet_bytes: int = 0
     """One packet of the largest kind that the stage makes."""
     packets: int = 0
@@ -60,6 +67,11 @@ class StageMemory:
         return self.saved_bytes * self.in_flight
 
     @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes kept for weights' backwards."""
+        return self.kept_bytes * self.waiting
+
+    @property
     def messages_bytes(self) -> int:
         """Return the bytes of all packets in flight."""
         return self.packet_bytes * self.packets
@@ -75,6 +87,7 @@ class StageMemory:
             "gradients": self.gradients_bytes,
             "optimiser": self.optimizer_bytes,
             "activations in flight": self.activations_bytes,
+            "kept for W": self.waiting_bytes,
             "packets in flight": self.messages_bytes,
             "residuals": self.residuals_bytes,
             "reference copies": self.references_bytes,
@@ -85,6 +98,7 @@ class StageMemory:
         """Return the sum in one line, the parts that are zero left out."""
         counts = {
             "activations in flight": (self.in_flight, self.saved_bytes),
+            "kept for W": (self.waiting, self.kept_bytes),
             "packets in flight": (self.packets, self.packet_bytes),
         }
         terms = []
@@ -105,8 +119,39 @@ def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> lis
     return [peak_in_flight(schedule.row(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
 
 
+def held_at_worst(rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return for each stage the microbatches in flight, and those between B and W, when its worker holds most bytes.
+
+    `saved_bytes` and `kept_bytes` are of one microbatch, by stage. A worker's stages seldom hold most at once, so this is less
+    than the sum of their peaks.
+
+    >>> from raysim.network.schedule import ZBH1, Interleaved1F1B
+    >>> held_at_worst(ZBH1().rows(3, 6), [4, 4, 4], [1, 1, 1])
+    [(3, 1), (3, 2), (3, 3)]
+    >>> held_at_worst(Interleaved1F1B(2).rows(4, 4), [4] * 4, [1] * 4), in_flight(Interleaved1F1B(2), 4, 4)
+    ([(3, 0), (2, 0), (2, 0), (1, 0)], [4, 3, 2, 1])
+    """
+    worst = [(0, 0)] * len(saved_bytes)
+    for row in rows:
+        apart = {action._replace(op="B") for action in row if action.op == "W"}
+        held = {action.stage: [0, 0] for action in row}
+        now = most = (0, 0)  # bytes, and microbatches where those are of no bytes
+        for action in row:
+            counts, saved, kept = held[action.stage], saved_bytes[action.stage], kept_bytes[action.stage]
+            forward, waiting = {"F": (1, 0), "B": (0, 1) if action in apart else (-1, 0), "W": (-1, -1)}[action.op]
+            counts[0] += forward
+            counts[1] += waiting
+            now = (now[0] + forward * saved + waiting * kept, now[1] + forward + waiting)
+            if now > most:
+                most = now
+                for stage, (first, second) in held.items():
+                    worst[stage] = (first, second)
+    return worst
+
+
 def packets_in_flight(counts: Sequence[int]) -> list[int]:
-    """Return how many packets of each stage may wait for a neighbour at once, given the microbatches in flight of every stage.
+    """Return how many packets of each stage may wait for a neighbour at once, given how many microbatches are between their
+    forward and their B at every stage.
 
     A packet forward waits only while its microbatch is in flight at the sender, one backward only while it is at the receiver, and
     the same microbatch is never under way in both directions: so the bound is the larger of the two counts, and holds on any network.
@@ -140,6 +185,7 @@ REMEDIES = {
     "gradients": "Use more stages or a smaller model",
     "optimiser": "Use an optimiser with fewer slots or more stages",
     "activations in flight": "Use more microbatches, `recompute`, or a schedule with fewer in flight",
+    "kept for W": "Use more microbatches, or a schedule whose W follow sooner",
     "packets in flight": "Use more microbatches or a stronger codec",
     "residuals": "Key the residuals by link instead of by sample or slot",
     "reference copies": "Bound the samples kept with AQSGD's `capacity`, or keep them in bfloat16",

@@ -23,7 +23,7 @@ from raysim.notation import check_choice, check_real
 Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes", "inlined")
-STAGE_COSTS = ("update_s", "gradient_bytes")
+STAGE_COSTS = ("update_s", "gradient_bytes", "sent_bytes", "rounds", "method_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
 FORMAT = "raysim profile 1"
 
@@ -56,7 +56,13 @@ class Profile:
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average."""
+    """By stage: bytes that replicas average by a ring, where nothing is known of what they really sent."""
+    sent_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: bytes that each replica really sent to average, in `rounds`."""
+    rounds: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: how often replicas waited for one another to average; 0 where `gradient_bytes` says what they did."""
+    method_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: seconds on a replica's clock to compress, decompress and add what they average."""
     call_s: float = 0.0
     """Seconds on a worker's clock for every call."""
     message_s: float = 0.0
@@ -170,7 +176,8 @@ class Profile:
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
-        return replace(self, **{name: getattr(other, name) for name in COSTS if name not in ("compute_s", "cpu_s")})
+        own = ("compute_s", "cpu_s", "update_s", "gradient_bytes")
+        return replace(self, **{name: getattr(other, name) for name in (*COSTS, *STAGE_COSTS) if name not in own})
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""
@@ -180,7 +187,8 @@ class Profile:
     def split_backward(self, weight_share: float = 0.5, penalty: float = 1.0) -> Profile:
         """Return the profile with backward cut into input and weight parts, for zero-bubble schedules.
 
-        Together they take `penalty` times the joint backward (the issue allows up to 1.1); `weight_share` of it is the weights'.
+        Together they take `penalty` times the joint backward; `weight_share` of it is the weights'. The first stage, whose
+        input has no gradient, does all of its backward in the second part.
         """
         if self.compute_s.shape[2] != 2:
             raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
@@ -191,8 +199,9 @@ class Profile:
             joint = getattr(self, name)
             third = np.zeros_like(joint[:, :, 1:])
             if name in ("compute_s", "cpu_s"):
-                third = joint[:, :, 1:] * weight_share * penalty
-                joint = np.concatenate([joint[:, :, :1], joint[:, :, 1:] * (1 - weight_share) * penalty], axis=2)
+                first, second = joint[:, :, 1:] * (1 - weight_share) * penalty, joint[:, :, 1:] * weight_share * penalty
+                first[:, 0], second[:, 0] = 0 * joint[:, 0, 1:], joint[:, 0, 1:]
+                joint, third = np.concatenate([joint[:, :, :1], first], axis=2), second
             changed[name] = np.concatenate([joint, third], axis=2)
         return replace(self, **changed)
 
@@ -234,8 +243,8 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
     """Return one profile for each recorded step, by step, from the columns of `actions.parquet` as arrays.
 
     Read are step, replica, stage, op ("F", "B", "W"; rows of other ops are left out), microbatch, decode_s, compute_wall_s,
-    compute_cpu_s, encode_s, wire_bytes, dense_bytes, inlined. Every step must hold every action once. `overheads` are further fields of
-    `Profile`, such as `call_s` from a calibration.
+    compute_cpu_s, encode_s, wire_bytes, dense_bytes, inlined. Every step must hold every action once, W at most once. `overheads`
+    are further fields of `Profile`, such as `call_s` from a calibration.
     """
     taken = {
         "decode_s": "decode_s",
@@ -261,19 +270,22 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
     values = {name: _numbers(np.asarray(columns[column])[chosen]) for name, column in taken.items()}
     shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
     index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
+    lacking = np.indices(shape)[2].reshape(-1) == OPS.index("W")  # which takes nothing where backward is in one part
     profiles: dict[int, Profile] = {}
     for number in np.unique(step):
         here = step == number
         counts = np.bincount(index[here], minlength=math.prod(shape))
-        if (counts != 1).any():
-            wrong = int(np.flatnonzero(counts != 1)[0])
+        false = counts != 1
+        false[lacking & (counts == 0)] = False
+        if false.any():
+            wrong = int(np.flatnonzero(false)[0])
             r, s, o, m = (int(part) for part in np.unravel_index(wrong, shape))
             raise ValueError(
                 f"Step {number} must hold every action once, but got {s}{OPS[o]}{m} of replica {r} {counts[wrong]} times."
             )
         arrays: dict[str, Any] = {}
         for name, column in values.items():
-            whole = np.empty(math.prod(shape))
+            whole = np.zeros(math.prod(shape))
             whole[index[here]] = column[here]
             arrays[name] = whole.reshape(shape)
         arrays["inlined"] = arrays["inlined"] > 0

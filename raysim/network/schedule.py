@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, NamedTuple
@@ -185,15 +185,30 @@ class ZBH1(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class Custom(Schedule):
-    """The rows of a file in the CSV format of torch's pipelines, which fix the numbers of stages and microbatches."""
+    """The rows of a file in the CSV format of torch's pipelines, which fix the numbers of stages and microbatches.
+
+    The file is read once, when the schedule is made.
+    """
+
+    _rows: ClassVar[list[Row]]  # of each object, but no field: the notation has the path alone
 
     path: str
 
     def __post_init__(self) -> None:
-        self._rows()
+        from raysim.network.torch_csv import read_csv  # which reads actions, and so imports this file
+
+        object.__setattr__(self, "_rows", read_csv(self.path))
+
+    @classmethod
+    def of_rows(cls, path: str, rows: list[Row]) -> Custom:
+        """Return the schedule as it was recorded, whatever the file holds now."""
+        schedule = object.__new__(cls)
+        object.__setattr__(schedule, "path", path)
+        object.__setattr__(schedule, "_rows", rows)
+        return schedule
 
     def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
-        rows = self._rows()
+        rows = self._rows
         size = {"num_stages": num_stages, "num_microbatches": num_microbatches}
         fixed = {
             "num_stages": 1 + max(action.stage for row in rows for action in row),
@@ -205,35 +220,25 @@ class Custom(Schedule):
         return rows
 
     def workers(self, num_stages: int) -> list[int]:
-        owner = {action.stage: worker for worker, row in enumerate(self._rows()) for action in row}
+        owner = {action.stage: worker for worker, row in enumerate(self._rows) for action in row}
         return [owner[stage] for stage in sorted(owner)]
 
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
         rows = self.rows(num_stages, num_microbatches)
         return "".join(action.op for row in rows for action in row if action.stage == stage)
 
-    def _rows(self) -> list[Row]:
-        from raysim.network.torch_csv import read_csv  # which reads actions, and so imports this file
 
-        return read_csv(self.path)
-
-
-SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB)}
-"""What the engines run so far: one stage a worker, backward in one piece."""
-
-SIMULATED: dict[str, type[Schedule]] = SCHEDULES | {cls.name(): cls for cls in (Interleaved1F1B, ZBH1, Custom)}
-"""What the simulator runs: all there are."""
+SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, Custom)}
+"""All there are, executed by engines and simulated alike."""
 
 
-def parse_schedule(text: str, known: Mapping[str, type[Schedule]] = SCHEDULES) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     """Return the schedule that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
 
-    Who only simulates gives `SIMULATED` as `known`.
-
-    >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)", SIMULATED)
+    >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)")
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
     """
-    return parse(text, known, kind="schedule")
+    return parse(text, SCHEDULES, kind="schedule")
 
 
 def needs(action: Action, num_stages: int) -> Action | None:
@@ -339,11 +344,15 @@ def check_rows(rows: Sequence[Row]) -> None:
     """Raise ValueError with the action at fault unless `rows` are a whole schedule that runs to its end.
 
     Each stage is on one worker; every microbatch goes forward and backward on every stage once, each op in the order of
-    microbatches; W is there once or not at all; and nothing deadlocks.
+    microbatches, and so do the actions that give gradients of weights, W and whole backwards; W is there once or not at
+    all; and nothing deadlocks.
     """
     actions = [action for row in rows for action in row]
     if not actions:
         raise ValueError("A schedule must have actions, but got none.")
+    for worker, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"Every worker must have actions, but worker {worker} has none.")
     num_stages = 1 + max(action.stage for action in actions)
     num_microbatches = 1 + max(action.microbatch for action in actions)
     seen: set[Action] = set()
@@ -352,7 +361,8 @@ def check_rows(rows: Sequence[Row]) -> None:
             raise ValueError(f"Every action must be in a schedule once, but got {action} twice.")
         seen.add(action)
     owner: dict[int, int] = {}
-    last: dict[tuple[int, str], int] = {}
+    last: dict[tuple[int, str], Action] = {}
+    apart = {action._replace(op="B") for action in actions if action.op == "W"}
     for worker, row in enumerate(rows):
         for action in row:
             if owner.setdefault(action.stage, worker) != worker:
@@ -360,10 +370,12 @@ def check_rows(rows: Sequence[Row]) -> None:
                     f"A stage must be on one worker, but got {action} on worker {worker} and stage {action.stage} on "
                     f"worker {owner[action.stage]}."
                 )
-            if action.microbatch < last.get((action.stage, action.op), -1):
-                before = action._replace(microbatch=last[action.stage, action.op])
-                raise ValueError(f"Microbatches must be in order on every stage, but got {action} after {before}.")
-            last[action.stage, action.op] = action.microbatch
+            weights = action.op == "W" or (action.op == "B" and action not in apart)
+            for kind in (action.op, *(["weights"] if weights else [])):
+                before = last.get((action.stage, kind), action)
+                if action.microbatch < before.microbatch:
+                    raise ValueError(f"Microbatches must be in order on every stage, but got {action} after {before}.")
+                last[action.stage, kind] = action
     for stage in range(num_stages):
         for microbatch in range(num_microbatches):
             for op in "FB":

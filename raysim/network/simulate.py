@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from raysim.network.exchange import rounds_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
@@ -441,16 +442,18 @@ def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int)
 
 
 def _collectives(profile: Profile, network: Network, placement: Placement, table: Table, replicas: int) -> Floats:
-    """Return the seconds in which the replicas of each stage average their gradients by a ring."""
-    if replicas == 1 or not profile.gradient_bytes.any():
-        return np.zeros(table.num_stages)
-    hosts = replica_hosts(placement, table.num_workers)
-    return np.array(
-        [
-            network.all_reduce_s(float(size), [row[table.owner[stage]] for row in hosts])
-            for stage, size in enumerate(profile.gradient_bytes)
-        ]
-    )
+    """Return the seconds in which the replicas of each stage average their gradients: as recorded, else by a ring."""
+    seconds = np.zeros(table.num_stages)
+    if replicas > 1:
+        hosts = replica_hosts(placement, table.num_workers)
+        for stage in range(table.num_stages):
+            ranks = [row[table.owner[stage]] for row in hosts]
+            if profile.rounds[stage]:
+                wire_s = rounds_s(network, ranks, float(profile.sent_bytes[stage]), float(profile.rounds[stage]))
+                seconds[stage] = wire_s + profile.method_s[stage]
+            else:
+                seconds[stage] = network.all_reduce_s(float(profile.gradient_bytes[stage]), ranks)
+    return seconds
 
 
 def _step_s(

@@ -1,8 +1,8 @@
 """Schedules in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell.
 
 Torch writes `2I0` for the backward of the input where that of the weights, `2W0`, is apart, and `2B0` for both together; here
-both are B, told apart by whether there is a W. Empty cells, which stand for bubbles, mean nothing here: an action runs when it
-can.
+both are B, told apart by whether there is a W. Empty cells, which stand for bubbles, and empty lines mean nothing here: an
+action runs when it can.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def rows_from_csv(text: str) -> list[Row]:
     joint: set[Action] = set()
     inputs: set[Action] = set()
     for line in csv.reader(text.splitlines()):
+        if not line:
+            continue
         row = []
         for cell in line:
             if not cell.strip():

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -47,8 +47,11 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
         raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
 
 
-def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray]) -> Checkpoint:
-    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed."""
+def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray], step_s: float | None = None) -> Checkpoint:
+    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
+
+    `step_s`: the clock's time of the step before, which adaptive methods have yet to see.
+    """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
     for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
@@ -59,7 +62,10 @@ def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray]) -> Ch
         name = f"worker-{worker}.safetensors"
         _write(draft / name, part.data)
         files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
-    _write(draft / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
+    _write(
+        draft / "manifest.json",
+        json.dumps({"format": FORMAT, "step": step, "step_s": step_s, "files": files}, indent=1).encode(),
+    )
     aside = folder / f".{path.name}.old"
     if path.exists():  # written again by a run that went back: out of the way whole, too
         path.rename(aside)
@@ -78,15 +84,12 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
     """Return the parts of a checkpoint, one a worker; raises CheckpointError where a file is missing or not as written."""
-    manifest = checkpoint.path / "manifest.json"
+    entries = _manifest(checkpoint)
     try:
-        entries = json.loads(manifest.read_bytes())
         written = entries["format"]
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error})."
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(checkpoint, error) from None
     if written != FORMAT:
         raise CheckpointError(
             f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}."
@@ -105,6 +108,26 @@ def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
             )
         parts.append(part)
     return parts
+
+
+def read_step_s(checkpoint: Checkpoint) -> float | None:
+    """Return the clock's time of the step before a checkpoint, None where it has none; raises CheckpointError."""
+    step_s: float | None = _manifest(checkpoint).get("step_s")
+    return step_s
+
+
+def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:
+    try:
+        entries = json.loads((checkpoint.path / "manifest.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unreadable(checkpoint, error) from None
+    if not isinstance(entries, dict):
+        raise _unreadable(checkpoint, TypeError("no table"))
+    return entries
+
+
+def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).")
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from raysim.network.memory import StageMemory, check_memory
 from raysim.network.schedule import Action, calls, needs, order, sinks
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.plan import Workload
+from raysim.pipeline.replicas import Group
 from raysim.pipeline.worker import Evaluated, StepReport, Worker
 
 Ref = Any  # a value inline, a reference on Ray
@@ -41,16 +43,13 @@ class Engine(ABC):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.plan = plan = workload.plan
+        self.plan = workload.plan
         self.incarnation = 0
         self._calls = self._ordered_calls()
-        tied = {stage for owners in plan.tied for stage, _ in owners}
-        self._owners = sorted({self._worker_of[stage] for stage in tied})
 
     def _ordered_calls(self) -> list[_Call]:
         """Return all calls of a step in an order that respects rows and packets."""
         plan = self.plan
-        self._worker_of = plan.config.parsed_schedule.workers(plan.num_stages)
         call_of: dict[Action, tuple[int, int]] = {}
         firsts: dict[Action, tuple[int, int]] = {}
         for worker, row in enumerate(plan.rows):
@@ -62,16 +61,24 @@ class Engine(ABC):
             if action in firsts:
                 source = needs(action, plan.num_stages)
                 ordered.append(_Call(*firsts[action], call_of[source] if source else None))
-        self._last_sink = call_of[sinks(plan.rows[self._worker_of[0]])[-1]]
+        self._ends = [call_of[row[-1]] for row in plan.rows if row[-1] in sinks(row)]
         return ordered
 
     @property
     def num_workers(self) -> int:
-        """Number of workers."""
-        return len(self.plan.rows)
+        """Number of workers, over all replicas."""
+        return self.plan.num_replicas * len(self.plan.rows)
 
-    def step(self, step: int) -> list[StepReport]:
-        """Run one training step on all workers: all of them step, or none does.
+    @property
+    def all_memories(self) -> list[StageMemory]:
+        """What every stage of every replica holds at its peak, in the order of `Plan.places`."""
+        return [self.plan.memories[stage] for _, stage in self.plan.places]
+
+    def _worker(self, replica: int, stage: int) -> int:
+        return replica * len(self.plan.rows) + self.plan.owners[stage]
+
+    def step(self, step: int, step_s: float | None = None) -> list[StepReport]:
+        """Run one training step on all workers: all of them step, or none does. `step_s`: the clock's time of the last step.
 
         Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and
         only a checkpoint brings them back.
@@ -81,51 +88,98 @@ class Engine(ABC):
         inside = (step, self.incarnation)
         packets: dict[tuple[int, int], Ref] = {}
         try:
-            for worker, place, source in self._calls:
+            for replica, (worker, place, source) in product(range(self.plan.num_replicas), self._calls):
+                first = replica * len(self.plan.rows)  # worker of this replica
                 packet = (
-                    packets.pop(source) if source else None
+                    packets.pop((first + source[0], source[1])) if source else None
                 )  # passing the reference on drops ours, and frees the packet
-                packets[worker, place] = self._submit(worker, "run", *inside, place, packet)
-            # Calls run without a gap, so the last backward of the first stage stands for every action of every worker.
-            done: list[Ref] = [packets.pop(self._last_sink)]
+                packets[first + worker, place] = self._submit(first + worker, "run", *inside, place, packet)
+            # Calls run without a gap: the first stage's last backward stands for all actions of its replica but weights'
+            # backwards after others' last, which stand for themselves.
+            firsts = range(0, self.num_workers, len(self.plan.rows))
+            done: list[Ref] = [packets.pop((first + worker, place)) for first in firsts for worker, place in self._ends]
             packets.clear()
-            if self._owners:
-                shared = [self._submit(w, "share_tied", *inside, *done, num_returns=2) for w in self._owners]
-                payloads = [payload for payload, _ in shared]
-                done = [token for _, token in shared]
-                done += [self._submit(w, "take_tied", *inside, *payloads) for w in self._owners]
+            for phase, groups in enumerate(self.plan.groups):
+                done = self._exchange(inside, phase, groups, step_s, done)
             if clip:
-                done = [self._submit(w, "gradient_norm2", *inside, *done) for w in everyone]
-            return self._fetch([self._submit(w, "update", *inside, *done) for w in everyone])
+                norms = [self._submit(w, "gradient_norm2", *inside, *done) for w in everyone]
+                per = len(self.plan.rows)  # replicas hold the same gradients: each worker needs those of its own only
+                dones = [norms[w - w % per : w - w % per + per] for w in everyone]
+            else:
+                dones = [done] * self.num_workers
+            return self._fetch([self._submit(w, "update", *inside, *dones[w]) for w in everyone])
         except (DivergedError, StageError) as error:
             raise self._first_fault() or error from None
+
+    def _exchange(
+        self, inside: tuple[int, int], phase: int, groups: Sequence[Group], step_s: float | None, done: Sequence[Ref]
+    ) -> list[Ref]:
+        """Run the rounds of a phase's groups, round by round; return tokens that stand for their results.
+
+        Every worker takes the turns of its groups in the same order, so that none waits for what comes after it.
+        """
+        sent: dict[int, list[Sequence[Ref]]] = {}
+        tokens: list[Ref] = []
+        for turn in range(max(group.num_rounds for group in groups) + 1):
+            for place, group in enumerate(groups):
+                if turn > group.num_rounds:
+                    continue
+                last = turn == group.num_rounds
+                turns = []
+                for member, (replica, stage) in enumerate(group.members):
+                    received = done if turn == 0 else _received(group, member, sent[place])
+                    turns.append(
+                        self._submit(
+                            self._worker(replica, stage),
+                            "exchange",
+                            *inside,
+                            (phase, place, member),
+                            turn,
+                            step_s,
+                            *received,
+                            num_returns=1 if last else len(group.members),
+                        )
+                    )
+                if last:
+                    sent.pop(place)
+                    tokens += turns
+                else:
+                    sent[place] = turns
+        return tokens
 
     def _first_fault(self) -> DivergedError | StageError | None:
         """Return the fault that comes first in the order of actions: the same one in every engine."""
         faults = self._fetch([self._submit(worker, "fault") for worker in range(self.num_workers)])
         place = {action: index for index, action in enumerate(order(self.plan.rows, self.plan.num_stages))}
         found = [fault for fault in faults if fault is not None]
-        return min(found, key=lambda fault: place[fault.action]).error if found else None
+        return min(found, key=lambda fault: place.get(fault.action, len(place))).error if found else None
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
-        """Return loss and correct predictions summed over a split, with links in an evaluation `mode`."""
+        """Return loss and correct predictions summed over a split, with links in an evaluation `mode`.
+
+        Replicas differ in nothing but BatchNorm statistics; those of the first are the run's.
+        """
         total = Evaluated(0.0, 0, 0, 0)
-        window = 2 * self.num_workers  # batches under way at once: enough to fill the pipeline, bounded in memory
+        window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            ends = []
-            for batch in batches[start : start + window]:
-                packet: Ref = None
-                for worker in range(self.num_workers):
-                    packet = self._submit(worker, "infer", self.incarnation, split, batch, mode, packet)
-                ends.append(packet)
-            for result in self._fetch(ends):
+            here = batches[start : start + window]
+            packets: list[Ref] = [None] * len(here)
+            for stage, worker in enumerate(
+                self.plan.owners
+            ):  # stage by stage: no worker waits for what comes back to it
+                for place, batch in enumerate(here):
+                    packets[place] = self._submit(
+                        worker, "infer", self.incarnation, stage, split, batch, mode, packets[place]
+                    )
+            for result in self._fetch(packets):
                 total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
         return total
 
     def batchnorm(self, change: str) -> None:
-        """Move BatchNorm statistics at all workers, see `Worker.batchnorm`."""
-        self._fetch([self._submit(worker, "batchnorm", self.incarnation, change) for worker in range(self.num_workers)])
+        """Move BatchNorm statistics at the workers that evaluate, see `Worker.batchnorm`."""
+        workers = range(len(self.plan.rows))
+        self._fetch([self._submit(worker, "batchnorm", self.incarnation, change) for worker in workers])
 
     def state_of(self, worker: int) -> np.ndarray:
         """Return the state of a worker, its part of a checkpoint."""
@@ -146,11 +200,13 @@ class Engine(ABC):
         self._fetch(loads)
 
     def _neighbours(self, one: int, other: int) -> bool:
-        stages = [{s for s, w in enumerate(self._worker_of) if w == worker} for worker in (one, other)]
-        return any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
+        per = len(self.plan.rows)
+        stages = [{s for s, w in enumerate(self.plan.owners) if w == worker % per} for worker in (one, other)]
+        return one // per == other // per and any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
 
     def _modules(self, worker: int) -> dict[int, nn.Module]:
-        return {s: self.workload.modules[s] for s, w in enumerate(self._worker_of) if w == worker}
+        place = worker % len(self.plan.rows)
+        return {s: self.workload.modules[s] for s, w in enumerate(self.plan.owners) if w == place}
 
     def _needs_data(self, worker: int) -> bool:
         return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))
@@ -181,6 +237,13 @@ class Engine(ABC):
     def _put(self, value: Any) -> Ref: ...
 
 
+def _received(group: Group, member: int, sent: Sequence[Sequence[Ref]]) -> Iterator[Ref]:
+    """Yield what a member receives of each other one: what that sent to everyone, and to this member."""
+    for other in group.others(member):
+        yield sent[other][0]
+        yield sent[other][1 + group.others(other).index(member)]
+
+
 class InlineEngine(Engine):
     """All workers in this process, one action after the other."""
 
@@ -189,7 +252,7 @@ class InlineEngine(Engine):
             raise ConfigError(
                 "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
             )
-        check_room(self.plan.memories, host_memory_bytes())
+        check_room(self.all_memories, host_memory_bytes())
 
     def start(self) -> None:
         device = "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"

@@ -42,7 +42,7 @@ def slots_per_parameter(config: OptimizerConfig) -> int:
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, num_steps: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to zero.
+    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to zero, or tenths.
 
     >>> config = OptimizerConfig(learning_rate=1.0, decay="linear", warmup_steps=2)
     >>> [round(learning_rate(config, step, steps_per_epoch=10, num_steps=6), 2) for step in range(6)]
@@ -52,6 +52,8 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, num_
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.decay == "constant":
         return config.learning_rate
+    if config.decay == "steps":
+        return config.learning_rate * 0.1 ** sum(step >= at for at in config.decay_at or ())
     length = config.decay_epochs * steps_per_epoch if config.decay_epochs else num_steps
     position = step - step % steps_per_epoch if config.decay_every == "epoch" else step
     done = min(1.0, max(0.0, (position - config.warmup_steps) / max(1.0, length - config.warmup_steps)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -12,10 +13,12 @@ from torch import nn
 from raysim.codecs import Codec, Identity
 from raysim.codecs.packet import DTYPES
 from raysim.compressors import Compressor, Plain
+from raysim.compressors.replica import ReplicaMethod
 from raysim.config import ConfigError, RunConfig
-from raysim.network.memory import StageMemory, in_flight, packets_in_flight
-from raysim.network.schedule import Row
+from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
+from raysim.network.schedule import Row, peak_in_flight
 from raysim.pipeline.optimizer import slots_per_parameter
+from raysim.pipeline.replicas import Group
 from raysim.workloads.data import Data, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Partition, partition
@@ -32,21 +35,53 @@ class Plan:
     boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
     tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
     memories: tuple[StageMemory, ...]
+    flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
+    rows: tuple[Row, ...]  # what each worker of a replica runs, in order
+    owners: tuple[int, ...]  # the worker of each stage within a replica
 
     @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.boundary_shapes) + 1
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """What each worker runs, in order."""
-        return self.config.parsed_schedule.rows(self.num_stages, self.config.num_microbatches)
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return self.config.num_replicas
 
     @cached_property
     def compressors(self) -> list[tuple[Compressor, Compressor]]:
         """The compressors of each boundary: of its activations and of its gradients."""
         return self.config.compressors()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Every (replica, stage)."""
+        return [(replica, stage) for replica in range(self.num_replicas) for stage in range(self.num_stages)]
+
+    @cached_property
+    def replica_methods(self) -> list[ReplicaMethod]:
+        """How the replicas of each stage average its gradients."""
+        return self.config.replica_methods()
+
+    @cached_property
+    def groups(self) -> list[list[Group]]:
+        """The groups that end a step, phase by phase: replicas of each stage first, then the owners of tied parameters.
+
+        Fused owners are those of all replicas, and their parameters are no replica's matter.
+        """
+        replicas = range(self.num_replicas)
+        averages = [
+            Group(tuple((r, stage) for r in replicas), method.num_rounds(self.num_replicas))
+            for stage, method in enumerate(self.replica_methods)
+        ]
+        fused: list[Sequence[int]] = [replicas] if self.config.fused_embedding else [[r] for r in replicas]
+        sums = [
+            Group(tuple((r, stage) for r in together for stage, _ in owners), 2, place)
+            for place, owners in enumerate(self.tied)
+            for together in fused
+        ]
+        return [phase for phase in (averages if self.num_replicas > 1 else [], sums) if phase]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -58,11 +93,11 @@ class Plan:
         """Steps of the whole run."""
         return self.config.steps or (self.config.epochs or 0) * self.steps_per_epoch
 
-    def microbatch(self, step: int, microbatch: int) -> tuple[int, np.ndarray]:
-        """Return the epoch and the sample ids of a microbatch."""
+    def microbatch(self, step: int, microbatch: int, replica: int = 0) -> tuple[int, np.ndarray]:
+        """Return the epoch and the sample ids of a microbatch of a replica."""
         epoch, ids = _batch(self.num_samples, self.config.batch_size, self.config.seed, step)
-        size = self.config.batch_size // self.config.num_microbatches
-        return epoch, ids[microbatch * size : (microbatch + 1) * size]
+        size, place = self.config.microbatch_size, replica * self.config.num_microbatches + microbatch
+        return epoch, ids[place * size : (place + 1) * size]
 
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
         """Return the sample ids of an evaluation batch: test data in its order, training data in that of its first epoch.
@@ -130,9 +165,9 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
             f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."
         )
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
-    microbatch_size = config.batch_size // config.num_microbatches
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    parts = partition(model, data.shape, batch=microbatch_size, **cut)
+    parts = partition(model, data.shape, batch=config.microbatch_size, **cut)
+    schedule = config.parsed_schedule
     plan = Plan(
         config=config,
         num_samples=len(data.train),
@@ -141,8 +176,35 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         boundary_shapes=parts.boundary_shapes,
         tied=_owners(parts),
         memories=stage_memories(config, parts, len(data.train)),
+        flops_forward=tuple(parts.flops_forward),
+        rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
+        owners=tuple(schedule.workers(config.stages)),
     )
+    _check_groups(plan, parts)
     return Workload(plan, parts.stages, data)
+
+
+def replica_shapes(stage: int, module: nn.Module, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order."""
+    fused = {owner for owners in plan.tied for owner in owners} if plan.config.fused_embedding else set()
+    return {
+        name: tuple(parameter.shape)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and (stage, name) not in fused
+    }
+
+
+def _check_groups(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where gradients cannot be averaged as configured."""
+    if plan.num_replicas == 1:
+        return
+    if plan.config.fused_embedding and not plan.tied:
+        raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
+    for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
+        try:
+            method.check(replica_shapes(stage, module, plan), plan.num_replicas, plan.config.optimizer.momentum)
+        except ValueError as error:
+            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
 
 def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
@@ -161,8 +223,6 @@ def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
     num_stages, num_microbatches = len(parts.stages), config.num_microbatches
-    counts = in_flight(config.parsed_schedule, num_stages, num_microbatches)
-    packets = packets_in_flight(counts)
     itemsize = DTYPES[config.dtype].itemsize
     residuals, references = [0] * num_stages, [0] * num_stages
     for boundary, methods in enumerate(config.compressors()):
@@ -175,28 +235,46 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 references[target] += kept
             else:
                 residuals[source] += kept
+    if config.num_replicas > 1:
+        for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
+            shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+            residuals[stage] += averaging.memory_bytes(shapes)
+    schedule = config.parsed_schedule
+    rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
+    messages = [
+        [math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
+        for stage in range(num_stages)
+    ]
+    if config.recompute:  # inputs, and from B to W all that was computed again
+        saved = [0, *(sizes[0] for sizes in messages[1:])]
+        waits = [here + caught for here, caught in zip(parts.saved_bytes, parts.kept_bytes, strict=True)]
+    else:
+        saved, waits = list(parts.saved_bytes), list(parts.kept_bytes)
+    waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
+    held = held_at_worst(rows, saved, waits)
+    until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
+    packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     memories = []
     for stage, module in enumerate(parts.stages):
+        in_flight, waiting = held[stage]
+        computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
         weights = 4 * sum(parameter.numel() for parameter in module.parameters())
         buffers = sum(buffer.nbytes for buffer in module.buffers())
-        messages = [
-            math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1
-        ]
-        saved = parts.saved_bytes[stage]
-        inputs = messages[0] if stage > 0 else 0
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers,
                 gradients_bytes=weights,
                 optimizer_bytes=weights * slots_per_parameter(config.optimizer),
-                saved_bytes=inputs if config.recompute else saved,
-                in_flight=counts[stage],
-                packet_bytes=max(messages, default=0),
+                saved_bytes=saved[stage],
+                in_flight=in_flight,
+                kept_bytes=waits[stage] if waiting else 0,
+                waiting=waiting,
+                packet_bytes=max(messages[stage], default=0),
                 packets=packets[stage],
                 residuals_bytes=residuals[stage],
                 references_bytes=references[stage],
-                workspace_bytes=saved if config.recompute else 0,
+                workspace_bytes=parts.saved_bytes[stage] if computes_again else 0,
             )
         )
     return tuple(memories)

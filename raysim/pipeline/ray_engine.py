@@ -40,7 +40,7 @@ class RayEngine(Engine):
             return
         address = os.environ.get("RAY_ADDRESS")
         if not address:
-            check_room(self.plan.memories, host_memory_bytes())
+            check_room(self.all_memories, host_memory_bytes())
         elif address not in ("auto", "local"):
             host, _, port = address.removeprefix("ray://").rpartition(":")
             try:
@@ -159,7 +159,7 @@ class RayEngine(Engine):
             if time.monotonic() >= deadline:
                 asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
                 sentence = (
-                    f"{self.num_workers} stages of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
+                    f"{self.num_workers} workers of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
                     f"free nodes have room for {sum(room.values())}. "
                     "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 )
@@ -168,7 +168,7 @@ class RayEngine(Engine):
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.plan.memories, capacity, nodes)
+            check_room(self.all_memories, capacity, [nodes[self._worker(*place)] for place in self.plan.places])
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:

@@ -36,40 +36,67 @@ def step_row(
 
 
 def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return a row of `links` for each link, of what its two ends account, and one for tied parameters."""
+    """Return a row of `links` for each link, of what its two ends account, and for each stage's part in the step's end."""
+    rows = []
+    for replica in range(plan.num_replicas):
+        mine = [report for report in reports if report.replica == replica]
+        rows += [{"step": step, "replica": replica, **row} for row in _links(plan, step, mine)]
+        rows += [{"step": step, "replica": replica, **row} for row in _groups(plan, mine)]
+    return rows
+
+
+def _links(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     ends = sorted(
         (account for report in reports for account in report.links),
         key=lambda account: (account.direction != "forward", account.boundary),
     )
-    rows = []
     for (direction, boundary), pair in groupby(ends, key=lambda account: (account.direction, account.boundary)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
         method = plan.compressors[boundary][0 if direction == "forward" else 1]
         exact = method == Plain(Identity()) and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
-        rows.append(
-            {
-                "step": step,
-                "replica": 0,
-                "boundary": boundary,
-                "direction": direction,
-                "codec": repr(method),
-                "packets": sender.packets,
-                "wire_bytes": sender.wire_bytes,
-                "dense_bytes": sender.dense_bytes,
-                "gain": 1.0 if exact else received / sent if sent and received is not None else None,
-                "fidelity": 1.0 if exact else 1 - error / sent if sent and error is not None else None,
-                "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
-                "encode_s": sender.codec_s,
-                "decode_s": receiver.codec_s,
-            }
-        )
-    tied_bytes = sum(report.tied_bytes for report in reports)
-    if tied_bytes:
-        packets = sum(report.tied_bytes > 0 for report in reports)
-        sizes = {"packets": packets, "wire_bytes": tied_bytes, "dense_bytes": tied_bytes}
-        rows.append({"step": step, "replica": 0, "direction": "tied", "codec": "Identity", **sizes})
-    return rows
+        yield {
+            "boundary": boundary,
+            "direction": direction,
+            "codec": repr(method),
+            "packets": sender.packets,
+            "wire_bytes": sender.wire_bytes,
+            "dense_bytes": sender.dense_bytes,
+            "gain": 1.0 if exact else received / sent if sent and received is not None else None,
+            "fidelity": 1.0 if exact else 1 - error / sent if sent and error is not None else None,
+            "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
+            "encode_s": sender.codec_s,
+            "decode_s": receiver.codec_s,
+        }
+
+
+def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
+    """Yield a row for what each stage sent to its replicas, and one for what it sent to the owners of tied parameters."""
+    accounts = sorted(
+        (account for report in reports for account in report.groups), key=lambda account: (account.tied, account.stage)
+    )
+    for (tied, stage), group in groupby(accounts, key=lambda account: (account.tied, account.stage)):
+        parts = list(group)
+        yield {
+            "stage": stage,
+            "direction": "tied" if tied else "replica_gradient",
+            "codec": repr(Identity() if tied else plan.replica_methods[stage]),
+            "rounds": max(account.num_rounds for account in parts),
+            "packets": sum(account.packets for account in parts),
+            "wire_bytes": sum(account.wire_bytes for account in parts),
+            "dense_bytes": sum(account.dense_bytes for account in parts),
+            "encode_s": math.fsum(account.codec_s for account in parts),
+        }
+
+
+def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
+    """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
+    for report in reports:
+        if report.replica == 0:
+            for account in report.groups:
+                method = repr(plan.replica_methods[account.stage])
+                where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": method}
+                yield from (where | decision._asdict() for decision in account.decisions)
 
 
 def action_rows(
@@ -83,4 +110,4 @@ def action_rows(
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
             inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crosses and action.wire_bytes else None
-            yield action._asdict() | times | {"step": step, "replica": 0, "inlined": inlined}
+            yield action._asdict() | times | {"step": step, "replica": report.replica, "inlined": inlined}

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.config import RunConfig
 from raysim.pipeline.optimizer import make_optimizer
+from raysim.workloads.backward import Caught, input_gradient, run_branches
 from raysim.workloads.models import loss as model_loss
 
 
@@ -38,6 +39,8 @@ class Stage:
         self.last = last
         self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
         self._saved: dict[int, _Saved] = {}
+        self._caught: dict[int, list[Caught]] = {}  # between the two parts of a backward
+        self._arrived: dict[int, Tensor | None] = {}  # the same on the first stage
         self._estimated: list[_BatchNorm] = []
         self._restorable: list[_BatchNorm] = []
         self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
@@ -62,30 +65,73 @@ class Stage:
 
         `gradient` is that of the activation sent; the last stage starts from its loss and is given none.
         """
+        x, y, gradient = self._output(microbatch, gradient)
+        if y.requires_grad:  # a first stage without parameters has nothing to compute
+            torch.autograd.backward(y, gradient)
+        return x.grad
+
+    def backward_input(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Return what `backward` does, the gradients of the parameters left to `backward_weights`, which need the graph.
+
+        The first stage, whose input has no gradient, computes nothing yet.
+        """
+        if self.first:
+            self._arrived[microbatch] = gradient
+            return None
+        x, y, gradient = self._output(microbatch, gradient)
+        found, self._caught[microbatch] = input_gradient(y, gradient, x)
+        return found
+
+    def backward_weights(self, microbatch: int) -> None:
+        """Add a microbatch's gradients to the parameters', after its `backward_input`."""
+        if self.first:
+            self.backward(microbatch, self._arrived.pop(microbatch))
+        else:
+            run_branches(self._caught.pop(microbatch))
+
+    def _output(self, microbatch: int, gradient: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a microbatch's input, its output with the graph, and the gradient of that."""
         saved = self._saved.pop(microbatch)
         y = saved.y
         if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
             y = self._compute(saved.x, saved.key, saved.targets, saved.buffers)
-        if gradient is None:
-            gradient = torch.full_like(y, 1 / self.config.num_microbatches)
-        if y.requires_grad:  # a first stage without parameters has nothing to compute
-            torch.autograd.backward(y, gradient)
-        return saved.x.grad
+        return saved.x, y, torch.full_like(y, 1 / self.config.num_microbatches) if gradient is None else gradient
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients by parameter name."""
         return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
 
-    def update(self, learning_rate: float, scale: float = 1.0) -> None:
-        """Step the optimiser on the gradients times `scale`, and clear them."""
-        gradients = list(self.gradients().values())
+    def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
+        """Step the optimiser on the gradients times `scale`, and clear them.
+
+        Gradients of `with_momentum` hold their momentum already: for these the optimiser's own is left out, and stays.
+        """
+        gradients = self.gradients()
         if scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, scale)
-        if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            torch._foreach_mul_(list(gradients.values()), scale)
+        apart = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
+        if self.optimizer is None:
+            return
+        if apart:
+            aside = [parameter.grad for parameter in apart]
+            without = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
+            for parameter in apart:
+                parameter.grad = None
+            self._step(self.optimizer, learning_rate)
+            for parameter, gradient in zip(apart, aside, strict=True):
+                parameter.grad = gradient
+            bare = make_optimizer(without, apart)
+            assert bare is not None
+            self._step(bare, learning_rate)
+        else:
+            self._step(self.optimizer, learning_rate)
+
+    @staticmethod
+    def _step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and optimiser slots, by flat names."""
@@ -107,7 +153,8 @@ class Stage:
                     slots.setdefault(int(index), {})[slot] = x
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.module.zero_grad(set_to_none=True)
-        self._saved.clear()
+        for kept in (self._saved, self._caught, self._arrived):
+            kept.clear()
 
     def infer(self, x: Tensor) -> Tensor:
         """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""

@@ -16,12 +16,22 @@ from typing import Any, NamedTuple
 
 from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
-from raysim.pipeline.checkpoint import Checkpoint, CheckpointError, checkpoints, read_checkpoint, write_checkpoint
+from raysim.network.schedule import Custom
+from raysim.network.torch_csv import rows_to_csv
+from raysim.pipeline.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    read_checkpoint,
+    read_step_s,
+    write_checkpoint,
+)
+from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
-from raysim.pipeline.rows import action_rows, link_rows, step_row
+from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.workloads.data import Data
@@ -99,15 +109,23 @@ class Training:
         self._parts: list[Any] | None = None
         self._resumed = resume
         self._reached = 0  # the most steps done, over all restarts
+        self._last_step_s: float | None = None  # by the clock
         if resume:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
         self.workload = prepare(config, data)
         self.plan = self.workload.plan
+        self._clock = Clock(self.plan)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
+        custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
+        self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
         if resume:
             self._check_same("cuts", self._recorded_cuts, self._row["cuts"])
+            if self._row["schedule_rows"] != self._recorded_rows:
+                raise ConfigError(
+                    f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now."
+                )
         self.engine = (ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.check()
         self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
@@ -189,8 +207,10 @@ class Training:
         last_flush = time.monotonic()
         while step < self.plan.num_steps:
             before = time.perf_counter()
-            reports = self.engine.step(step)
-            yield Event("step", self._record_step(step, reports, time.perf_counter() - before))
+            reports = self.engine.step(step, self._last_step_s)
+            seconds = time.perf_counter() - before
+            self._last_step_s = self._clock.step_s(reports, seconds)
+            yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)
             last = step == self.plan.num_steps
@@ -200,7 +220,7 @@ class Training:
             if last or (every and step % every == 0):
                 self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
                 parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-                self._checkpoint = write_checkpoint(self._checkpoints, step, parts)
+                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._last_step_s)
                 self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
                 last_flush = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
@@ -210,12 +230,13 @@ class Training:
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step = 0
+        step, self._last_step_s = 0, None
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._parts if self._parts is not None else read_checkpoint(self._checkpoint)
             self.engine.load(step, parts)
             self._parts = None
+            self._last_step_s = read_step_s(self._checkpoint)
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step
@@ -236,7 +257,7 @@ class Training:
         for key in sorted(recorded | set(self.config.flat())):
             if key not in _IDENTITY_EXEMPT | {"cuts", "num_stages"}:
                 self._check_same(key, old.get(key), self._row.get(key))
-        self._recorded_cuts = old["cuts"]
+        self._recorded_cuts, self._recorded_rows = old["cuts"], old.get("schedule_rows")
         self.run_id = old["run_id"]
         self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds") if key in old}
         self._row["resumed"] = old["resumed"] + 1
@@ -253,8 +274,11 @@ class Training:
             raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")
 
     def _first_row(self) -> dict[str, Any]:
-        row = {key: list(v) if key in ("cuts", "optimizer.betas") and v else v for key, v in self.config.flat().items()}
-        for key in ("forward", "backward"):
+        row = {
+            key: list(v) if key in ("cuts", "optimizer.betas", "optimizer.decay_at") and v else v
+            for key, v in self.config.flat().items()
+        }
+        for key in ("forward", "backward", "replica_gradient"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
         return row | {
             "schema_version": SCHEMA_VERSION,
@@ -279,6 +303,8 @@ class Training:
         self.recorder.add("steps", row)
         for link in links:
             self.recorder.add("links", link)
+        for decision in decision_rows(self.plan, step, reports):
+            self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]
         for action in action_rows(step, reports, shifts, crosses=isinstance(self.engine, RayEngine)):
             self.recorder.add("actions", action)

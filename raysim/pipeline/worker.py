@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, Packet, TopK, derive_key, kernels
-from raysim.codecs.packet import to_bytes, to_tensor
 from raysim.codecs.sparse import Support
-from raysim.compressors import Context
+from raysim.compressors import Context, Decision
+from raysim.compressors.replica import Averaged, Memory, Packets, ReplicaContext, Rounds
 from raysim.network.schedule import Action, calls, needs, phase, sends
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.link import Link, LinkAccount
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.plan import Plan
+from raysim.pipeline.plan import Plan, replica_shapes
+from raysim.pipeline.replicas import Exchange, Group, GroupAccount, ring_bytes, sum_over_owners
 from raysim.pipeline.stage import Stage
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
@@ -47,17 +48,18 @@ class ActionRecord(NamedTuple):
 class StepReport(NamedTuple):
     """What a worker says of a finished step."""
 
+    replica: int
     losses: list[float]  # one a microbatch, of the last stage
     links: list[LinkAccount]
-    tied_bytes: int  # of the gradients of tied parameters, sent to their other owners
+    groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, where it is clipped
 
 
 class Fault(NamedTuple):
-    """The action at which a worker's step broke off, and why."""
+    """Where a worker's step broke off, at an action or after all of them, and why."""
 
-    action: Action
+    action: Action | None
     error: DivergedError | StageError
 
 
@@ -89,6 +91,7 @@ class Worker:
         config = plan.config
         self.plan = plan
         self.index = index
+        self.replica, place = divmod(index, len(plan.rows))
         self.incarnation = incarnation
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
@@ -107,9 +110,11 @@ class Worker:
                         )
         if plan.compresses:
             kernels.warm(plan.codecs)  # before a step is timed
-        row = plan.rows[index]
+        self.memories: dict[int, Memory] = {stage: {} for stage in self.stages}  # of replica methods
+        row = plan.rows[place]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
         self._begin(0)
 
     def _begin(self, step: int) -> None:
@@ -119,7 +124,9 @@ class Worker:
         self._losses: dict[int, float] = {}
         self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
         self._actions: list[ActionRecord] = []
-        self._tied_bytes = 0
+        self._exchanges: dict[tuple[int, int, int], Exchange] = {}  # by phase, group and member
+        self._averaged: dict[int, Averaged] = {}
+        self._groups: list[GroupAccount] = []
 
     # A step: `run` for every call of the row, then the rounds that end it, `update` last.
 
@@ -141,61 +148,79 @@ class Worker:
             self._next_call += 1
         return packet
 
-    def share_tied(self, step: int, incarnation: int, *done: None) -> tuple[dict[int, np.ndarray], None]:
-        """Return the gradients of parameters that other workers own too, by their place in `plan.tied`; and a token."""
-        with self._called(step, incarnation):
-            shared = {}
-            for place, owners in enumerate(self.plan.tied):
-                for stage, name in owners:
-                    gradient = self.stages[stage].gradients().get(name) if stage in self.stages else None
-                    if gradient is not None:  # frozen parameters have none, nor has one that no sample touched
-                        shared[place] = to_bytes(gradient).copy()  # `take_tied` overwrites the gradient
-                        self._tied_bytes += gradient.nbytes * (len(owners) - 1)
-        return shared, None
+    def exchange(
+        self,
+        step: int,
+        incarnation: int,
+        where: tuple[int, int, int],
+        turn: int,
+        step_s: float | None,
+        *received: Packets | None,
+    ) -> list[Packets | None] | None:
+        """Take a turn of a member of a group (`where`: phase, group, member): what the others sent, for what to send them.
 
-    def take_tied(self, step: int, incarnation: int, *shared: dict[int, np.ndarray]) -> None:
-        """Replace the gradients of tied parameters by their sum over the owners, in the order of stages at all of them."""
+        After the last round there is one more turn, which takes the result and sends nothing. `step_s` is the clock's time
+        of the last step. Raises DivergedError where gradients hold NaN or infinity, StageError where the actions before it
+        have not all run.
+        """
         with self._called(step, incarnation):
-            for place, owners in enumerate(self.plan.tied):
-                for stage, name in owners:
-                    parts = [one[place] for one in shared if place in one]
-                    if stage in self.stages and parts:
-                        parameter = self.stages[stage].module.get_parameter(name)
-                        total, *others = (to_tensor(part, parameter.dtype, self.device) for part in parts)
-                        total = total.clone()
-                        for other in others:
-                            total += other
-                        parameter.grad = total.view_as(parameter)
+            if self._next_call < len(self._calls):
+                raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step} before its end")
+            phase, place, member = where
+            group = self.plan.groups[phase][place]
+            stage = group.members[member][1]
+            try:
+                if turn == 0:
+                    rounds = self._rounds(group, member, step_s)
+                    self._exchanges[where] = Exchange(group, member, rounds, stages=self.stages)
+                    received = ()
+                sent = self._exchanges[where].advance(received)
+            except NonFiniteError:
+                error = DivergedError(step, "update", f"gradient of stage {stage}")
+                self._fault = self._fault or Fault(None, error)
+                raise error from None
+            if turn < group.num_rounds:
+                return sent
+            self._conclude(group, member, self._exchanges.pop(where))
+            return None
 
-    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> float:
-        """Return the squared norm of the gradients of this worker's parameters; a tied one counts at its first owner."""
+    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> dict[int, float]:
+        """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
         with self._called(step, incarnation):
             elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-            return sum(
-                float(gradient.double().square().sum())
-                for stage in self.stages
-                for name, gradient in self.stages[stage].gradients().items()
-                if (stage, name) not in elsewhere
-            )
+            return {
+                index: sum(
+                    float(gradient.double().square().sum())
+                    for name, gradient in stage.gradients().items()
+                    if (index, name) not in elsewhere
+                )
+                for index, stage in self.stages.items()
+            }
 
-    def update(self, step: int, incarnation: int, *done: float | None) -> StepReport:
-        """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens."""
+    def update(self, step: int, incarnation: int, *done: dict[int, float] | None) -> StepReport:
+        """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens.
+
+        Only now do the memories of replica methods move, with the parameters or not at all.
+        """
         with self._called(step, incarnation):
             config = self.plan.config.optimizer
             norm, scale = None, 1.0
             if config.clip_norm is not None:
-                norm = math.sqrt(sum(part for part in done if part is not None))
+                norms = {stage: norm2 for part in done if part is not None for stage, norm2 in part.items()}
+                norm = math.sqrt(sum(norms[stage] for stage in sorted(norms)))  # whichever workers own them
                 if not math.isfinite(norm):
                     raise DivergedError(step, "update", "gradient norm")
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
             rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
-            for stage in self.stages.values():
-                stage.update(rate, scale)
+            for index, stage in self.stages.items():
+                averaged = self._averaged.get(index)
+                stage.update(rate, scale, averaged.with_momentum if averaged else frozenset())
+                if averaged:
+                    self.memories[index] = averaged.memory
             self._synchronize()
             links = [link.end_step(measure=self.plan.measures(step)) for link in self.links.values()]
-            report = StepReport(
-                [self._losses[m] for m in sorted(self._losses)], links, self._tied_bytes, self._actions, norm
-            )
+            losses = [self._losses[m] for m in sorted(self._losses)]
+            report = StepReport(self.replica, losses, links, self._groups, self._actions, norm)
         self._begin(step + 1)
         return report
 
@@ -205,11 +230,12 @@ class Worker:
 
     # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
 
-    def infer(self, incarnation: int, split: str, batch: int, mode: str, packet: Packet | None) -> Packet | Evaluated:
-        """Take one batch of a split through this worker's stage; `mode` says what the links do, see `Link.send_evaluation`."""
+    def infer(
+        self, incarnation: int, index: int, split: str, batch: int, mode: str, packet: Packet | None
+    ) -> Packet | Evaluated:
+        """Take one batch of a split through a stage; `mode` says what the links do, see `Link.send_evaluation`."""
         self._check_incarnation(incarnation)
-        (index, stage), *others = self.stages.items()
-        assert not others, "evaluation goes one stage a worker"
+        stage = self.stages[index]
         with self._threads():
             x = packet.decode(self.device) if packet is not None else self._evaluation_inputs(split, batch)
             y = stage.infer(x)
@@ -245,6 +271,8 @@ class Worker:
             if sender and link.state:
                 tensors[f"link.{boundary}.{direction}.keys"] = torch.tensor(list(link.state))  # in order of last use
                 tensors[f"link.{boundary}.{direction}.rows"] = torch.stack(list(link.state.values()))
+        for index, memory in self.memories.items():
+            tensors |= {f"replicas.{index}.{name}": x.detach().cpu() for name, x in memory.items()}
         return pack_tensors(tensors)
 
     def load(self, step: int, *parts: np.ndarray) -> None:
@@ -260,6 +288,10 @@ class Worker:
                 rows = tensors[f"{name}.rows"].to(self.device)
                 state = {key: row.clone() for key, row in zip(tensors[f"{name}.keys"].tolist(), rows, strict=True)}
             link.load(state)
+        for index in self.memories:
+            prefix = f"replicas.{index}."
+            memory = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            self.memories[index] = {name: x.to(self.device, copy=True) for name, x in memory.items()}
         self._begin(step)
 
     def clock_s(self) -> float:
@@ -267,6 +299,70 @@ class Worker:
         return time.perf_counter()
 
     # Inside.
+
+    def _rounds(self, group: Group, member: int, step_s: float | None) -> Rounds:
+        """Return the generator of a member's rounds: a replica method's, or the sum of a tied parameter's gradients."""
+        config, plan, index = self.plan.config, self.plan, group.members[member][1]
+        module = self.stages[index].module
+        if group.tied is not None:
+            name = self._tied_name(group.tied, index)
+            gradient = module.get_parameter(name).grad
+            return sum_over_owners(gradient, member, len(group.members), self.device)
+        gradients = {}
+        for name in replica_shapes(index, module, plan):
+            parameter = module.get_parameter(name)
+            gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        context = ReplicaContext(
+            replica=self.replica,
+            num_replicas=plan.num_replicas,
+            step=self.step,
+            epoch=self.step // plan.steps_per_epoch,
+            steps_per_epoch=plan.steps_per_epoch,
+            seed=config.seed,
+            stage=index,
+            num_stages=plan.num_stages,
+            batch_size=config.batch_size,
+            learning_rate=learning_rate(config.optimizer, self.step, plan.steps_per_epoch, plan.num_steps),
+            momentum=config.optimizer.momentum or 0.0,
+            step_s=step_s,
+        )
+        return plan.replica_methods[index].average(gradients, self.memories[index], context)
+
+    def _tied_name(self, place: int, stage: int) -> str:
+        return dict(self.plan.tied[place])[stage]
+
+    def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
+        """Put the result of a group's rounds in the place of this member's gradients."""
+        assert exchange.over, f"{group} took more rounds than it stated"
+        index = group.members[member][1]
+        module, count = self.stages[index].module, len(group.members)
+        decisions: tuple[Decision, ...] = ()
+        if group.tied is None:
+            averaged: Averaged = exchange.result
+            self._averaged[index] = averaged
+            decisions = tuple(averaged.decisions)
+            for name, gradient in averaged.gradients.items():
+                parameter = module.get_parameter(name)
+                parameter.grad = gradient.view_as(parameter)
+            num_values = sum(gradient.numel() for gradient in averaged.gradients.values())
+        else:
+            parameter = module.get_parameter(self._tied_name(group.tied, index))
+            num_values = parameter.numel()
+            if exchange.result is not None:
+                shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
+                parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
+        self._groups.append(
+            GroupAccount(
+                stage=index,
+                tied=group.tied is not None,
+                packets=exchange.packets,
+                wire_bytes=exchange.wire_bytes,
+                dense_bytes=ring_bytes(num_values, count),
+                num_rounds=exchange.num_rounds,
+                codec_s=exchange.codec_s,
+                decisions=decisions,
+            )
+        )
 
     def _act(self, action: Action, packet: Packet | None) -> Packet | None:
         profiled = self.plan.profiles(self.step)
@@ -300,12 +396,20 @@ class Worker:
         return time.perf_counter(), cpu_s
 
     def _compute(self, action: Action, x: Tensor | None) -> Tensor | None:
-        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input."""
+        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
         stage, microbatch = self.stages[action.stage], action.microbatch
         if action.op == "F":
             assert x is not None
-            key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, microbatch)
+            place = (
+                self.replica * self.plan.config.num_microbatches + microbatch
+            )  # as in one pipeline of all microbatches
+            key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, place)
             y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+        elif action.op == "W":
+            stage.backward_weights(microbatch)
+            y = None
+        elif action in self._apart:
+            y = stage.backward_input(microbatch, x)
         else:
             y = stage.backward(microbatch, x)
         self._synchronize()
@@ -333,20 +437,22 @@ class Worker:
         return None
 
     def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
-        """Return what the action works on: a decoded packet, or the data; None for the backward of the last stage."""
+        """Return what the action works on: a decoded packet, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
             assert packet is not None
             link = self._link(action, sender=False)
             x = link.receive(packet, self._context(action, link))
             self._remember_support(link, action.microbatch, packet)
             return x
-        if action.op == "B":
+        if action.op != "F":
             return None
-        epoch, ids = self.plan.microbatch(self.step, action.microbatch)
+        epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
         return self._split("train").inputs(ids, epoch, self.plan.config.seed, True).to(self.device)
 
     def _targets(self, microbatch: int) -> Tensor:
-        return self._split("train").targets(self.plan.microbatch(self.step, microbatch)[1]).to(self.device)
+        return (
+            self._split("train").targets(self.plan.microbatch(self.step, microbatch, self.replica)[1]).to(self.device)
+        )
 
     def _evaluation_inputs(self, split: str, batch: int) -> Tensor:
         return (
@@ -366,8 +472,7 @@ class Worker:
 
     def _context(self, action: Action, link: Link) -> Context:
         config, microbatch = self.plan.config, action.microbatch
-        epoch, ids = self.plan.microbatch(self.step, microbatch)
-        replica = 0
+        epoch, ids = self.plan.microbatch(self.step, microbatch, self.replica)
         return Context(
             direction=link.direction,
             boundary=link.boundary,
@@ -375,11 +480,11 @@ class Worker:
             epoch=epoch,
             microbatch=microbatch,
             sample_ids=tuple(ids.tolist()),
-            replica=replica,
+            replica=self.replica,
             num_stages=self.plan.num_stages,
             num_microbatches=config.num_microbatches,
             phase=self._phases[action],
-            key=derive_key(config.seed, replica, link.boundary, link.direction, self.step, microbatch),
+            key=derive_key(config.seed, self.replica, link.boundary, link.direction, self.step, microbatch),
             support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
             learning_rate=learning_rate(config.optimizer, self.step, self.plan.steps_per_epoch, self.plan.num_steps),
         )

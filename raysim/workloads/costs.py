@@ -7,6 +7,7 @@ backward what it will save (the meta device falls back to the form that saves th
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from raysim.workloads.backward import caught_bytes
 from raysim.workloads.models import loss
 from raysim.workloads.splits import DataShape
 
@@ -39,8 +41,8 @@ class Shadow:
     >>> shadow = Shadow(model, DataShape((1, 8, 8), "float32", 10), batch=2)
     >>> [(layer.name, layer.flops, layer.output_shape) for layer in shadow.layers]
     [('0', 0, (2, 64)), ('1', 2560, (2, 10))]
-    >>> shadow.saved_bytes(0, 2)  # the images, and the loss: 20 logarithms, 2 targets, a count
-    612
+    >>> shadow.held_bytes(0, 2)  # the images, and the loss: 20 logarithms, 2 targets, a count
+    (612, 0)
     """
 
     def __init__(self, model: nn.Sequential, shape: DataShape, batch: int) -> None:
@@ -57,11 +59,12 @@ class Shadow:
         self._input = ((batch, *shape.input_shape), dtype)
         self.layers = self._count()
 
-    def saved_bytes(self, start: int, stop: int) -> int:
-        """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward.
+    def held_bytes(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward, and the bytes of
+        gradients that they keep between the two parts of a backward.
 
         Distinct memory only, parameters and buffers left out; what the stage receives counts where it is kept, and with
-        the last layer goes the loss.
+        the last layer goes the loss. The first stage has no gradient of an input to part with: 0.
         """
         found: dict[int, int] = {}
         alive = []
@@ -76,13 +79,14 @@ class Shadow:
             self._input if start == 0 else (self.layers[start - 1].output_shape, self.layers[start - 1].output_dtype)
         )
         with self._mode, torch.enable_grad(), saved_tensors_hooks(keep, lambda x: x):
-            x = torch.empty(shape, dtype=dtype, requires_grad=start > 0 and dtype.is_floating_point)
+            source = x = torch.empty(shape, dtype=dtype, requires_grad=start > 0 and dtype.is_floating_point)
             for index in range(start, stop):
                 x = self._run(index, x)
                 alive.append(x)
             if stop == len(self.layers):
                 alive.append(loss(x, torch.zeros(x.shape[:-1], dtype=torch.int64)))
-        return sum(found.values())
+            caught = caught_bytes(alive[-1], source) if start > 0 else 0
+        return sum(found.values()), caught
 
     def _count(self) -> list[LayerCost]:
         layers = []
@@ -127,5 +131,15 @@ def _attention_flops(
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
-# the one kernel of attention that torch's counter does not know
-_CPU_FLOPS: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _lstm_flops(
+    x: tuple[int, ...], input_weight: tuple[int, ...], state_weight: tuple[int, ...], *_: object, **__: object
+) -> int:
+    """Return the operations of the four gates' matrix products at every position of (length, batch, width)."""
+    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
+
+
+# kernels that torch's counter does not know
+_CPU_FLOPS: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+}

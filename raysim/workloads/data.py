@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from raysim.workloads.images import cifar10, digits
+from raysim.workloads.images import cifar10, cifar100, digits
 from raysim.workloads.options import bind_options
 from raysim.workloads.order import batch_ids, steps_per_epoch
 from raysim.workloads.splits import Data, DataShape, ImageSplit, Split, TextSplit
@@ -28,6 +28,7 @@ __all__ = [
 
 DATASETS: dict[str, Callable[..., Data]] = {
     "cifar10": cifar10,
+    "cifar100": cifar100,
     "digits": digits,
     "text": text,
     "topics": topics,

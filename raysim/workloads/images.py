@@ -1,10 +1,10 @@
-"""Data sets of images: scikit-learn's digits, and CIFAR-10 from Parquet files or from the hub."""
+"""Data sets of images: scikit-learn's digits, CIFAR-10 and CIFAR-100 from Parquet files or from the hub."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,28 @@ from raysim.workloads.order import permutation
 from raysim.workloads.splits import Data, DataShape, ImageSplit, limit
 
 DIGITS_TEST = 360
-NUM_CLASSES = 10
-CIFAR10_HUB = "uoft-cs/cifar10"
-CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR10_STD = (0.2023, 0.1994, 0.2010)  # as the code of Rudakov et al. 2023 has them
+DIGITS_CLASSES = 10
 IMAGE_COLUMNS = ("img", "image")
+
+
+class Cifar(NamedTuple):
+    """One of the two CIFAR sets: where it is, what its labels are called, how its pixels are normalised."""
+
+    hub: str
+    label: str
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+CIFAR10 = Cifar(
+    "uoft-cs/cifar10",
+    "label",
+    10,
+    (0.4914, 0.4822, 0.4465),
+    (0.2023, 0.1994, 0.2010),  # as the code of Rudakov et al. 2023 has them
+)
+CIFAR100 = Cifar("uoft-cs/cifar100", "fine_label", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
 def digits(*, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -40,7 +57,7 @@ def digits(*, train_samples: int | None = None, test_samples: int | None = None)
     return Data(
         ImageSplit(images[train], labels[train], mean, std, scale),
         ImageSplit(images[test], labels[test], mean, std, scale),
-        DataShape((1, 8, 8), "float32", NUM_CLASSES),
+        DataShape((1, 8, 8), "float32", DIGITS_CLASSES),
     )
 
 
@@ -57,8 +74,23 @@ def cifar10(
     tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` is of
     training alone: crop and flip `random` anew each epoch (the paper's way), `fixed` for each sample, or `none`.
     """
+    return _cifar(CIFAR10, path, augment, train_samples, test_samples)
+
+
+def cifar100(
+    *,
+    path: str | None = None,
+    augment: str = "random",
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Data:
+    """Return CIFAR-100 with its hundred fine labels, column `fine_label`; all else as of `cifar10`."""
+    return _cifar(CIFAR100, path, augment, train_samples, test_samples)
+
+
+def _cifar(kind: Cifar, path: str | None, augment: str, train_samples: int | None, test_samples: int | None) -> Data:
     check_choice("data.augment", augment, ["random", "fixed", "none"])
-    train, test = _read_folder(path) if path is not None else _read_hub()
+    train, test = _read_folder(path, kind) if path is not None else _read_hub(kind)
     splits = []
     for (encoded, labels), wanted, field, style in (
         (train, train_samples, "data.train_samples", augment),
@@ -66,20 +98,20 @@ def cifar10(
     ):
         count = limit(field, wanted, len(encoded))
         images = _decode(encoded[:count])
-        splits.append(ImageSplit(images, _labels(labels[:count]), CIFAR10_MEAN, CIFAR10_STD, augment=style))
+        splits.append(ImageSplit(images, _labels(labels[:count], kind), kind.mean, kind.std, augment=style))
     if splits[0].images.shape[1:] != splits[1].images.shape[1:]:
         sizes = [split.images.shape[2:] for split in splits]
         raise ValueError(f"Images to train and to test on must be of one size, but got {sizes[0]} and {sizes[1]}.")
-    return Data(splits[0], splits[1], DataShape(splits[0].images.shape[1:], "float32", NUM_CLASSES))
+    return Data(splits[0], splits[1], DataShape(splits[0].images.shape[1:], "float32", kind.num_classes))
 
 
 Rows = tuple[list[bytes], list[int]]  # encoded images and their labels
 
 
-def _read_folder(path: str) -> tuple[Rows, Rows]:
+def _read_folder(path: str, kind: Cifar) -> tuple[Rows, Rows]:
     found = check_path("data.path", path)
     if found.is_file():
-        images, labels = _read_parquet([found])
+        images, labels = _read_parquet([found], kind)
         cut = len(labels) - len(labels) // 10
         if cut == len(labels):
             raise ValueError(
@@ -91,11 +123,11 @@ def _read_folder(path: str) -> tuple[Rows, Rows]:
         files = sorted(found.rglob(f"{split}*.parquet"))
         if not files:
             raise ValueError(f"`data.path` must hold {split}*.parquet, but {path!r} has no such file.")
-        rows.append(_read_parquet(files))
+        rows.append(_read_parquet(files, kind))
     return rows[0], rows[1]
 
 
-def _read_parquet(files: list[Path]) -> Rows:
+def _read_parquet(files: list[Path], kind: Cifar) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,32 +139,32 @@ def _read_parquet(files: list[Path]) -> Rows:
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"`data.path` must hold Parquet files, but {file} is none: {error}.") from error
         column = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-        if column is None or "label" not in schema.names:
+        if column is None or kind.label not in schema.names:
             raise ValueError(
-                f"{file} must have a column `img` or `image` and a column `label`, but has {', '.join(schema.names)}."
+                f"{file} must have a column `img` or `image` and a column `{kind.label}`, but has {', '.join(schema.names)}."
             )
-        kind = schema.field(column).type
-        if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-            raise ValueError(f"Column `{column}` of {file} must hold {{bytes, path}}, but holds {kind}.")
-        table = pq.read_table(file, columns=[column, "label"])
+        holds = schema.field(column).type
+        if not pa.types.is_struct(holds) or holds.get_field_index("bytes") < 0:
+            raise ValueError(f"Column `{column}` of {file} must hold {{bytes, path}}, but holds {holds}.")
+        table = pq.read_table(file, columns=[column, kind.label])
         for chunk in table.column(column).chunks:
             images += chunk.field("bytes").to_pylist()
-        labels += table.column("label").to_pylist()
+        labels += table.column(kind.label).to_pylist()
     return images, labels
 
 
-def _read_hub() -> tuple[Rows, Rows]:
+def _read_hub(kind: Cifar) -> tuple[Rows, Rows]:
     datasets = import_hub("datasets")
     try:
-        loaded = datasets.load_dataset(CIFAR10_HUB)
+        loaded = datasets.load_dataset(kind.hub)
     except Exception as error:
         raise ValueError(
-            f"{CIFAR10_HUB} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
+            f"{kind.hub} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
         ) from error
     rows = []
     for split in ("train", "test"):
         table = loaded[split].cast_column("img", datasets.Image(decode=False))
-        rows.append(([image["bytes"] for image in table["img"]], list(table["label"])))
+        rows.append(([image["bytes"] for image in table["img"]], list(table[kind.label])))
     return rows[0], rows[1]
 
 
@@ -162,8 +194,8 @@ def _decode(encoded: list[bytes]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def _labels(labels: list[int]) -> NDArray[np.int64]:
+def _labels(labels: list[int], kind: Cifar) -> NDArray[np.int64]:
     array = np.asarray(labels)
-    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= NUM_CLASSES:
-        raise ValueError("Column `label` must hold integers from 0 to 9.")
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= kind.num_classes:
+        raise ValueError(f"Column `{kind.label}` must hold integers from 0 to {kind.num_classes - 1}.")
     return array.astype(np.int64)

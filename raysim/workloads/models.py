@@ -1,7 +1,8 @@
 """Models by name or by import path, their loss, and their initialisation from the seed alone.
 
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
-after any of them (`partition`). Those of images are in `vision`, those of text in `gpt`. The key of the seed comes from
+after any of them (`partition`). Those of images are in `vision`, those of text in `gpt` and
+`recurrent`. The key of the seed comes from
 `raysim.codecs.random.derive_key`, as all keys do.
 """
 
@@ -23,12 +24,21 @@ from torch.nn import functional as F
 from raysim.codecs.random import derive_key
 from raysim.workloads.gpt import gpt, gpt2
 from raysim.workloads.options import bind_options
+from raysim.workloads.recurrent import lstm
 from raysim.workloads.splits import DataShape
-from raysim.workloads.vision import cnn, resnet18
+from raysim.workloads.vision import cnn, resnet18, resnet101, vgg16
 
-__all__ = ["MODELS", "build_model", "cnn", "gpt", "gpt2", "loss", "num_correct", "resnet18"]
+__all__ = ["MODELS", "build_model", "loss", "num_correct"]
 
-MODELS: dict[str, Callable[..., nn.Sequential]] = {"cnn": cnn, "gpt": gpt, "gpt2": gpt2, "resnet18": resnet18}
+MODELS: dict[str, Callable[..., nn.Sequential]] = {
+    "cnn": cnn,
+    "gpt": gpt,
+    "gpt2": gpt2,
+    "lstm": lstm,
+    "resnet18": resnet18,
+    "resnet101": resnet101,
+    "vgg16": vgg16,
+}
 
 
 def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed: int) -> nn.Sequential:
@@ -65,7 +75,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     return model
 
 
-_SIZED = (cnn, gpt, resnet18)  # their structure is made of arguments alone
+_SIZED = (cnn, gpt, lstm, resnet18, resnet101, vgg16)  # their structure is made of arguments alone
 
 
 def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> None:

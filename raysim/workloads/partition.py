@@ -48,6 +48,11 @@ class Partition:
 
     In the last stage those of the loss are among them.
     """
+    kept_bytes: tuple[int, ...]
+    """For each stage, the bytes of gradients that one microbatch keeps between the two parts of its backward, where it has two.
+
+    Where weights are used. 0 for the first stage, which keeps what it received.
+    """
     tied: tuple[Tied, ...]
     """Parameters that are in two stages; one that is in more has an entry for each after the first."""
 
@@ -90,6 +95,7 @@ def partition(
         ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
     _check_boundaries(shadow.layers, ends, shape, batch)
     spans = list(pairwise([0, *ends]))
+    held = [shadow.held_bytes(start, stop) for start, stop in spans]
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
@@ -97,7 +103,8 @@ def partition(
         boundary_shapes=tuple(shadow.layers[end - 1].output_shape for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
-        saved_bytes=tuple(shadow.saved_bytes(start, stop) for start, stop in spans),
+        saved_bytes=tuple(saved for saved, _ in held),
+        kept_bytes=tuple(kept for _, kept in held),
         tied=_find_tied(parts),
     )
 

@@ -1,9 +1,10 @@
-"""Models of images: a small convolutional network, and the ResNet-18 of the CIFAR papers."""
+"""Models of images: a small convolutional network, the ResNets of the CIFAR papers, and VGG-16."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,7 +58,27 @@ def resnet18(shape: DataShape) -> nn.Sequential:
     >>> sum(parameter.numel() for parameter in model.parameters())
     11173962
     """
-    channels, _, _ = _image_shape("resnet18", shape)
+    return _resnet("resnet18", shape, BasicBlock, (2, 2, 2, 2))
+
+
+def resnet101(shape: DataShape) -> nn.Sequential:
+    """Return ResNet-101 for small images, of bottleneck blocks, laid out as `resnet18` is. 42,512,970 parameters for 10 classes.
+
+    >>> from raysim.workloads.splits import DataShape
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     model = resnet101(DataShape((3, 32, 32), "float32", 10))
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    42512970
+    """
+    return _resnet("resnet101", shape, Bottleneck, (3, 4, 23, 3))
+
+
+def _resnet(
+    name: str, shape: DataShape, block: type[BasicBlock] | type[Bottleneck], counts: Sequence[int]
+) -> nn.Sequential:
+    """Return four layers of `counts` residual blocks; the first of a layer halves height and width, but in the first layer."""
+    channels, _, _ = _image_shape(name, shape)
     stem: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(channels, 64, 3, padding=1, bias=False),
         "bn1": nn.BatchNorm2d(64),
@@ -65,15 +86,57 @@ def resnet18(shape: DataShape) -> nn.Sequential:
     }
     layers: dict[str, nn.Module] = {"conv1": nn.Sequential(OrderedDict(stem))}
     inputs = 64
-    for index, (outputs, stride) in enumerate([(64, 1), (128, 2), (256, 2), (512, 2)], start=1):
-        layers[f"layer{index}"] = nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
+    for index, (width, count) in enumerate(zip((64, 128, 256, 512), counts, strict=True), start=1):
+        outputs = width * block.expansion
+        blocks = [block(inputs, width, 1 if index == 1 else 2)]
+        blocks += [block(outputs, width, 1) for _ in range(count - 1)]
+        layers[f"layer{index}"] = nn.Sequential(*blocks)
         inputs = outputs
     layers["linear"] = nn.Sequential(MeanOverSpace(), nn.Linear(inputs, shape.num_classes))
     return nn.Sequential(OrderedDict(layers))
 
 
+def vgg16(shape: DataShape) -> nn.Sequential:
+    """Return VGG-16 (Simonyan and Zisserman 2015, 1409.1556), thirteen convolutions and three linear layers, without BatchNorm.
+
+    What the convolutions leave is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
+
+    >>> from raysim.workloads.splits import DataShape
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     model = vgg16(DataShape((3, 32, 32), "float32", 100))
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    134670244
+    """
+    channels, _, _ = _image_shape("vgg16", shape)
+    layers: dict[str, nn.Module] = {}
+    for index, (outputs, count) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
+        block: list[nn.Module] = []
+        for _ in range(count):
+            block += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
+            channels = outputs
+        layers[f"block{index}"] = nn.Sequential(*block, nn.MaxPool2d(2, ceil_mode=True))
+    layers["hidden1"] = nn.Sequential(
+        nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout(0.5)
+    )
+    layers["hidden2"] = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(0.5))
+    layers["head"] = nn.Linear(4096, shape.num_classes)
+    model = nn.Sequential(OrderedDict(layers))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, 0.01)
+            nn.init.zeros_(module.bias)
+    return model
+
+
 class BasicBlock(nn.Module):
     """Two convolutions and a way around them, projected where the shape changes."""
+
+    expansion = 1
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -89,6 +152,31 @@ class BasicBlock(nn.Module):
         """Return (batch, channel, height, width), not negative."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, the middle one on `width` channels, and a way around them to four times as many."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = self.expansion * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, channel, height, width), not negative."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
 
 
 class MeanOverSpace(nn.Module):

@@ -33,7 +33,8 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _PART = 1 << 18  # values that a thread should have at least
 _probe = [np.empty(1)]
 _UNHELD = sys.getrefcount(_probe[0])  # of an array that only a list holds, as this Python counts
-_LARGE, _KEPT = 1 << 22, 1 << 26  # bytes: of an output worth keeping, and of all that are kept
+_LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: of an output worth keeping, and of all that are kept though nobody holds them
+_TRACKED = 64  # outputs, those in use among them
 
 
 def serve(x: Tensor) -> bool:
@@ -79,21 +80,32 @@ def opened(array: np.ndarray) -> np.ndarray:
 
 
 def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
-    """Return memory for decoded values: that of an earlier tensor of the size, where nobody holds it any more.
+    """Return memory to write to, at a multiple of 64 bytes: that of an earlier array of the size, where nobody holds it any more.
 
-    Fresh memory of many megabytes has to be zeroed by the system first, which takes longer than decoding into it.
+    Fresh memory of many megabytes has to be zeroed by the system first, which takes longer than what a codec does with it.
     """
-    if count * np.dtype(dtype).itemsize < _LARGE:
-        return np.empty(count, dtype)
+    size = count * np.dtype(dtype).itemsize
+    array = _array(size + 64)
+    start = -array.ctypes.data % 64
+    return array[start : start + size].view(dtype)
+
+
+def _array(size: int) -> np.ndarray:
+    if size < _LARGE:
+        return np.empty(size, np.uint8)
     for index in range(len(_outputs)):
-        fits = _outputs[index].dtype == dtype and len(_outputs[index]) == count
-        if fits and sys.getrefcount(_outputs[index]) == _UNHELD:
+        if len(_outputs[index]) == size and sys.getrefcount(_outputs[index]) == _UNHELD:
             _outputs.append(_outputs.pop(index))
             return _outputs[-1]
-    array = np.empty(count, dtype)
+    array = np.empty(size, np.uint8)
+    free = _KEPT - array.nbytes
+    for index in reversed(range(len(_outputs))):  # the latest are at the end
+        if sys.getrefcount(_outputs[index]) == _UNHELD:
+            free -= _outputs[index].nbytes
+            if free < 0:
+                del _outputs[index]
+    del _outputs[: -_TRACKED + 1]
     _outputs.append(array)
-    while sum(kept.nbytes for kept in _outputs) > max(_KEPT, array.nbytes):
-        _outputs.pop(0)
     return array
 
 
@@ -113,8 +125,8 @@ def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T
 
 
 def added(memory: Tensor, x: Tensor) -> Tensor:
-    """Return memory + x as float32 in memory of its own, for `Codec.encode_with_residual` to take over."""
-    if not serve(memory) or memory.dtype != torch.float32:
+    """Return memory + x as float32 in memory of its own."""
+    if not serve(memory) or memory.dtype != torch.float32 or memory.shape != x.shape:
         return memory.float() + x
     out = torch.from_numpy(empty(memory.numel(), np.float32)).view(memory.shape)
     return torch.add(memory, x.detach(), out=out)
@@ -138,6 +150,7 @@ def warm(codecs: Iterable[Codec] = ()) -> None:
             Nonzero(),
             *codecs,
         ):
+            codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
             packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
             packet.decode()
 

@@ -96,12 +96,21 @@ def _gather(bits, start, length, mask, low, high, inside):
 
 
 @njit(cache=True, nogil=True)
-def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values):
+def _add(x, memory, out):
+    for i in range(len(out)):
+        out[i] = memory[i] + x[i]
+
+
+@njit(cache=True, nogil=True)
+def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values, x, memory, total, clear):
     """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
 
     `bits` are the signed bit patterns from flat position `offset` on, `mask` all of their bits but the sign, `infinity` the
     pattern of infinity. Of equal magnitudes the first are kept. Returns False where infinity or NaN, which rank above all
     numbers, is found.
+
+    Where `memory` is not empty, x + memory is written to `total` first, row by row; `bits` are its patterns then. With `clear`
+    what was selected is zero in `bits` afterwards.
     """
     inside = np.empty(length + 64, np.int32)
     scratch = np.empty(length + 64, np.int32)
@@ -112,6 +121,8 @@ def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions,
     out = np.int64(0)
     for row in range(num_rows):
         start = np.int64(row * length)
+        if len(memory):
+            _add(x[start : start + length], memory[start : start + length], total[start : start + length])
         low, high = np.int64(0), none
         sampled = length < 4 * _SAMPLE  # whether a sample is of no more help
         if center >= 0:
@@ -175,6 +186,9 @@ def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions,
         for i in range(end - kept, end):
             if values[i] & mask >= infinity:
                 return False
+        if clear:
+            for i in range(end - kept, end):
+                bits[positions[i] - offset] = 0
     return True
 
 

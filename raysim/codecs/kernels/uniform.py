@@ -72,6 +72,55 @@ def ranges(bits, groups, inner, low, high):
 
 
 @njit(cache=True, nogil=True)
+def _add_range(x, memory, out):
+    least, greatest = _MAGNITUDE, ~_MAGNITUDE
+    for i in range(len(out)):
+        total = np.float32(memory[i] + x[i])
+        out[i] = total
+        bits = total.view(np.int32)
+        ordered = np.int32(bits ^ ((bits >> _31) & _MAGNITUDE))
+        least = min(least, ordered)
+        greatest = max(greatest, ordered)
+    return least, greatest
+
+
+@njit(cache=True, nogil=True)
+def _add(x, memory, out):
+    for i in range(len(out)):
+        out[i] = memory[i] + x[i]
+
+
+@njit(cache=True, nogil=True)
+def added_ranges(x, memory, out, groups, inner, low, high):
+    """Write x + memory to `out`, and of that what `ranges` does, in one pass."""
+    bits = out.view(np.int32)
+    short = inner < _SHORT
+    row = groups * inner if short else groups
+    lows, highs = np.full(row, _MAGNITUDE, np.int32), np.full(row, ~_MAGNITUDE, np.int32)
+    if short:
+        for start in range(0, len(out), row):
+            stop = min(start + row, len(out))
+            _add(x[start:stop], memory[start:stop], out[start:stop])
+            _widen(bits[start:stop], lows, highs)
+    else:
+        for segment in range((len(out) + inner - 1) // inner):
+            start, stop = segment * inner, min((segment + 1) * inner, len(out))
+            group = segment % groups
+            least, greatest = _add_range(x[start:stop], memory[start:stop], out[start:stop])
+            lows[group] = min(lows[group], least)
+            highs[group] = max(highs[group], greatest)
+    low[:] = _MAGNITUDE
+    high[:] = ~_MAGNITUDE
+    for i in range(row):
+        group = i // inner if short else i
+        low[group] = min(low[group], lows[i])
+        high[group] = max(high[group], highs[i])
+    for group in range(groups):
+        low[group] ^= (low[group] >> _31) & _MAGNITUDE
+        high[group] ^= (high[group] >> _31) & _MAGNITUDE
+
+
+@njit(cache=True, nogil=True)
 def grid(low, high, absmax, steps, center, scale, step):
     """Write what `quantize` and `dequantize` need of each group, in float64; return whether its range is one.
 
@@ -105,6 +154,22 @@ def _round_run(x, center, scale, middle, last, codes):
 def _round_each(x, center, scale, middle, last, codes):
     for i in range(len(x)):
         codes[i] = min(np.int32(np.rint((np.float64(x[i]) - center[i]) * scale[i])) + middle, last)
+
+
+@njit(cache=True, nogil=True)
+def _round_run_left(x, center, scale, step, middle, last, codes, left):
+    """Do what `_round_run` does, and write what the code of each value withholds of it."""
+    most = np.float64(last - middle)
+    for i in range(len(x)):
+        steps = min(np.rint((np.float64(x[i]) - center) * scale), most)
+        codes[i] = np.int32(steps) + middle
+        left[i] = x[i] - np.float32(steps * step + center)
+
+
+@njit(cache=True, nogil=True)
+def _copy(source, target):
+    for i in range(len(target)):
+        target[i] = source[i]
 
 
 @njit(cache=True, nogil=True)
@@ -179,6 +244,7 @@ def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, 
     values = np.empty(BLOCK, np.float32)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     middle, last = np.int32(middle), np.int32(last)
+    fused = len(residual) > 0 and not stochastic and inner >= _SHORT
     if inner < _SHORT:
         center, scale, step = _repeated(center, inner), _repeated(scale, inner), _repeated(step, inner)
         inner = 0
@@ -194,6 +260,9 @@ def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, 
                 group = segment % groups
                 if stochastic:
                     _floor_run(block[at:end], center[group], scale[group], middle, last, state, codes[at:end])
+                elif fused:
+                    run, levels = block[at:end], (center[group], scale[group], step[group])
+                    _round_run_left(run, *levels, middle, last, codes[at:end], values[at:end])
                 else:
                     _round_run(block[at:end], center[group], scale[group], middle, last, codes[at:end])
             else:
@@ -205,7 +274,9 @@ def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, 
                     _round_each(block[at:end], center[place:], scale[place:], middle, last, codes[at:end])
             at = end
         pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
-        if len(residual):
+        if fused:
+            _copy(values, residual[first : first + len(block)])
+        elif len(residual):
             _dequantize_block(codes, offset + first, values[: len(block)], groups, inner, center, step, middle)
             _withhold(values, residual[first : first + len(block)])
 

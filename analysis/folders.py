@@ -1,0 +1,75 @@
+"""Where runs and studies lie: folders of either, at any depth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.errors import AnalysisError
+
+
+class Found(NamedTuple):
+    """What lies in the folders: names relative to the folder asked for, and where each is."""
+
+    runs: dict[str, Path]
+    studies: dict[str, Path]
+    study_of: dict[str, str]
+    """The study that a run belongs to, by name."""
+
+
+def find(folders: Iterable[Path]) -> Found:
+    """Return the runs and studies in folders, each once, in the order of their names.
+
+    A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`. Hidden
+    folders are passed over. Raises AnalysisError where a folder does not exist.
+    """
+    roots = list(folders)
+    runs: dict[Path, str] = {}
+    studies: dict[Path, str] = {}
+    study_of: dict[str, str] = {}
+    for root in roots:
+        if not root.is_dir():
+            raise AnalysisError(f"There is no folder {root}.")
+        for folder, study in _walk(root):
+            name = _name(folder, root, alone=len(roots) == 1)
+            if folder.resolve() in runs.keys() | studies.keys():
+                continue
+            if (folder / "run.parquet").is_file():
+                runs[folder.resolve()] = name
+                if study is not None:
+                    study_of[name] = _name(study, root, alone=len(roots) == 1)
+            else:
+                studies[folder.resolve()] = name
+    return Found(_by_name(runs), _by_name(studies), study_of)
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, Path | None]]:
+    """Yield the folders of runs and studies, each with the study that it lies in."""
+    inside: dict[Path, Path] = {}
+    for path, folders, files in os.walk(root):
+        folder = Path(path)
+        study = inside.get(folder)
+        if "run.parquet" in files:
+            yield folder, study
+            folders.clear()
+            continue
+        if "study.toml" in files:
+            yield folder, None
+            study = folder
+            folders[:] = [name for name in folders if name == "trials"]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if study is not None:
+            inside |= dict.fromkeys((folder / name for name in folders), study)
+
+
+def _name(folder: Path, root: Path, *, alone: bool) -> str:
+    """Return how a folder is called: by its way from the root, or by its own name where it is the root."""
+    if not alone:
+        return str(folder)
+    return (folder.resolve().name or str(folder)) if folder == root else str(folder.relative_to(root))
+
+
+def _by_name(folders: dict[Path, str]) -> dict[str, Path]:
+    return dict(sorted((name, folder) for folder, name in folders.items()))

@@ -1,0 +1,76 @@
+"""What a recorded notation says, read without the class that it names: the records may be of a raysim with other methods."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any, NamedTuple
+
+
+class Method(NamedTuple):
+    """A name with its arguments, in which other methods may be nested; leading required arguments are positional."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        written = [*map(_write, self.arguments), *(f"{name}={_write(value)}" for name, value in self.options)]
+        return f"{self.name}({', '.join(written)})" if written else self.name
+
+    @property
+    def inner(self) -> Method | None:
+        """The method that it wraps: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
+        return next((argument for argument in self.arguments if isinstance(argument, Method)), None)
+
+    @property
+    def strength(self) -> float | None:
+        """The number by which methods of one name are ordered, strongest first: a density, bits or a rank."""
+        first = self.arguments[0] if self.arguments else None
+        return float(first) if isinstance(first, (int, float)) and not isinstance(first, bool) else None
+
+
+def read_method(text: str) -> Method | None:
+    """Return what a notation says; None where it is none, or a list that gives boundaries different ones.
+
+    >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
+    0.1
+    >>> read_method('["TopK(0.1)", "Identity"]') is None
+    True
+    """
+    if text.startswith("["):
+        try:
+            each = set(json.loads(text))
+        except (ValueError, TypeError):
+            return None
+        return read_method(str(each.pop())) if len(each) == 1 else None
+    try:
+        found = _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
+    return found if isinstance(found, Method) else None
+
+
+def _write(value: Any) -> str:
+    return str(value) if isinstance(value, Method) else repr(value)
+
+
+def _build(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return Method(name)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
+            options = tuple((str(keyword.arg), _build(keyword.value)) for keyword in keywords)
+            return Method(name, tuple(_build(argument) for argument in arguments), options)
+        case ast.List() | ast.Tuple():
+            return tuple(_build(element) for element in node.elts)
+    return ast.literal_eval(node)
+
+
+def strength_of(method: Method | None, name: str) -> float | None:
+    """Return the strength of a method that is that codec alone, with nothing else given; None where it is not.
+
+    >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
+    (0.1, None)
+    """
+    return method.strength if method is not None and method.name == name and not method.options else None

@@ -1,0 +1,98 @@
+"""The report of runs and studies: one HTML page that needs nothing but a browser, or Markdown with pictures for a paper.
+
+`compose` makes a page of sections, each of one file here and of one purpose; `html` and `markdown` write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.errors import AnalysisError
+from analysis.report.blocks import Page
+from analysis.report.gather import gather
+from analysis.report.material import NETWORKS, Material
+from analysis.report.words import plural
+from analysis.results import load
+from raysim.network.network import Network
+from raysim.network.presets import parse_network
+
+__all__ = ["NETWORKS", "compose", "write_report"]
+
+
+def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *, compute: str = "wall") -> Page:
+    """Return the report of the runs in a folder, at any depth, priced on networks; `compute` is as for `Replay`.
+
+    Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
+    """
+    from analysis.report import (
+        curves,
+        decisions,
+        findings,
+        gantt,
+        importance,
+        links,
+        parallel,
+        quality,
+        reproduce,
+        runs,
+        summary,
+        tradeoff,
+    )
+
+    known = [parse_network(one) if isinstance(one, str) else one for one in networks]
+    results = load(folder)
+    if not len(results):
+        raise AnalysisError(" ".join(results.problems))
+    material = gather(results, {repr(one): one for one in known}, compute)
+    modules = (
+        summary,
+        tradeoff,
+        quality,
+        curves,
+        links,
+        decisions,
+        gantt,
+        importance,
+        parallel,
+        findings,
+        runs,
+        reproduce,
+    )
+    sections = [module.section(material) for module in modules]
+    priced = any(job.priced for job in material.jobs)
+    return Page(
+        title=f"Compressed pipelines: {Path(folder).resolve().name}",
+        subtitle=_counts(material),
+        problems=list(dict.fromkeys(material.results.problems)),
+        sections=sections,
+        networks=list(material.networks) if priced else (),
+        network=material.network,
+    )
+
+
+def write_report(
+    folder: Path | str,
+    out: Path,
+    *,
+    form: str = "html",
+    networks: Sequence[Network | str] = NETWORKS,
+    compute: str = "wall",
+) -> Page:
+    """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
+    page = compose(folder, networks, compute=compute)
+    if form == "html":
+        from analysis.report.html import write_html
+
+        out.write_text(write_html(page), encoding="utf-8")
+    else:
+        from analysis.report.markdown import write_markdown
+
+        write_markdown(page, out)
+    return page
+
+
+def _counts(material: Material) -> str:
+    runs = len(material.results)
+    settings = sum(len(job.settings) for job in material.jobs)
+    return f"{plural(runs, 'run')}, {plural(settings, 'setting')}, {plural(len(material.jobs), 'job')}."

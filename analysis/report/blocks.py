@@ -1,0 +1,80 @@
+"""What a report is made of, apart from how it is written: sections of text, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from analysis.plots import ByNetwork, Figure
+
+
+class Text(NamedTuple):
+    """A paragraph. What stands in `back ticks` is set as code; all else is taken as it is."""
+
+    text: str | ByNetwork
+    kind: str = "paragraph"
+    """"paragraph", "lead" (the sentence to remember), "note" (what figures leave open) or "code" (lines to run)."""
+
+
+class Cell(NamedTuple):
+    """A cell: what is read, and what it is sorted by where that is another."""
+
+    text: str | ByNetwork
+    value: Any = None
+    code: bool = False
+
+
+class Column(NamedTuple):
+    """A column's heading, with its unit; numbers stand to the right."""
+
+    text: str
+    number: bool = False
+    long: bool = False
+    """Whether it holds sentences."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. `live` ones can be sorted and filtered on the page. `current` is the column that names a row's network,
+    `verdict` the one that says whether it is "supported", "contradicted" or "undecided"."""
+
+    key: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    live: bool = False
+    current: int | None = None
+    verdict: int | None = None
+
+
+class Heading(NamedTuple):
+    """A heading within a section."""
+
+    text: str
+
+
+Block = Text | Table | Figure | Heading
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report. One without blocks says in `absent` what its data lacks."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block] = ()
+    absent: str = ""
+
+
+class Page(NamedTuple):
+    """The whole report."""
+
+    title: str
+    subtitle: str
+    problems: Sequence[str]
+    """What could not be read, a sentence each."""
+    sections: Sequence[Section]
+    networks: Sequence[str]
+    network: str
+    """The one that is chosen at first."""

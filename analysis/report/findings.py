@@ -1,0 +1,62 @@
+"""The claims of papers, held against these runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
+from analysis.report.material import Material
+from analysis.report.words import points
+from analysis.verdicts import Finding, findings
+
+COLUMNS = (
+    Column("verdict"),
+    Column("claim", long=True),
+    Column("runs", long=True),
+    Column("effect", long=True),
+    Column("seeds", number=True),
+    Column("why", long=True),
+)
+MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "undecided": "? undecided"}
+
+
+def section(material: Material) -> Section:
+    """Return a table of what could be tested, and of the rest what to run."""
+    found = findings(material.results)
+    tested = [one for one in found if one.context]
+    if not material.jobs:
+        return Section("findings", "Findings", absent="No run here is finished, so no claim could be tested.")
+    counts: Counter[str] = Counter(one.verdict for one in tested)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
+    blocks: list[Block] = [Text(f"What papers say of compressed training, tested on these runs: {said}.")]
+    if tested:
+        blocks.append(
+            Table(
+                "finding-table",
+                "Claims by job. The interval is that of the effect over seeds; a claim is undecided where it holds the threshold.",
+                COLUMNS,
+                [_row(one) for one in tested],
+                live=True,
+                verdict=0,
+            )
+        )
+    commands = list(dict.fromkeys(command for one in found for command in one.commands))
+    if commands:
+        blocks += [Text("To decide the others, run:"), Text("\n".join(commands), "code")]
+    return Section("findings", "Findings", blocks)
+
+
+def _row(one: Finding) -> list[Cell]:
+    effect = "none"
+    if one.effect is not None:
+        effect = f"{points(one.effect)} {one.unit}"
+        if one.low is not None and one.high is not None:
+            effect += f" ({points(one.low)} to {points(one.high)})"
+    return [
+        Cell(MARKS[one.verdict], one.verdict),
+        Cell(f"{one.claim.text} {one.claim.source}"),
+        Cell(one.context),
+        Cell(effect, one.effect),
+        Cell(str(one.seeds), one.seeds),
+        Cell(one.reason),
+    ]

@@ -1,0 +1,123 @@
+"""One step of the pipeline as it would run on the chosen network, dense and compressed, on one axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis import Replay
+from analysis.plots import COLOURS, GREY, Axis, ByNetwork, Figure, Panel, Series, Style
+from analysis.report.blocks import Section
+from analysis.report.material import Job, Material, Setting
+from raysim.network.network import Network
+from raysim.network.simulate import simulate
+from raysim.network.table import OPS
+from raysim.network.timeline import Timeline
+
+MOST_ACTIONS = 600  # of one step: more are no picture; `raysim replay --trace` has them
+
+KINDS = {
+    "forward": Style(COLOURS[0]),
+    "backward": Style(COLOURS[4]),
+    "backward for weights": Style(COLOURS[2]),
+    "codec": Style(COLOURS[1]),
+    "calls": Style(GREY),
+    "on the wire": Style(COLOURS[5]),
+}
+OP_KINDS = dict(zip(OPS, ("forward", "backward", "backward for weights"), strict=True))
+
+Span = tuple[str, float, float, str]  # lane, start_s, duration_s, label
+
+
+def section(material: Material) -> Section:
+    """Return a figure a job, and say which steps are too large for one."""
+    figures, large = [], []
+    for job in material.jobs:
+        pair = _pair(job, material)
+        figure = _figure(job, pair, material) if pair else None
+        if figure is not None:
+            figures.append(figure)
+        elif pair:
+            large.append(job.title)
+    absent = ""
+    if large:
+        absent = (
+            f"A step of {', '.join(large)} has more than {MOST_ACTIONS} actions: "
+            "`raysim replay RUN_DIR --trace step.json` draws it."
+        )
+    elif not figures:
+        absent = (
+            "It needs a run with profiled actions; there is none here: train with `profile_every_steps` of at least 1."
+        )
+    return Section("gantt", "A step of the pipeline", figures, absent)
+
+
+def _pair(job: Job, material: Material) -> list[Setting]:
+    """Return the dense setting and the compressed one to set beside it: the recommended, else the one that is shown first."""
+    recommended = job.recommended(material.network)
+    compressed = [one for one in ([recommended] if recommended else []) + job.named if one.step_s and not one.dense]
+    dense = [job.dense] if job.dense is not None and job.dense.step_s else []
+    return [*dense, *compressed[:1]]
+
+
+def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | None:
+    timelines: list[dict[str, Timeline]] = []
+    for setting in settings:
+        assert setting.priced is not None
+        replay = Replay(material.results.path(setting.priced), compute=material.compute)
+        if sum(map(len, replay.rows)) > MOST_ACTIONS:
+            return None
+        timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})
+    longest = {network: 1.02 * max(float(of[network].pipeline_s) for of in timelines) for network in material.networks}
+    panels = [_panel(setting, of, longest) for setting, of in zip(settings, timelines, strict=True)]
+    return Figure(
+        f"{job.key}-gantt",
+        f"{job.title}: where a step's time goes",
+        "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of "
+        "time: stages, then the packets on each link. Gaps are bubbles, or the "
+        "wait for a packet that is under way.",
+        panels,
+        columns=1,
+    )
+
+
+def _timeline(replay: Replay, network: Network) -> Timeline:
+    return simulate(replay.schedule, replay.mean_profile, network, placement=replay.placement(network))
+
+
+def _panel(setting: Setting, timelines: Mapping[str, Timeline], longest: Mapping[str, float]) -> Panel:
+    spans = {network: _spans(timeline) for network, timeline in timelines.items()}
+    lanes = list(dict.fromkeys(lane for of in spans.values() for _, (lane, *_) in of))
+    series = []
+    for kind, look in KINDS.items():
+        of_kind = {network: [span for one, span in of if one == kind] for network, of in spans.items()}
+        if any(of_kind.values()):
+            lane, start, width, label = (
+                ByNetwork({n: [s[part] for s in of] for n, of in of_kind.items()}) for part in range(4)
+            )
+            series.append(Series(kind, start, lane, look, kind="spans", widths=width, labels=label))
+    time = Axis("start_s", "time", unit="s", high=ByNetwork(longest))
+    return Panel(setting.name, time, Axis("lane", "", order=lanes), series, height=70 + 19 * len(lanes))
+
+
+def _spans(timeline: Timeline) -> list[tuple[str, Span]]:
+    """Return the kind and span of all that happens on the first replica."""
+    table = timeline.table
+    found: list[tuple[str, Span]] = []
+    wires: list[tuple[str, Span]] = []
+    for worker in range(table.num_workers):
+        stages = ", ".join(str(stage) for stage in np.flatnonzero(table.owner == worker))
+        lane = f"stage {stages}"
+        for index in range(int(table.offsets[worker]), int(table.offsets[worker + 1])):
+            stage, op, microbatch = int(table.stage[index]), int(table.op[index]), int(table.microbatch[index])
+            name = f"{stage}{OPS[op]}{microbatch}"
+            for phase, start, end in timeline.phases(0, index):
+                kind = {"overhead": "calls", "codec": "codec"}.get(phase, OP_KINDS[OPS[op]])
+                if end > start:
+                    found.append((kind, (lane, start, end - start, name)))
+            begin, arrive = (float(part[0, stage, op, microbatch]) for part in (timeline.begin_s, timeline.arrive_s))
+            neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
+            if 0 <= neighbour < table.num_stages and arrive > begin:
+                wires.append(("on the wire", (f"{stage} → {neighbour}", begin, arrive - begin, f"packet of {name}")))
+    return found + sorted(wires, key=lambda wire: wire[1][0])

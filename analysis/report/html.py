@@ -1,0 +1,297 @@
+"""A report as one HTML file that needs nothing but a browser: no network, no server, no other file.
+
+What comes from runs is text: it is escaped here for HTML, and by the page's script where plotly reads markup. A content
+security policy, with the hashes of our scripts, keeps the browser to that, and from fetching anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from analysis.plots import Axis, ByNetwork, Figure, Scaled, Series
+from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
+
+FEW_ROWS = 12  # need no filter
+MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
+
+
+def write_html(page: Page) -> str:
+    """Return the page."""
+    from plotly.offline import get_plotlyjs
+
+    return _Writer(page).write(get_plotlyjs())
+
+
+class _Writer:
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.strings: dict[str, int] = {}  # texts that occur often, such as the label of a point, are written once
+        self.spans: list[list[str]] = []  # texts by network, in the order of its networks
+        self.values: list[list[Any]] = []
+        self.figures: dict[str, Any] = {}
+
+    def write(self, plotly: str) -> str:
+        page = self.page
+        body = "\n".join(self._section(section) for section in page.sections)
+        data = {
+            "networks": list(page.networks),
+            "network": page.network,
+            "texts": self.spans,
+            "values": self.values,
+            "figures": self.figures,
+            "strings": list(self.strings),
+        }
+        css, script = _own("page.css"), _own("page.js")
+        policy = "; ".join(
+            [
+                "default-src 'none'",
+                f"script-src {_hash(plotly)} {_hash(script)}",
+                "style-src 'unsafe-inline'",  # plotly's, and ours
+                "img-src data: blob:",
+                "base-uri 'none'",
+                "form-action 'none'",
+            ]
+        )
+        contents = "".join(f'<li><a href="#{s.key}">{escape(s.title)}</a></li>' for s in page.sections)
+        return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="raysim report">
+<title>{escape(page.title)}</title>
+<link rel="icon" href="data:,">
+<style>{css}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the report</a>
+<header class="top">
+<p class="brand">raysim report</p>
+{self._control()}
+</header>
+<div class="columns">
+<nav aria-label="Contents"><details open><summary>Contents</summary><ul>{contents}</ul></details></nav>
+<main id="main" tabindex="-1">
+<h1>{escape(page.title)}</h1>
+<p class="subtitle">{escape(page.subtitle)}</p>
+<noscript><p class="problem">Figures, and times on other networks than {escape(page.network)}, need JavaScript.</p></noscript>
+{self._problems()}
+{body}
+</main>
+</div>
+<script type="application/json" id="data">{_json(data)}</script>
+<script>{plotly}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+    def _control(self) -> str:
+        if not self.page.networks:
+            return ""
+        options = "".join(
+            f'<option value="{escape(n)}"{" selected" if n == self.page.network else ""}>{escape(n)}</option>'
+            for n in self.page.networks
+        )
+        return (
+            '<p class="control"><label for="network">Times on the network</label> '
+            f'<select id="network" autocomplete="off">{options}</select> <span id="said" class="unseen" role="status"></span></p>'
+        )
+
+    def _problems(self) -> str:
+        if not self.page.problems:
+            return ""
+        items = "".join(f"<li>{_prose(one)}</li>" for one in self.page.problems)
+        return (
+            '<section class="problem" aria-labelledby="problems"><h2 id="problems">Not in this report</h2>'
+            f"<ul>{items}</ul></section>"
+        )
+
+    def _section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        absent = f'<p class="absent">{_prose(section.absent)}</p>' if section.absent else ""
+        key = section.key
+        return f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(section.title)}</h2>\n{absent}{blocks}\n</section>'
+
+    def _block(self, block: Block) -> str:
+        if isinstance(block, Heading):
+            return f"<h3>{escape(block.text)}</h3>"
+        if isinstance(block, Text):
+            return self._text(block)
+        return self._table(block) if isinstance(block, Table) else self._figure(block)
+
+    def _text(self, block: Text) -> str:
+        inner = self._changing(block.text)
+        if block.kind == "code":
+            lines = str(block.text).count("\n") + 1
+            code = f'<pre tabindex="0"><code>{inner}</code></pre>'
+            return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
+        return f'<p class="{block.kind}">{inner}</p>'
+
+    def _changing(self, text: str | ByNetwork, *, code: bool = False) -> str:
+        """Return a text as HTML; one by network is marked, and the script changes it."""
+        if not isinstance(text, ByNetwork):
+            return f"<code>{escape(text)}</code>" if code else _prose(text)
+        self.spans.append([_prose(text.values[network]) for network in self.page.networks])
+        return f'<span data-text="{len(self.spans) - 1}">{_prose(text.values[self.page.network])}</span>'
+
+    def _table(self, table: Table) -> str:
+        heads = []
+        for column in table.columns:
+            kind = _class(column)
+            name = escape(column.text)
+            inner = f'<button type="button">{name}<span aria-hidden="true"></span></button>' if table.live else name
+            heads.append(f'<th scope="col"{kind}>{inner}</th>')
+        rows = "\n".join(self._row(table, row) for row in table.rows)
+        filter_ = ""
+        if table.live and len(table.rows) > FEW_ROWS:
+            filter_ = (
+                f'<p class="filter"><label for="{table.key}-filter">Show rows with</label> '
+                f'<input id="{table.key}-filter" type="search" data-filter="{table.key}" autocomplete="off" spellcheck="false"> '
+                f'<span role="status" data-count="{table.key}">{len(table.rows)} of {len(table.rows)}</span></p>'
+            )
+        live = " data-live" if table.live else ""
+        return (
+            f'{filter_}<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.key}-caption">'
+            f'<table id="{table.key}"{live}><caption id="{table.key}-caption"><span>{_prose(table.caption)}</span></caption>'
+            f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
+        )
+
+    def _row(self, table: Table, row: Sequence[Cell]) -> str:
+        cells = []
+        for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+            attributes = _class(column)
+            if table.live:
+                attributes += self._sorting(cell)
+            inner = self._changing(cell.text, code=cell.code)
+            cells.append(f'<th scope="row"{attributes}>{inner}</th>' if place == 0 else f"<td{attributes}>{inner}</td>")
+        current = ""
+        if table.current is not None:
+            current = f' data-network="{escape(str(row[table.current].text))}"'
+        if table.verdict is not None:
+            current += f' class="verdict-{escape(str(row[table.verdict].value))}"'
+        return f"<tr{current}>{''.join(cells)}</tr>"
+
+    def _sorting(self, cell: Cell) -> str:
+        if isinstance(cell.value, ByNetwork):
+            self.values.append([_number(cell.value.values[network]) for network in self.page.networks])
+            return f' data-values="{len(self.values) - 1}"'
+        if cell.value is None:
+            return ""
+        return f' data-value="{escape(str(_number(cell.value)))}"'
+
+    def _figure(self, figure: Figure) -> str:
+        self.figures[figure.key] = {
+            "panels": [
+                {
+                    "title": panel.title,
+                    "height": panel.height,
+                    "level": _number(panel.level),
+                    "x": self._axis(panel.x),
+                    "y": self._axis(panel.y),
+                    "series": [self._series(series) for series in panel.series],
+                }
+                for panel in figure.panels
+            ]
+        }
+        key = figure.key
+        # A panel's name is for those who cannot see it; its data stands in a table below.
+        panels = "".join(
+            f'<div class="panel"><h4>{escape(panel.title)}</h4><div class="plot" role="img" style="height:{panel.height}px" '
+            f'aria-label="{escape(f"{figure.title}, {panel.title}: {panel.y.text} by {panel.x.text}")}"></div></div>'
+            for panel in figure.panels
+        )
+        legend = '<div class="legend" role="group" aria-label="Series shown"></div>' if figure.legend else ""
+        return (
+            f'<figure id="{key}" data-columns="{figure.columns}"><h3>{escape(figure.title)}</h3>'
+            f'{legend}<div class="panels">{panels}</div><figcaption>{_prose(figure.caption)}</figcaption>'
+            f'<details class="data"><summary>Data</summary><p><button type="button" data-csv="{key}">Save {key}.csv</button></p>'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="Data of this figure"></div></details></figure>'
+        )
+
+    def _series(self, series: Series) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": series.name,
+            "kind": series.kind,
+            "x": self._values(series.x),
+            "y": self._values(series.y),
+            **series.style._asdict(),
+        }
+        if series.errors is not None:
+            found["errors"] = _numbers(series.errors)
+        if series.widths is not None:
+            found["widths"] = self._values(series.widths)
+        if series.labels:
+            found["labels"] = self._labels(series.labels)
+        return found
+
+    def _axis(self, axis: Axis) -> dict[str, Any]:
+        ticks: Any = axis.ticks
+        if isinstance(ticks, ByNetwork):
+            ticks = {"by": [dict(ticks.values[network]) for network in self.page.networks]}
+        high: Any = axis.high
+        if isinstance(high, ByNetwork):
+            high = {"by": [_number(high.values[network]) for network in self.page.networks]}
+        return axis._asdict() | {"ticks": ticks or {}, "high": high, "order": list(axis.order)}
+
+    def _values(self, values: Any) -> Any:
+        if isinstance(values, ByNetwork):
+            return {"by": [_numbers(values.values[network]) for network in self.page.networks]}
+        if isinstance(values, Scaled):
+            return {
+                "times": _numbers(values.values),
+                "by": [_number(values.factors[network]) for network in self.page.networks],
+            }
+        return _numbers(values)
+
+    def _labels(self, labels: Any) -> Any:
+        if isinstance(labels, ByNetwork):
+            return {"by": [self._labels(labels.values[network]) for network in self.page.networks]}
+        return [self.strings.setdefault(label, len(self.strings)) for label in labels]
+
+
+def _class(column: Column) -> str:
+    kind = "number" if column.number else "long" if column.long else ""
+    return f' class="{kind}"' if kind else ""
+
+
+def _own(name: str) -> str:
+    return resources.files("analysis.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _prose(text: str) -> str:
+    """Return text as HTML, `code` set as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _json(data: Any) -> str:
+    """Return JSON that cannot end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> Any:
+    """Return a value for JSON: six digits are more than a figure shows, and null is what is missing."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 1e15 else float(f"{number:.6g}")

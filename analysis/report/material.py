@@ -1,0 +1,180 @@
+"""What all sections draw on, worked out once: jobs, their settings over seeds, and what a step takes on every network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.pareto import frontier
+from analysis.results import Results
+from raysim.network.network import Network
+
+NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
+"""Of the presets, those that a pipeline may well run over; `free` shows what compute alone takes."""
+FIRST = "1gbps"
+MODES = ("on", "off")
+WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
+MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be told apart
+
+
+class Metric(NamedTuple):
+    """The quality that a job is judged by."""
+
+    name: str
+    text: str
+    higher: bool
+
+    @property
+    def unit(self) -> str:
+        """What its axes are in."""
+        return "%" if self.name == "accuracy" else ""
+
+    def write(self, value: float | None, spread: float | None = None) -> str:
+        """Return it for a person to read, with its spread over seeds.
+
+        >>> Metric("accuracy", "accuracy", True).write(0.9126, 0.004), Metric("loss", "loss", False).write(None)
+        ('91.3 ± 0.4 %', 'none')
+        """
+        if value is None or math.isnan(value):
+            return "none"
+        scale, digits, unit = (100, 1, " %") if self.name == "accuracy" else (1, 3, "")
+        known = spread is not None and not math.isnan(spread)
+        return f"{value * scale:.{digits}f}{f' ± {spread * scale:.{digits}f}' if known and spread is not None else ''}{unit}"
+
+
+ACCURACY = Metric("accuracy", "accuracy", higher=True)
+LOSS = Metric("loss", "loss", higher=False)
+
+
+class Spread(NamedTuple):
+    """A mean over seeds, and the standard deviation over them: missing for one seed."""
+
+    mean: float
+    sd: float
+    seeds: int
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Runs that differ in nothing but their seed."""
+
+    name: str
+    """What tells it from the job's others: forward / backward, and what else differs."""
+    forward: str
+    backward: str
+    dense: bool
+    runs: tuple[str, ...]
+    seeds: int
+    diverged: int
+    steps: int
+    wire_bytes: float
+    """Of a step."""
+    dense_bytes: float
+    quality: Mapping[str, Spread]
+    """By mode: with compression "on" and "off" in the last evaluation."""
+    priced: str | None
+    """The first run that could be priced."""
+    notes: Sequence[str]
+    """What its recording leaves open."""
+    step_s: Mapping[str, Spread]
+    """By network; empty where no run could be priced."""
+    speedup: Mapping[str, Spread]
+    """By network: of this setting's compute with dense packets over it with its own; empty without a dense run."""
+    judged: Mapping[str, Any]
+    """The row of `safe_set`; empty where it has none."""
+
+    @property
+    def factor(self) -> float:
+        """The compression factor."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else math.nan
+
+    @property
+    def verdict(self) -> str:
+        """ "safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
+        return str(self.judged.get("verdict", ""))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model on its data: what runs must share to be compared."""
+
+    key: str
+    title: str
+    metric: Metric
+    settings: Sequence[Setting]
+    runs: pd.DataFrame
+    networks: Sequence[str]
+
+    @cached_property
+    def dense(self) -> Setting | None:
+        """The dense setting; of several, the one with most seeds."""
+        return max((one for one in self.settings if one.dense), key=lambda one: len(one.runs), default=None)
+
+    @cached_property
+    def priced(self) -> list[Setting]:
+        """The settings that have a price on every network."""
+        return [one for one in self.settings if one.step_s]
+
+    @cached_property
+    def fronts(self) -> Mapping[str, Mapping[str, list[Setting]]]:
+        """By network and mode: settings of which none other is both faster and better, fastest first."""
+        quality = self.metric.name
+        found: dict[str, dict[str, list[Setting]]] = {}
+        for network in self.networks:
+            frame = pd.DataFrame(
+                {
+                    "step_s": [one.step_s[network].mean for one in self.priced],
+                    **{f"{quality}_{mode}": [one.quality[mode].mean for one in self.priced] for mode in MODES},
+                }
+            )
+            found[network] = {}
+            for mode in MODES:
+                objectives = {
+                    "step_s": "minimize",
+                    f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize",
+                }
+                rows = frontier(frame, objectives) if len(frame) else frame
+                found[network][mode] = [self.priced[place] for place in rows.index]
+        return found
+
+    def recommended(self, network: str) -> Setting | None:
+        """Return the fastest setting on `network` that is shown to be safe, dense where that is not `WORTH` it; None without dense.
+
+        Faster is by `speedup`, which sets the same compute against itself.
+        """
+        if self.dense is None or not self.dense.step_s:
+            return None
+        safe = [one for one in self.priced if one.verdict == "safe" and one.speedup]
+        best = max(safe, key=lambda one: one.speedup[network].mean, default=None)
+        return best if best is not None and best.speedup[network].mean >= WORTH else self.dense
+
+    @cached_property
+    def named(self) -> list[Setting]:
+        """The settings that figures give a look of their own: dense, what is recommended, then the fronts."""
+        chosen = [self.dense] if self.dense is not None else []
+        chosen += [one for network in self.networks if (one := self.recommended(network)) is not None]
+        fronts = [front for modes in self.fronts.values() for front in modes.values()]
+        for place in range(max(map(len, fronts), default=0)):
+            chosen += [front[place] for front in fronts if place < len(front)]
+        chosen += self.settings
+        distinct = list({id(one): one for one in chosen}.values())
+        return distinct[: MOST_NAMED + (self.dense is not None)]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """All of a report's data."""
+
+    results: Results
+    networks: Mapping[str, Network]
+    """By name, in the order of the control on the page."""
+    network: str
+    """The one that is chosen at first."""
+    compute: str = "wall"
+    """Which seconds of compute count, as for `Replay`."""
+    jobs: Sequence[Job] = ()

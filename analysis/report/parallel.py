@@ -1,0 +1,129 @@
+"""Parallel coordinates: every setting as one line through its codecs, its bytes, its seconds and its quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from analysis.plots import Axis, ByNetwork, Figure, Panel, Series, joined
+from analysis.report.blocks import Section
+from analysis.report.material import MODES, Job, Material, Setting
+from analysis.report.tradeoff import grouped
+from analysis.report.words import bytes_of, seconds
+
+LEAST = 4  # settings: fewer are read in a table
+
+
+class Scale(NamedTuple):
+    """One upright axis: what each setting has on it, as a place from 0 to 1 and in words."""
+
+    text: str
+    places: Mapping[str, float]
+    words: Mapping[str, str]
+
+
+def section(material: Material) -> Section:
+    """Return a figure a job."""
+    figures = [_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST]
+    if not figures:
+        return Section(
+            "parallel",
+            "Parallel coordinates",
+            absent=f"They need {LEAST} settings or more of a job, with profiled actions.",
+        )
+    return Section("parallel", "Parallel coordinates", figures)
+
+
+def _figure(job: Job, material: Material) -> Figure:
+    scales = {network: _scales(job, network) for network in material.networks}
+    some = scales[material.network]
+    series = []
+    for name, (look, settings) in grouped(job.priced).items():
+        lines = {
+            network: joined(
+                (
+                    list(range(len(of))),
+                    [scale.places.get(setting.name) for scale in of],
+                    f"{setting.name}: "
+                    + ", ".join(f"{s.text.splitlines()[0]} {s.words.get(setting.name, 'none')}" for s in of[2:]),
+                )
+                for setting in settings
+            )
+            for network, of in scales.items()
+        }
+        x, _, _ = lines[material.network]
+        series.append(
+            Series(
+                name,
+                x,
+                ByNetwork({network: y for network, (_, y, _) in lines.items()}),
+                look,
+                kind="marked",
+                labels=ByNetwork({network: labels for network, (_, _, labels) in lines.items()}),
+            )
+        )
+    ticks = ByNetwork(
+        {network: {scale.text: place for place, scale in enumerate(of)} for network, of in scales.items()}
+    )
+    panel = Panel(
+        "Settings across their quantities",
+        Axis("quantity", "", ticks=ticks),
+        Axis("place", "", ticks={"low": 0.0, "high": 1.0}),
+        series,
+        height=420,
+    )
+    return Figure(
+        f"{job.key}-parallel",
+        f"{job.title}: all settings at once",
+        "A line is a setting; each quantity runs from its lowest value (below) to its highest, on a logarithm for "
+        "bytes and seconds. Codecs are ordered by "
+        f"name. Switch kinds off above to follow the others; the table of runs has all {len(some)} quantities and more.",
+        [panel],
+        columns=1,
+    )
+
+
+def _scales(job: Job, network: str) -> list[Scale]:
+    settings = job.priced
+    found = [_names("forward", settings), _names("backward", settings)]
+    numbers: Sequence[tuple[str, Mapping[str, float], bool]] = [
+        ("bytes a step", {one.name: one.wire_bytes for one in settings}, True),
+        ("step", {one.name: one.step_s[network].mean for one in settings}, True),
+        *(
+            (f"{job.metric.text} {mode}", {one.name: one.quality[mode].mean for one in settings}, False)
+            for mode in MODES
+        ),
+    ]
+    for text, values, log in numbers:
+        known = {name: value for name, value in values.items() if math.isfinite(value) and (value > 0 or not log)}
+        if known:
+            write = bytes_of if text.startswith("bytes") else seconds if text == "step" else job.metric.write
+            low, high = min(known.values()), max(known.values())
+            ends = f"{text}\n{write(low)} to {write(high)}"
+            found.append(
+                Scale(
+                    ends,
+                    {n: _place(v, low, high, log) for n, v in known.items()},
+                    {n: write(v) for n, v in known.items()},
+                )
+            )
+    return found
+
+
+def _names(direction: str, settings: Sequence[Setting]) -> Scale:
+    order = sorted({getattr(one, direction) for one in settings})
+    span = max(len(order) - 1, 1)
+    return Scale(
+        f"{direction}\n{len(order)} codecs" if len(order) > 1 else f"{direction}\n{order[0]}",
+        {one.name: order.index(getattr(one, direction)) / span for one in settings},
+        {one.name: getattr(one, direction) for one in settings},
+    )
+
+
+def _place(value: float, low: float, high: float, log: bool) -> float:
+    if high == low:
+        return 0.5
+    if log:
+        return math.log(value / low) / math.log(high / low)
+    return (value - low) / (high - low)

@@ -1,0 +1,156 @@
+"""The summary: what to use on each network, and what speaks for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from analysis.plots import ByNetwork
+from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
+from analysis.report.material import WORTH, Job, Material, Setting
+from analysis.report.words import bytes_of, harm, plural, seconds
+
+GAIN = f"{100 * (WORTH - 1):.0f} %"
+COLUMNS = (
+    Column("network"),
+    Column("setting"),
+    Column("step", number=True),
+    Column("dense step", number=True),
+    Column("speed-up", number=True),
+    Column("bytes a step", number=True),
+    Column("with compression", number=True),
+    Column("switched off", number=True),
+    Column("evidence", long=True),
+)
+
+
+def section(material: Material) -> Section:
+    """Return the recommended setting of every job and network, in words and as a table."""
+    if not material.jobs:
+        return Section("summary", "Summary", absent="No run here is finished yet, so there is nothing to recommend.")
+    return Section("summary", "Summary", [block for job in material.jobs for block in _blocks(job, material)])
+
+
+def _blocks(job: Job, material: Material) -> Iterator[Block]:
+    if len(material.jobs) > 1:
+        yield Heading(job.title)
+    yield Text(ByNetwork({network: _lead(job, network) for network in material.networks}), "lead")
+    yield Text(_what(job))
+    if job.dense is None or not job.dense.step_s:
+        return
+    yield Table(
+        f"{job.key}-recommended",
+        f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least "
+        f"{GAIN} faster. {job.metric.text.capitalize()} is that of the last "
+        "evaluation, mean ± standard deviation over seeds; a setting is written forward / backward.",
+        COLUMNS,
+        [_row(job, network) for network in material.networks],
+        current=0,
+    )
+    yield from (Text(f"Of the recording of `{job.dense.name}`: {note}", "note") for note in job.dense.notes)
+    undecided = sum(one.verdict == "undecided" for one in job.settings)
+    within = next((one.judged.get("within") for one in job.settings if one.judged), None)
+    if within is not None:
+        unit = next(one.judged.get("unit", "") for one in job.settings if one.judged)
+        yield Text(
+            f"Safe means: at most {within:g} {unit} worse than dense, at {_confidence(job):.0%} confidence over seeds. "
+            + (
+                f"{plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell."
+                if undecided
+                else ""
+            ),
+            "note",
+        )
+
+
+def _confidence(job: Job) -> float:
+    return float(next(one.judged.get("confidence", 0.95) for one in job.settings if one.judged))
+
+
+def _what(job: Job) -> str:
+    """Return what was run."""
+    runs = sum(len(one.runs) for one in job.settings)
+    diverged = sum(one.diverged for one in job.settings)
+    seeds = sorted({one.seeds for one in job.settings})
+    spread = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    each = f"{spread} seed{'s' if seeds[-1] > 1 else ''} each"
+    text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
+    if diverged:
+        text += f"; {diverged} diverged"
+    return text + ". Bytes are counted on what was sent; step times are the recorded actions, simulated on the network."
+
+
+def _lead(job: Job, network: str) -> str:
+    if job.dense is None:
+        return (
+            "There is no dense run to compare with, so nothing is recommended: train the same job with "
+            "`forward=Identity backward=Identity`, once for each seed."
+        )
+    chosen = job.recommended(network)
+    if chosen is None:
+        return "The dense runs have no profiled actions, so no step can be priced: train with `profile_every_steps` of at least 1."
+    dense_s = job.dense.step_s[network].mean
+    if chosen.dense:
+        return f"On {network}, stay dense: {seconds(dense_s)} a step. {_why_dense(job, network)}"
+    both = "; ".join(
+        f"with compression {mode} at inference {job.metric.write(*chosen.quality[mode][:2])} "
+        f"(dense {job.metric.write(*job.dense.quality[mode][:2])})"
+        for mode in ("on", "off")
+    )
+    return (
+        f"On {network}, use `{chosen.name}`: {seconds(chosen.step_s[network].mean)} a step, "
+        f"{chosen.speedup[network].mean:.2f} times as fast as "
+        f"dense ({seconds(dense_s)}), with {chosen.factor:.1f} times fewer bytes. {job.metric.text.capitalize()}: {both}."
+    )
+
+
+def _why_dense(job: Job, network: str) -> str:
+    faster = _faster(job, network)
+    if not faster:
+        return f"No setting that was tried is {GAIN} faster or more here."
+    open_ = [one for one in faster if one.verdict == "undecided"]
+    if not open_:
+        return f"Of {plural(len(faster), 'faster setting')} none is safe."
+    promising = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
+    if promising:
+        best = max(promising, key=lambda one: one.speedup[network].mean)
+    else:
+        best = min(open_, key=lambda one: float(one.judged["harm"]))
+    return (
+        f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`, "
+        f"{best.speedup[network].mean:.2f} times as fast, and {harm(best)} than dense."
+    )
+
+
+def _short_why(job: Job, network: str) -> str:
+    faster = _faster(job, network)
+    counts = Counter(one.verdict for one in faster)
+    if not faster:
+        return "nothing tried is faster"
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
+    return f"{len(faster)} faster, none shown to be safe" + (f" ({told})" if told else "")
+
+
+def _faster(job: Job, network: str) -> list[Setting]:
+    """Return the compressed settings that would be worth it, were they safe."""
+    others = [one for one in job.priced if not one.dense and one.speedup]
+    return [one for one in others if one.speedup[network].mean >= WORTH]
+
+
+def _row(job: Job, network: str) -> list[Cell]:
+    chosen = job.recommended(network)
+    assert chosen is not None
+    assert job.dense is not None
+    seeds = plural(chosen.seeds, "seed")
+    evidence = _short_why(job, network) if chosen.dense else f"{chosen.verdict}: {harm(chosen)}, {seeds}"
+    return [
+        Cell(network),
+        Cell(chosen.name, code=True),
+        Cell(seconds(chosen.step_s[network].mean)),
+        Cell(seconds(job.dense.step_s[network].mean)),
+        Cell(f"{chosen.speedup[network].mean:.2f}x" if chosen.speedup and not chosen.dense else "1"),
+        Cell(bytes_of(chosen.wire_bytes)),
+        Cell(job.metric.write(*chosen.quality["on"][:2])),
+        Cell(job.metric.write(*chosen.quality["off"][:2])),
+        Cell(evidence),
+    ]

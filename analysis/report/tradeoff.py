@@ -1,0 +1,182 @@
+"""The frontier: seconds of a step against quality, with the dense baseline in it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from analysis.choice import break_even
+from analysis.plots import (
+    BLACK,
+    COLOURS,
+    DENSE,
+    GREY,
+    Axis,
+    ByNetwork,
+    Figure,
+    Panel,
+    Series,
+    Style,
+    family,
+    finite,
+    style,
+)
+from analysis.report.blocks import Cell, Column, Section, Table
+from analysis.report.material import MODES, Job, Material, Setting
+from analysis.report.words import bandwidth, bytes_of, harm, plural
+from analysis.settings import COMPRESSION
+
+BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
+COLUMNS = (
+    Column("setting"),
+    Column("seeds", number=True),
+    Column("bytes a step", number=True),
+    Column("factor", number=True),
+    Column("pays below", number=True),
+    Column("on", number=True),
+    Column("off", number=True),
+    Column("verdict"),
+    Column("against dense", long=True),
+)
+
+
+def section(material: Material) -> Section:
+    """Return a figure a job, and a table of the settings that figures name."""
+    jobs = [job for job in material.jobs if len(job.priced) > 1]
+    if not jobs:
+        return Section(
+            "frontier",
+            "Frontier",
+            absent="A frontier needs two settings or more of a job, with profiled actions; there are none here.",
+        )
+    return Section(
+        "frontier", "Frontier", [block for job in jobs for block in (_figure(job, material), _table(job, material))]
+    )
+
+
+def _figure(job: Job, material: Material) -> Figure:
+    groups = grouped(job.priced)
+    panels = [
+        Panel(
+            f"Compression {mode} at inference",
+            Axis("step_s", "time of a step", log=True, unit="s"),
+            Axis(f"{job.metric.name}_{mode}", job.metric.text, unit=job.metric.unit),
+            [
+                *(_points(job, name, settings, look, mode, material) for name, (look, settings) in groups.items()),
+                _front(job, mode, material),
+            ],
+            height=380,
+            level=job.dense.quality[mode].mean if job.dense is not None else None,
+        )
+        for mode in MODES
+    ]
+    better = "Up" if job.metric.higher else "Down"
+    return Figure(
+        f"{job.key}-frontier",
+        f"{job.title}: step time against {job.metric.text}",
+        f"Left is faster, {better.lower()} is better: one point a setting, mean over its seeds, with bars of one "
+        "standard deviation. The star and the "
+        "dashed line are the dense runs; the grey line joins the settings of which no other is both faster and better. "
+        "Point at one for its bytes and seeds.",
+        panels,
+    )
+
+
+def _table(job: Job, material: Material) -> Table:
+    """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
+    runs = material.results.select([run for setting in job.named for run in setting.runs])
+    even = break_even(runs, BREAK_EVEN, compute=material.compute)
+    rows = []
+    for setting in job.named:
+        judged = setting.judged
+        same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
+        mine = even["break_even_bps"][np.logical_and.reduce(same)]
+        bps = float(mine.iloc[0]) if len(mine) else math.nan
+        rows.append(
+            [
+                Cell(setting.name, code=True),
+                Cell(str(setting.seeds), setting.seeds),
+                Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
+                Cell(f"{setting.factor:.2f}", setting.factor),
+                Cell("" if setting.dense else below(bps), bps),
+                Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
+                Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
+                Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
+                Cell(harm(setting) if judged else ""),
+            ]
+        )
+    return Table(
+        f"{job.key}-settings",
+        f"{job.title}: the settings that figures below name. Pays below: the bandwidth under which a step is faster "
+        "than with dense packets, "
+        "without latency, median over seeds.",
+        COLUMNS,
+        rows,
+        live=True,
+    )
+
+
+def below(bps: float) -> str:
+    """Return a break-even bandwidth in words.
+
+    >>> below(math.inf), below(0.0), below(2.5e8)
+    ('always', 'never', '250 Mbit/s')
+    """
+    if math.isnan(bps):
+        return "unknown"
+    return "always" if math.isinf(bps) else bandwidth(bps) if bps else "never"
+
+
+def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:
+    """Return settings by the kinds of their codecs, and the look of each kind; dense comes last, to lie on top."""
+    kinds: dict[str, list[Setting]] = {}
+    for setting in settings:
+        if not setting.dense:
+            kinds.setdefault(f"{family(setting.forward)} / {family(setting.backward)}", []).append(setting)
+    if len(kinds) > len(COLOURS):
+        merged: dict[str, list[Setting]] = {}
+        for members in kinds.values():
+            for setting in members:
+                merged.setdefault(f"{family(setting.forward)} forward", []).append(setting)
+        kinds = merged
+    by_size = sorted(kinds, key=lambda name: -len(kinds[name]))
+    found = {name: (style(place), kinds[name]) for place, name in enumerate(by_size[: len(COLOURS)])}
+    others = [setting for name in by_size[len(COLOURS) :] for setting in kinds[name]]
+    if others:
+        found["others"] = (Style(GREY), others)
+    dense = [setting for setting in settings if setting.dense]
+    return found | ({"dense": (DENSE, dense)} if dense else {})
+
+
+def described(setting: Setting) -> str:
+    """Return a setting for one who points at it."""
+    diverged = f", {setting.diverged} diverged" if setting.diverged else ""
+    judged = f", {setting.verdict}" if setting.verdict else ""
+    return (
+        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
+        f"compression factor {setting.factor:.2f}"
+    )
+
+
+def _points(job: Job, name: str, settings: list[Setting], look: Style, mode: str, material: Material) -> Series:
+    return Series(
+        name,
+        ByNetwork({network: finite(one.step_s[network].mean for one in settings) for network in material.networks}),
+        finite(one.quality[mode].mean for one in settings),
+        look,
+        errors=finite(one.quality[mode].sd for one in settings),
+        labels=[described(one) for one in settings],
+    )
+
+
+def _front(job: Job, mode: str, material: Material) -> Series:
+    fronts = {network: job.fronts[network][mode] for network in material.networks}
+    return Series(
+        "front",
+        ByNetwork({network: [one.step_s[network].mean for one in front] for network, front in fronts.items()}),
+        ByNetwork({network: [one.quality[mode].mean for one in front] for network, front in fronts.items()}),
+        Style(BLACK, dash="dot", faint=True),
+        kind="line",
+        labels=ByNetwork({network: [one.name for one in front] for network, front in fronts.items()}),
+    )

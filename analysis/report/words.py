@@ -1,0 +1,67 @@
+"""Numbers for a person to read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from raysim.network.memory import format_bytes
+
+if TYPE_CHECKING:
+    from analysis.report.material import Setting
+
+
+def seconds(value: float) -> str:
+    """Return a duration with three digits.
+
+    >>> seconds(0.0456), seconds(12.34), seconds(7200)
+    ('45.6 ms', '12.3 s', '2 h')
+    """
+    if math.isnan(value):
+        return "none"
+    for limit, unit, size in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (100.0, "s", 1.0), (3600.0, "min", 60.0)):
+        if value < limit * 0.9995:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 3600:.3g} h"
+
+
+def bytes_of(value: float) -> str:
+    """Return a size, or that there is none."""
+    return "none" if math.isnan(value) else format_bytes(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count and its noun.
+
+    >>> plural(1, "seed"), plural(1200, "run")
+    ('1 seed', '1,200 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def points(value: float | None) -> str:
+    """Return a difference with its sign, as it is written: a true minus."""
+    if value is None or math.isnan(value):
+        return "none"
+    text = f"{abs(value):.2g}" if abs(value) < 9.95 else f"{abs(value):.0f}"
+    return f"\N{MINUS SIGN}{text}" if value < 0 else text
+
+
+def bandwidth(bps: float) -> str:
+    """Return bits a second with three digits."""
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bps >= 0.9995 * size:
+            return f"{bps / size:.3g} {unit}"
+    return f"{bps:.3g} bit/s"
+
+
+def harm(setting: Setting) -> str:
+    """Return how much worse than dense a setting is with compression on, and how surely."""
+    judged = setting.judged
+    low, middle, high = (float(judged.get(name, math.nan)) for name in ("harm_low", "harm", "harm_high"))
+    if math.isnan(middle):
+        return "not compared with dense"
+    unit = judged.get("unit", "")
+    if math.isnan(low) or math.isnan(high) or math.isinf(low) or math.isinf(high):
+        return f"{points(middle)} {unit} worse, from {plural(int(judged.get('seeds', 1)), 'seed')}"
+    return f"{points(middle)} ({points(low)} to {points(high)}) {unit} worse"

@@ -1,0 +1,308 @@
+"""Runs and studies as DataFrames: what is small at once, what is large by columns and rows when it is asked for.
+
+Nothing is copied or converted on disk: polars and DuckDB read the same files.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from analysis.errors import AnalysisError
+from analysis.folders import Found, find
+from analysis.pareto import natural_direction
+from analysis.rows import read_whole, stack, to_frame, unreadable
+from analysis.settings import configuration, setting_texts
+from raysim.records import SCHEMA_VERSION, SCHEMAS
+
+Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
+
+NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
+FINISHED = ("finished", "diverged")  # what is over, and has all its records
+
+
+def load(*folders: str | Path) -> Results:
+    """Return the runs and studies in `folders`, at any depth, as tidy DataFrames.
+
+    `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
+    out and named in `problems`. Raises AnalysisError where a folder does not exist.
+
+    >>> load("results/none")
+    Traceback (most recent call last):
+    analysis.errors.AnalysisError: There is no folder results/none.
+    """
+    if not folders:
+        raise AnalysisError("`load` needs a folder or more.")
+    roots = tuple(Path(folder) for folder in folders)
+    found = find(roots)
+    problems: list[str] = []
+    runs, keys = _read_runs(found, problems)
+    kept = {name: found.runs[name] for name in runs["run"]}
+    if not found.runs:
+        problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
+    problems += _unfinished(runs) + _other_schemas(runs)
+    return Results(roots, found._replace(runs=kept), runs, keys, problems)
+
+
+class Results:
+    """Runs and studies, a DataFrame a table; units are in the names of the columns.
+
+    `runs` has a row a run: its name (its folder, relative to the one loaded: the column `run` of all other tables), `study`
+    and `trial` where it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then
+    `run.parquet` as it stands, and `compression_factor`. `problems` says what was left out, a sentence each; it grows as
+    tables are read.
+    """
+
+    def __init__(
+        self, folders: tuple[Path, ...], found: Found, runs: pd.DataFrame, keys: Sequence[str], problems: list[str]
+    ) -> None:
+        self.folders = folders
+        self.runs = runs
+        self.keys = tuple(keys)
+        """Columns of `runs` that are keys of the configuration."""
+        self.problems = problems
+        self._found = found
+
+    def __repr__(self) -> str:
+        counts = Counter(self.runs["status"].astype(str)) if len(self) else {}
+        states = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        parts = [f"{len(self)} runs" + (f" ({states})" if states else ""), f"{len(self._found.studies)} studies"]
+        if self.problems:
+            parts.append(f"{len(self.problems)} problems")
+        return f"Results({', '.join(repr(str(folder)) for folder in self.folders)}: {', '.join(parts)})"
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def path(self, run: str) -> Path:
+        """Return a run's folder; raises AnalysisError where it is not among these."""
+        if run not in self._found.runs:
+            raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
+        return self._found.runs[run]
+
+    def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
+        """Return the same with only some runs: where a mask over `runs` is true, those of a frame, or by name.
+
+        The files of the others are not opened.
+        """
+        if isinstance(runs, pd.DataFrame):
+            chosen = self.runs["run"].isin(runs["run"])
+        elif isinstance(runs, pd.Series) and runs.dtype in (bool, "boolean"):
+            chosen = runs.fillna(False).astype(bool)
+        else:
+            names = list(runs)
+            for name in names:
+                self.path(name)
+            chosen = self.runs["run"].isin(names)
+        kept = self.runs[chosen].reset_index(drop=True)
+        paths = {name: self._found.runs[name] for name in kept["run"]}
+        return Results(self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row a run and step: loss, learning rate, seconds, wire and dense bytes."""
+        return self.table("steps")
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """A row an evaluation: loss and accuracy with compression on and off."""
+        return self.table("evals")
+
+    @cached_property
+    def links(self) -> pd.DataFrame:
+        """A row a run, step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        return self.table("links")
+
+    @cached_property
+    def actions(self) -> pd.DataFrame:
+        """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
+        return self.table("actions")
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """A row a decision of an adaptive method, and why."""
+        return self.table("decisions")
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row a trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
+        files = {name: path / "trials.parquet" for name, path in self._found.studies.items()}
+        there = {name: file for name, file in files.items() if file.is_file()}
+        read = read_whole(list(there.values()))
+        for sentence in read:
+            if isinstance(sentence, str):
+                self.complain(sentence)
+        for name in sorted(files.keys() - there):
+            self.complain(f"The study in {files[name].parent} has no trials yet.")
+        good = [(name, table) for name, table in zip(there, read, strict=True) if not isinstance(table, str)]
+        return stack([table for _, table in good], "folder", [name for name, _ in good])
+
+    def directions(self, study: str) -> dict[str, str]:
+        """Return each objective of a study's `trials`, and whether it is to "minimize" or "maximize"."""
+        trials = self.trials
+        mine = trials[trials["folder"] == study].dropna(axis=1, how="all")
+        names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
+        written: Mapping[str, Any] = {}
+        try:
+            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+        except (KeyError, OSError, ValueError) as error:
+            self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
+        given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
+        return {name: given.get(name, natural_direction(name)) for name in names}
+
+    def files(self, table: str) -> list[str]:
+        """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
+        return [file for files in self._files(table).values() for file in files]
+
+    def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
+        """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read.
+
+        `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column says which
+        run it is of. Raises AnalysisError where there is no such table or column.
+        """
+        files = self._files(name)
+        source = {file: place for place, of_run in enumerate(files.values()) for file in of_run}
+        schema = SCHEMAS[name]
+        wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
+        for column in wanted:
+            if column not in schema.names:
+                raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
+        condition = _condition(where, schema)
+        runs = pa.array(list(files), pa.string())
+        parts = [
+            _labelled(batch, runs, source[file]) for file, batch in self._batches(source, schema, wanted, condition)
+        ]
+        schema = _labelled(pa.RecordBatch.from_pylist([], _only(schema, wanted)), runs, 0).schema
+        table = pa.Table.from_batches(parts, schema).unify_dictionaries()
+        return to_frame(table)
+
+    def _files(self, table: str) -> dict[str, list[str]]:
+        """Return the files of a table, run by run; parts, where a run is not over."""
+        if table not in SCHEMAS:
+            raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
+        found = {}
+        for name, folder in self._found.runs.items():
+            parts = folder / "parts"
+            if parts.is_dir():
+                found[name] = sorted(map(str, parts.glob(f"{table}-*.parquet")), key=lambda file: (len(file), file))
+            else:
+                file = folder / f"{table}.parquet"
+                found[name] = [str(file)] if file.is_file() else []
+        return found
+
+    def _batches(
+        self, files: Iterable[str], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield what the files hold; where one cannot be read, all others, each by itself."""
+        files = list(files)
+        try:
+            yield from list(_scan(files, schema, columns, where))
+        except (OSError, pa.ArrowException):
+            for file in files:
+                try:
+                    yield from list(_scan([file], schema, columns, where))
+                except (OSError, pa.ArrowException) as error:
+                    self.complain(unreadable(file, error))
+
+    def complain(self, sentence: str) -> None:
+        """Add to `problems` what has been left out, once."""
+        if sentence not in self.problems:
+            self.problems.append(sentence)
+
+
+def _scan(
+    files: list[str], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    scanner = ds.dataset(files, schema=schema, format="parquet").scanner(columns=columns, filter=where)
+    for tagged in scanner.scan_batches():
+        if tagged.record_batch.num_rows:
+            yield tagged.fragment.path, tagged.record_batch
+
+
+def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
+    """Return the rows asked for as an expression, tried on no rows: a wrong one is no file's fault."""
+    try:
+        condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
+        ds.dataset(schema.empty_table()).to_table(filter=condition)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise AnalysisError(
+            f"`where` must be a condition on {', '.join(schema.names)}, but got {where!r}: {reason}."
+        ) from None
+    return condition
+
+
+def _labelled(batch: pa.RecordBatch, runs: pa.Array, place: int) -> pa.RecordBatch:
+    """Return the rows with the run that they are of before them, and texts as categories."""
+    index = pa.array(np.full(batch.num_rows, place, np.int32))
+    columns = [pa.DictionaryArray.from_arrays(index, runs)]
+    columns += [c.dictionary_encode() if pa.types.is_string(c.type) else c for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, ["run", *batch.schema.names])
+
+
+def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
+    return pa.schema([schema.field(column) for column in columns])
+
+
+def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return a row a run that can be read, and the keys of the configuration among its columns."""
+    files = [path / "run.parquet" for path in found.runs.values()]
+    good = {}
+    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
+        if isinstance(table, str):
+            problems.append(table)
+        elif lacking := [column for column in NEEDED if column not in table.column_names]:
+            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+        elif len(table):
+            good[name] = table
+    keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
+    frame = stack(list(good.values()), "run", list(good))
+    study = [found.study_of.get(name) for name in frame["run"]]
+    trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
+    frame.insert(1, "study", pd.Series(study, dtype="str"))
+    frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
+    frame.insert(3, "setting", setting_texts(frame, keys))
+    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
+        if column not in frame:
+            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    sent = frame["wire_bytes"].astype("float64")
+    frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
+    return frame, keys
+
+
+def _trial(run: str) -> int | None:
+    """Return the number of the trial whose folder `trials/NUMBER-sSEED` a run's is."""
+    number = Path(run).name.partition("-")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _unfinished(runs: pd.DataFrame) -> list[str]:
+    over = runs["status"].isin(FINISHED)
+    if over.all():
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
+    if not over.any():
+        return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
+    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
+
+
+def _other_schemas(runs: pd.DataFrame) -> list[str]:
+    other = runs["schema_version"][runs["schema_version"] != SCHEMA_VERSION]
+    if other.empty:
+        return []
+    versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
+    return [
+        f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
+        "columns that it does not know are left out, and those that are not there are empty."
+    ]

@@ -1,0 +1,92 @@
+"""Files of one row or a few, each with columns of its own, put into one frame: `run.parquet` and `trials.parquet`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_NUMPY_HAS_NO_NULL: dict[pa.DataType, Any] = {
+    pa.bool_(): pd.BooleanDtype(),
+    pa.int8(): pd.Int8Dtype(),
+    pa.int16(): pd.Int16Dtype(),
+    pa.int32(): pd.Int32Dtype(),
+    pa.int64(): pd.Int64Dtype(),
+}
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table in pandas with its types kept: integers and truth values stay so where some are missing."""
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_NUMPY_HAS_NO_NULL.get)
+    return frame
+
+
+def read_whole(files: Sequence[Path]) -> list[pa.Table | str]:
+    """Return each file's table, or in one sentence why it cannot be read; a file that is gone meanwhile is one of those."""
+    return [_read(file) for file in files]  # one after the other: threads would wait for each other at such small files
+
+
+def _read(file: Path) -> pa.Table | str:
+    try:
+        content = pa.BufferReader(file.read_bytes())
+        return pq.ParquetFile(content).read(use_threads=False).replace_schema_metadata()
+    except (OSError, pa.ArrowException) as error:
+        return unreadable(file, error)
+
+
+def unreadable(file: Path | str, error: Exception) -> str:
+    """Return that a file is left out and why, in one sentence."""
+    reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return f"{file} cannot be read and is left out: {reason}."
+
+
+def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.DataFrame:
+    """Return tables below each other, the first column `key` saying of each which of `values` it is from.
+
+    A column that a table does not have is missing there. Where tables disagree on a column's type, integers become floats,
+    and anything else is written as text.
+    """
+    named = [t.add_column(0, key, pa.array([v] * len(t), pa.string())) for t, v in zip(tables, values, strict=True)]
+    alike: dict[pa.Schema, list[pa.Table]] = {}
+    for table in named:
+        alike.setdefault(table.schema, []).append(table)
+    groups = [pa.concat_tables(group) for group in alike.values()]
+    held = {name for group in groups for name in group.column_names if not _is_empty(group, name)}
+    groups = [_rewritten(group, {n for n in held if _is_empty(group, n)}, _as_nothing) for group in groups]
+    disputed = {name for name in {n for g in groups for n in g.column_names} if not _agree(groups, name)}
+    groups = [_rewritten(group, disputed, _as_text) for group in groups]
+    return to_frame(pa.concat_tables(groups, promote_options="permissive")) if groups else pd.DataFrame({key: []})
+
+
+def _agree(groups: Sequence[pa.Table], name: str) -> bool:
+    """Return whether Arrow finds a type for a column that holds what all tables have in it."""
+    schemas = [pa.schema([group.schema.field(name)]) for group in groups if name in group.column_names]
+    try:
+        pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _is_empty(table: pa.Table, name: str) -> bool:
+    """Return whether nothing stands in a column: then what stands in another table's decides its type."""
+    return name in table.column_names and table[name].null_count == len(table)
+
+
+def _as_nothing(column: pa.ChunkedArray) -> pa.Array:
+    return pa.nulls(len(column))
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.Array:
+    return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
+
+
+def _rewritten(table: pa.Table, names: set[str], change: Callable[[pa.ChunkedArray], pa.Array]) -> pa.Table:
+    for place, name in enumerate(table.column_names):
+        if name in names:
+            table = table.set_column(place, name, change(table[name]))
+    return table

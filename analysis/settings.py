@@ -1,0 +1,61 @@
+"""What tells runs apart: the keys of their configuration, and a short text of those in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+# Keys that say where a run is done, how it is called and how often it is looked at, but not what it is.
+NO_SETTING = frozenset(
+    {
+        "checkpoint_every_steps",
+        "cpus_per_stage",
+        "device",
+        "evaluate_every_steps",
+        "gpus_per_stage",
+        "name",
+        "placement",
+        "profile_every_steps",
+        "threads_per_stage",
+        "timeout_s",
+    }
+)
+# Keys of compression: of runs that are alike in all others, one can be set against another.
+COMPRESSION = ("forward", "backward", "replica_gradient", "shared_indices")
+DENSE = "Identity"
+
+
+def configuration(columns: Sequence[str]) -> list[str]:
+    """Return those columns of a `run.parquet` that are keys of its configuration: they stand before the schema version."""
+    return list(columns[: list(columns).index("schema_version")]) if "schema_version" in columns else []
+
+
+def differing(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:
+    """Return the keys in which runs differ, those of compression first; a seed makes no difference."""
+    known = [key for key in keys if key in runs and key not in NO_SETTING | {"seed"}]
+    found = [key for key in known if len({_text(value) for value in runs[key].tolist()}) > 1]
+    return sorted(found, key=lambda key: COMPRESSION.index(key) if key in COMPRESSION else len(COMPRESSION))
+
+
+def setting_texts(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:
+    """Return each run's values of the keys in which the runs differ: "forward=TopK(0.1) backward=Quantize(8)".
+
+    >>> runs = pd.DataFrame({"forward": ["Identity", "TopK(0.1)"], "steps": [300, 300], "seed": [0, 1]})
+    >>> setting_texts(runs, ["forward", "steps", "seed"])
+    ['forward=Identity', 'forward=TopK(0.1)']
+    """
+    names = differing(runs, keys)
+    columns = [[f"{name}={_text(value)}" if _text(value) else "" for value in runs[name].tolist()] for name in names]
+    return [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)] if names else [""] * len(runs)
+
+
+def _text(value: object) -> str:
+    """Return a value of a key as it is written on the command line; nothing where it is not given."""
+    if value is None or repr(value) in ("<NA>", "nan"):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return str(value)

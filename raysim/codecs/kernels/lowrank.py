@@ -1,0 +1,140 @@
+"""Products with thin matrices and orthonormal columns in numba, in float64 and in the order of `raysim.codecs.lowrank`.
+
+Inner loops take several terms at once and add them one after the other: no sum changes, and partial sums are loaded and stored
+less often.
+"""
+
+# mypy: ignore-errors
+# What numba compiles has the types that it infers, which mypy cannot follow.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+LANES = 16  # partial sums of a dot product
+_COLUMNS = 1024  # taken at a time: what one row's worth of them needs stays in the first cache
+_GREATEST = 3.4028234663852886e38
+
+
+@njit(cache=True, nogil=True)
+def _dot(a, b, sums):
+    """Return the sum of a[i] * b[i]: lane i % LANES in order, then the lanes by halves; `sums` is scratch of LANES.
+
+    Indices are unsigned: numba vectorises only where it can see that they are not negative.
+    """
+    sums[:] = 0
+    n, count = np.uint64(LANES), np.uint64(len(a))
+    i = np.uint64(0)
+    while i + n + n + n + n <= count:
+        for lane in range(n):
+            j = i + lane
+            total = sums[lane] + np.float64(a[j]) * b[j]
+            total += np.float64(a[j + n]) * b[j + n]
+            total += np.float64(a[j + n + n]) * b[j + n + n]
+            sums[lane] = total + np.float64(a[j + n + n + n]) * b[j + n + n + n]
+        i += n + n + n + n
+    while i < count:
+        for lane in range(min(n, count - i)):
+            sums[lane] += np.float64(a[i + lane]) * b[i + lane]
+        i += n
+    half = n
+    while half > np.uint64(1):
+        half >>= np.uint64(1)
+        for lane in range(half):
+            sums[lane] += sums[lane + half]
+    return sums[0] + 0.0
+
+
+@njit(cache=True, nogil=True)
+def times(matrices, starts, out):
+    """Write M Q of each matrix (number, rows, columns), Q given as (number or 1, rank, columns), to (number, rank, rows)."""
+    sums = np.empty(LANES)
+    for number in range(len(matrices)):
+        start = starts[number % len(starts)]
+        for row in range(matrices.shape[1]):
+            for k in range(len(start)):
+                out[number, k, row] = _dot(matrices[number, row], start[k], sums)
+
+
+@njit(cache=True, nogil=True)
+def _add_row(factor, row, out):
+    for i in range(len(out)):
+        out[i] += factor * np.float64(row[i])
+
+
+@njit(cache=True, nogil=True)
+def _add_four_rows(f0, f1, f2, f3, r0, r1, r2, r3, out):
+    for i in range(len(out)):
+        total = out[i] + f0 * np.float64(r0[i])
+        total += f1 * np.float64(r1[i])
+        total += f2 * np.float64(r2[i])
+        out[i] = total + f3 * np.float64(r3[i])
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(factors, rows, first, last, out):
+    """Add factors[i] * rows[i, first:last] to `out`, one i after the other."""
+    whole = len(factors) & ~3
+    for i in range(0, whole, 4):
+        four = (factors[i], factors[i + 1], factors[i + 2], factors[i + 3])
+        these = (rows[i, first:last], rows[i + 1, first:last], rows[i + 2, first:last], rows[i + 3, first:last])
+        _add_four_rows(*four, *these, out)
+    for i in range(whole, len(factors)):
+        _add_row(factors[i], rows[i, first:last], out)
+
+
+@njit(cache=True, nogil=True)
+def transposed_times(matrices, lefts, out):
+    """Write the transpose of each matrix (number, rows, columns) times P (number, rank, rows) to (number, rank, columns)."""
+    out[:] = 0
+    for number in range(len(matrices)):
+        for first in range(0, matrices.shape[2], _COLUMNS):
+            last = min(first + _COLUMNS, matrices.shape[2])
+            for start in range(0, matrices.shape[1], 32):  # rows that stay in the cache for all of the rank
+                part = matrices[number, start : start + 32]
+                for k in range(lefts.shape[1]):
+                    _add_rows(lefts[number, k, start : start + 32], part, first, last, out[number, k, first:last])
+
+
+@njit(cache=True, nogil=True)
+def _store(total, out):
+    for i in range(len(out)):
+        out[i] = np.float32(min(max(total[i], -_GREATEST), _GREATEST))
+
+
+@njit(cache=True, nogil=True)
+def expand(lefts, rights, out):
+    """Write the product of P (number, rows, rank) and R (number, rank, columns) to (number, rows, columns), float32."""
+    total = np.empty(_COLUMNS)
+    columns = out.shape[2]
+    for number in range(len(out)):
+        for first in range(0, columns, _COLUMNS):
+            last = min(first + _COLUMNS, columns)
+            for row in range(out.shape[1]):
+                part = total[: last - first]
+                part[:] = 0
+                _add_rows(lefts[number, row], rights[number], first, last, part)
+                _store(part, out[number, row, first:last])
+
+
+@njit(cache=True, nogil=True)
+def orthonormalise(columns, least):
+    """Make each column of (number, rank, rows) orthogonal to those before it and of norm 1, in place.
+
+    One that is left with `least` of its norm or less becomes zero.
+    """
+    sums = np.empty(LANES)
+    for number in range(len(columns)):
+        for k in range(columns.shape[1]):
+            column = columns[number, k]
+            before = math.sqrt(_dot(column, column, sums))
+            for _ in range(2):  # once loses what is nearly parallel
+                for j in range(k):
+                    _add_row(-_dot(columns[number, j], column, sums), columns[number, j], column)
+            norm = math.sqrt(_dot(column, column, sums))
+            scale = 1.0 / norm if norm > least * before else 0.0
+            for i in range(len(column)):
+                column[i] *= scale

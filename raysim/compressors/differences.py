@@ -1,0 +1,147 @@
+"""Replica gradients as differences to what was known before: EF21 and DIANA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from raysim.codecs import QSGD, Codec, Identity, LowRank, Natural, RandomK, TernGrad
+from raysim.codecs.sparse import kept_of
+from raysim.compressors.base import check_codec
+from raysim.compressors.gathered import check_rank, wants_matrix
+from raysim.compressors.layers import Layered, gather_mean, key_of, remembered
+from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
+from raysim.notation import check_choice, check_real
+
+
+def relative_variance(codec: Codec, numel: int) -> float | None:
+    """Return a bound on E||C(x) - x||^2 / ||x||^2 of an unbiased codec, for tensors of `numel` values; None of others.
+
+    >>> relative_variance(RandomK(0.25, unbiased=True), 1000), relative_variance(Natural(), 7)
+    (3.0, 0.125)
+    """
+    match codec:
+        case Identity():
+            return 0.0
+        case RandomK(unbiased=True, values=Identity()):
+            return numel / kept_of(codec.density, numel) - 1
+        case QSGD():
+            levels, length = (1 << (codec.bits - 1)) - 1, min(codec.block, numel)
+            return min(length / levels**2, math.sqrt(length) / levels)
+        case Natural():
+            return 0.125
+        case TernGrad(clip=None):
+            return math.sqrt(numel) - 1  # s ||x||_1 - ||x||^2 with s the greatest magnitude
+        case _:
+            return None
+
+
+@dataclass(frozen=True, repr=False)
+class Differences(Layered):
+    """Base of methods that send C(g - h), h what is known of this replica's gradient; a subclass says what h becomes."""
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_codec(self.codec)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if isinstance(self.codec, LowRank):
+            check_rank(self.codec.rank, self.compressed_shapes(shapes))
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 2 * 4 * self.compressed_values(shapes)  # of this replica, and the mean of all
+
+    def _exchange(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
+        """Return what this replica's differences to `own/` decode to, and their means over replicas."""
+        packets = {}
+        for name, gradient in gradients.items():
+            rows = len(gradient) if wants_matrix(self.codec) else 1
+            difference = (gradient - remembered(memory, "own", name, gradient)).reshape(rows, -1)
+            packets[name] = self.codec.encode(difference, key_of(name, context))
+        device = next(iter(gradients.values())).device
+        means = yield from gather_mean(packets, device)
+        own = {name: packets[name].decode(device).view_as(gradient) for name, gradient in gradients.items()}
+        return own, {name: means[name].view_as(gradient) for name, gradient in gradients.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class EF21(Differences):
+    """Sends C(g - h), moves h by it, and takes the mean of all h for the gradient (Richtarik et al. 2021, 2106.05203).
+
+    `start` "dense": h is the first gradient, sent in full; or "zero". An unbiased codec of relative variance w is scaled by
+    1/(1 + w), so that it contracts.
+
+    >>> from raysim.codecs import TopK
+    >>> EF21(TopK(0.01), start="zero")
+    EF21(TopK(0.01), start='zero')
+    """
+
+    start: str = "dense"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("start", self.start, ["dense", "zero"])
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if self.start == "dense" and f"own/{next(iter(gradients))}" not in memory:
+            means = yield from mean_dense("first gradients", gradients, context)
+            own = {f"own/{name}": gradient.clone() for name, gradient in gradients.items()}
+            return Averaged(means, {**memory, **own, **{f"mean/{name}": mean for name, mean in means.items()}})
+        sent, means = yield from self._exchange(gradients, memory, context)
+        moved, averaged = dict(memory), {}
+        for name, gradient in gradients.items():
+            scale = 1 / (1 + (relative_variance(self.codec, gradient.numel()) or 0.0))
+            moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + scale * sent[name]
+            averaged[name] = remembered(memory, "mean", name, gradient) + scale * means[name]
+            moved[f"mean/{name}"] = averaged[name]
+        return Averaged(averaged, moved)
+
+
+@dataclass(frozen=True, repr=False)
+class DIANA(Differences):
+    """Sends C(g - h) and takes the mean h plus the mean of that for the gradient; h moves by `alpha` times it (Mishchenko et al.
+    2019, 1901.09269).
+
+    C must be unbiased. `alpha` is 1/(1 + w) where None, w its relative variance.
+
+    >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
+    0.25
+    """
+
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None:
+            self._coerce(alpha=check_real("alpha", self.alpha, 0, 1, open_low=True))
+        elif relative_variance(self.codec, 1) is None:
+            raise ValueError(
+                "`alpha` must be given for a codec whose variance is not known: it is of RandomK(..., unbiased=True), QSGD, "
+                f"Natural and TernGrad(clip=None), but got {self.codec!r}."
+            )
+
+    def alpha_of(self, numel: int) -> float:
+        """Return the share by which h moves, for a tensor of `numel` values."""
+        return self.alpha or 1 / (1 + (relative_variance(self.codec, numel) or 0.0))
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        sent, means = yield from self._exchange(gradients, memory, context)
+        moved, averaged = dict(memory), {}
+        for name, gradient in gradients.items():
+            alpha, known = self.alpha_of(gradient.numel()), remembered(memory, "mean", name, gradient)
+            averaged[name] = known + means[name]
+            moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + alpha * sent[name]
+            moved[f"mean/{name}"] = known + alpha * means[name]
+        return Averaged(averaged, moved)

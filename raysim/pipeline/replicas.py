@@ -1,0 +1,135 @@
+"""Who speaks in rounds at a step's end: the replicas of a stage, which average, and the owners of a parameter, which sum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Generator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import Identity
+from raysim.compressors import Decision
+from raysim.compressors.replica import Packets, Received, Round, Rounds
+
+
+class Group(NamedTuple):
+    """Members that exchange packets in rounds; `tied` names the parameter that they own, None the replicas of a stage."""
+
+    members: tuple[tuple[int, int], ...]  # (replica, stage)
+    num_rounds: int
+    tied: int | None = None  # place in `Plan.tied`
+
+    def others(self, member: int) -> list[int]:
+        """Return all members but one, in order."""
+        return [other for other in range(len(self.members)) if other != member]
+
+
+class GroupAccount(NamedTuple):
+    """What one member of a group sent in a step, and what its method decided."""
+
+    stage: int
+    tied: bool
+    packets: int
+    wire_bytes: int
+    dense_bytes: int  # what an uncompressed all-reduce of the same gradients would have sent
+    num_rounds: int
+    codec_s: float
+    decisions: tuple[Decision, ...] = ()
+
+
+def ring_bytes(num_values: int, num_members: int) -> int:
+    """Return the bytes that a member sends when float32 values are summed by reduce-scatter and all-gather, as in a ring."""
+    return 2 * (num_members - 1) * 4 * num_values // num_members
+
+
+def sum_over_owners(
+    gradient: Tensor | None, me: int, count: int, device: torch.device
+) -> Generator[Round, Received, Tensor | None]:
+    """Return the flat sum of the owners' gradients, the same bits at each; None where no owner has one.
+
+    An owner whose gradient is None (no sample touched the parameter) has nothing to add, but takes part.
+    """
+    chunks = None if gradient is None else gradient.reshape(-1).tensor_split(count)
+    received = yield Round(
+        each={} if chunks is None else {other: _packed(chunk) for other, chunk in enumerate(chunks) if other != me}
+    )
+    parts = [_unpacked(packets, device) for packets in received]
+    if chunks is not None:
+        parts[me] = chunks[me]
+    mine = [part for part in parts if part is not None]
+    total = sum(mine[1:], start=mine[0]) if mine else None
+    received = yield Round(everyone={} if total is None else _packed(total))
+    sums = [part for packets in received if (part := _unpacked(packets, device)) is not None]
+    return torch.cat(sums) if sums else None
+
+
+def _packed(values: Tensor) -> Packets:
+    return {"sum": Identity().encode(values)}
+
+
+def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
+    return packets["sum"].decode(device) if "sum" in packets else None
+
+
+class Exchange:
+    """One member's rounds in one step: drives a method's generator, and counts what it sends to other workers."""
+
+    def __init__(self, group: Group, member: int, rounds: Rounds, *, stages: Container[int] = ()) -> None:
+        """`stages`: those of this worker, to which nothing is sent over a wire."""
+        self._far = [
+            other
+            for other in group.others(member)
+            if group.members[other][0] != group.members[member][0] or group.members[other][1] not in stages
+        ]
+        self.group = group
+        self.member = member
+        self.result: Any = None
+        self.packets = 0
+        self.wire_bytes = 0
+        self.num_rounds = 0
+        self.codec_s = 0.0
+        self._rounds = rounds
+        self._sent: Round | None = None
+        self._over = False
+
+    def advance(self, received: Sequence[Packets | None]) -> list[Packets | None]:
+        """Take what the other members sent in the last round; return this round: to everyone, then to each of the others.
+
+        `received` holds the same pair, to everyone and to this member, of each other member in order; it is empty in the
+        first round. A method that is done sends nothing.
+        """
+        others = self.group.others(self.member)
+        start = time.perf_counter()
+        try:
+            if not self._over:
+                self._sent = next(self._rounds) if self._sent is None else self._rounds.send(self._gather(received))
+        except StopIteration as stop:
+            self.result, self._sent, self._over = stop.value, None, True
+        self.codec_s += time.perf_counter() - start
+        if self._sent is None:
+            return [None] * (1 + len(others))
+        self.num_rounds += 1
+        for other in self._far:
+            packets = [*self._sent.everyone.values(), *self._sent.each.get(other, {}).values()]
+            self.packets += len(packets)
+            self.wire_bytes += sum(packet.wire_bytes for packet in packets)
+        return [dict(self._sent.everyone), *(dict(self._sent.each.get(other, {})) for other in others)]
+
+    @property
+    def over(self) -> bool:
+        """Whether `result` is there."""
+        return self._over
+
+    def _gather(self, received: Sequence[Packets | None]) -> list[Packets]:
+        assert self._sent is not None
+        pairs = iter(zip(received[::2], received[1::2], strict=True))
+        gathered: list[Packets] = []
+        for member in range(len(self.group.members)):
+            if member == self.member:
+                gathered.append(self._sent.everyone)
+            else:
+                everyone, each = next(pairs)
+                gathered.append({**(everyone or {}), **(each or {})})
+        return gathered

@@ -1,0 +1,94 @@
+"""Runs and studies as raysim's own writers leave them, made in a moment: no model is trained for them."""
+
+import json
+import math
+
+import pyarrow as pa
+
+from raysim.config import make_config
+from raysim.records import SCHEMA_VERSION, Recorder, write_table
+
+
+def configuration(**changes):
+    """Return a configuration as `run.parquet` has it, flat."""
+    return make_config({"steps": 4, "num_stages": 3, **changes}).flat()
+
+
+def write_run(
+    folder, *, status="finished", version=SCHEMA_VERSION, finals=(), extra=(), wire_bytes=100, tables=True, **changes
+):
+    """Write a run of 4 steps and 3 stages. `finals`: its final evaluation; `extra`: columns of `run.parquet` besides."""
+    flat = {key: list(v) if isinstance(v, tuple) else v for key, v in configuration(**changes).items()}
+    flat |= {key: json.dumps(flat[key]) for key in ("forward", "backward") if isinstance(flat[key], list)}
+    steps = flat["steps"] or 4
+    recorder = Recorder(folder)
+    recorder.open()
+    over = status in ("finished", "diverged")
+    row = flat | {"schema_version": version, "run_id": folder.name, "status": status, "error": None, **dict(extra)}
+    recorder.write_run(row)
+    for step in range(steps if tables else 0):
+        for direction in ("forward", "backward"):
+            for boundary in range(2):
+                recorder.add(
+                    "links",
+                    {
+                        "step": step,
+                        "replica": 0,
+                        "boundary": boundary,
+                        "direction": direction,
+                        "codec": flat[direction],
+                        "packets": 4,
+                        "wire_bytes": wire_bytes // 4,
+                        "dense_bytes": 250,
+                    },
+                )
+        recorder.add(
+            "steps",
+            {
+                "step": step,
+                "epoch": 0,
+                "loss": 2.0 - step / 10,
+                "wire_bytes": wire_bytes,
+                "dense_bytes": 1000,
+                "seconds": 0.1,
+            },
+        )
+    finals = dict(finals)
+    for mode in ("on", "off"):
+        if f"loss_{mode}" in finals or f"accuracy_{mode}" in finals:
+            loss = finals.get(f"loss_{mode}", math.nan)
+            accuracy = finals.get(f"accuracy_{mode}", math.nan)
+            recorder.add(
+                "evals", {"step": steps, "mode": mode, "batchnorm": "running", "loss": loss, "accuracy": accuracy}
+            )
+            row |= {f"final_loss_{mode}": loss, f"final_accuracy_{mode}": accuracy}
+    if over:
+        recorder.compact()
+        row |= {"wire_bytes": wire_bytes * steps, "dense_bytes": 1000 * steps, "steps_done": steps}
+    else:
+        recorder.flush()
+    recorder.write_run(row)
+    recorder.close()
+    return folder
+
+
+def write_study(folder, trials, *, objectives=(), name="study"):
+    """Write a study's `study.toml` and `trials.parquet`: `trials` are rows of what differs from the usual."""
+    folder.mkdir(parents=True)
+    usual = {"study": name, "baseline": False, "status": "finished", "seeds": [0], "runs": []}
+    types = {
+        "name": pa.string(),
+        "same_as": pa.int64(),
+        "started_at": pa.timestamp("us", "UTC"),
+        "seconds": pa.float64(),
+        "error": pa.string(),
+        "seeds": pa.list_(pa.int64()),
+        "runs": pa.list_(pa.string()),
+    }
+    rows = [{**dict.fromkeys(types), **usual, "trial": number, **trial} for number, trial in enumerate(trials)]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = pa.table({c: pa.array([row.get(c) for row in rows], type=types.get(c)) for c in columns})
+    write_table(table, folder / "trials.parquet")
+    written = "".join(f'[[objectives]]\nname = "{n}"\ndirection = "{d}"\n' for n, d in dict(objectives).items())
+    (folder / "study.toml").write_text(f'name = "{name}"\n{written}', encoding="utf-8")
+    return folder

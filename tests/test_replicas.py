@@ -1,0 +1,122 @@
+"""Laws of replicas: together they are one pipeline on the whole batch, and they never part."""
+
+import pytest
+import torch
+from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED
+from test_pipeline import losses_of, staged_gradients, start
+
+from raysim.config import ConfigError
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.replicas import ring_bytes
+
+REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1]
+
+
+def weights(engine, replica):
+    per = len(engine.plan.rows)
+    return {
+        f"{index}.{name}": parameter
+        for worker in engine.workers[replica * per : (replica + 1) * per]
+        for index, stage in worker.stages.items()
+        for name, parameter in stage.module.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("kind", [{}, GPT, {**DROPOUT, **ADAM}, TIED])
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_replicas_equal_one_pipeline_on_the_whole_batch(small, kind, num_replicas):
+    """The same microbatches, dropout masks among them, on as many pipelines: only the order of sums differs."""
+    one = start(small(num_microbatches=4, **kind))
+    several = start(small(num_replicas=num_replicas, num_microbatches=4 // num_replicas, **kind))
+    for step in range(2):
+        expected, found = losses_of(one, step), losses_of(several, step)
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    for replica in range(num_replicas):
+        for (name, parameter), other in zip(weights(several, replica).items(), weights(one, 0).values(), strict=True):
+            torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("run", REPLICATED)
+def test_replicas_never_part(small, run):
+    engine = start(small(**RUNS[run]))
+    for step in range(3):
+        engine.step(step)
+    first = weights(engine, 0)
+    for replica in range(1, engine.plan.num_replicas):
+        assert all(torch.equal(first[name], x) for name, x in weights(engine, replica).items())
+
+
+def test_fused_owners_equal_the_sum_of_averages(small):
+    config = {**REPLICAS, **TIED, **ADAM}
+    apart, fused = (staged_gradients(start(small(**config, fused_embedding=on))) for on in (False, True))
+    for name, gradient in fused.items():
+        torch.testing.assert_close(gradient, apart[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_fused_owners_send_what_a_ring_over_all_of_them_does(small, num_replicas):
+    """(2D - 1) / D of the table from each, against (3D - 2) / D of two all-reduces (optimus_cc: 5)."""
+    size = 256 * 16
+    config = {**TIED, "num_replicas": num_replicas, "num_microbatches": 1}
+    sent = {}
+    for fused in (False, True) if num_replicas > 1 else (False,):
+        engine = start(small(**config, **({"fused_embedding": True} if fused else {})))
+        reports = engine.step(0)
+        accounts = [group for report in reports for group in report.groups]
+        sent[fused] = sum(group.wire_bytes for group in accounts if group.tied)
+        members = 2 * (num_replicas if fused else 1)
+        assert sent[fused] == 2 * num_replicas * ring_bytes(size, members)
+    if num_replicas > 1:
+        averaged = 2 * num_replicas * ring_bytes(size, num_replicas)
+        ratio = (averaged + sent[False]) / sent[True]
+        assert ratio == pytest.approx((3 * num_replicas - 2) / (2 * num_replicas - 1))
+
+
+def test_every_sample_is_seen_once(small):
+    plan = prepare(small(num_replicas=2, num_microbatches=2)).plan
+    whole = prepare(small(num_microbatches=1)).plan.microbatch(1, 0)[1]
+    parts = [plan.microbatch(1, m, replica)[1] for replica in range(2) for m in range(2)]
+    assert [id for part in parts for id in part] == list(whole)
+
+
+def test_dense_averages_send_what_a_ring_does(small):
+    engine = start(small(num_replicas=4, num_microbatches=1))
+    groups = [group for report in engine.step(0) for group in report.groups]
+    values = sum(parameter.numel() for parameter in weights(engine, 0).values())
+    assert sum(group.wire_bytes for group in groups) == 4 * 2 * 3 * values  # 2 (D - 1) / D from each of D, 4 bytes
+    assert {group.num_rounds for group in groups} == {2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"num_replicas": 3},
+            "`num_microbatches` must divide `batch_size` (16), but got 4 on each of 3 replicas.",
+        ),
+        (
+            {"replica_gradient": "TopK(0.1)"},
+            "`replica_gradient` has no effect with one replica. Leave it out, or set `num_replicas`.",
+        ),
+        (
+            {"fused_embedding": True},
+            "`fused_embedding` has no effect with one replica. Leave it out, or set `num_replicas`.",
+        ),
+        (
+            {"num_replicas": 2, "fused_embedding": True},
+            "`fused_embedding` needs parameters that are tied between stages, and this model has none.",
+        ),
+        (
+            {"num_replicas": 2, "replica_gradient": ["Identity"]},
+            "`replica_gradient` must be one method or a list of one a stage (3), but got 1.",
+        ),
+        (
+            {"profile": "T4"},
+            "`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(small, changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        prepare(small(**changes))
+    assert str(error.value) == sentence
