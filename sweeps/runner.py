@@ -172,6 +172,7 @@ class Sweep:
             engine=self.study.engine,
             compute=self.study.compute or ("wall" if self.share.gpus else "cpu"),
             bundles=self.share.bundles(config, self.study.engine),
+            watched=row.name is None,
         )
         return {"spec": spec._asdict(), "runs": spec.runs()}
 
@@ -298,18 +299,18 @@ class _Watch(tune.Callback):
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
+        self._limit_s = sweep.study.config({}).timeout_s
         self._idle_since = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        if any(trial.status == Trial.RUNNING for trial in trials[-2 * self._sweep.share.jobs :]):
+        if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._idle_since = time.monotonic()
-        limit = self._sweep.study.config({}).timeout_s
-        if time.monotonic() - self._idle_since > limit and self._sweep._stop.reason is None:
+        if time.monotonic() - self._idle_since > self._limit_s and self._sweep._stop.reason is None:
             free = ", ".join(
                 f"{node.get('CPU', 0.0):g} CPU {node.get('GPU', 0.0):g} GPU" for node in free_resources().values()
             )
             self._sweep._stop.reason = (
-                f"No trial has had room for `timeout_s` = {limit:g} s: the nodes have free {free or 'nothing'}."
+                f"No trial has had room for `timeout_s` = {self._limit_s:g} s: the nodes have free {free or 'nothing'}."
             )
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
