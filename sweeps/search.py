@@ -313,6 +313,7 @@ class LedgerSearch(Searcher):
         self._rows: dict[str, TrialRow] = {}  # by Tune's name of a trial
         self.progress: dict[int, float] = {}  # by Optuna's
         self.stopping = False
+        self.lost: TrialRow | None = None  # given up last
 
     def suggest(self, trial_id: str) -> Any:
         going = len(self._rows)
@@ -353,6 +354,7 @@ class LedgerSearch(Searcher):
                 self.ledger.report(row, result["evaluated_step"], result)
             seconds = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
             text = "its processes were lost again and again" if error else None
+            self.lost = row if error else None
             self.ledger.end(row, Outcome("failed" if error else "pruned", seconds, text, {}))
 
     def save(self, checkpoint_path: str) -> None:

@@ -428,14 +428,14 @@ def most_workers(study: Study) -> int:
 
 
 def workers(config: RunConfig) -> int:
-    """Return the number of workers, each a process of its own on Ray."""
-    return max(config.parsed_schedule.workers(config.stages)) + 1
+    """Return the number of workers over all replicas, each a process of its own on Ray."""
+    return config.num_replicas * (max(config.parsed_schedule.workers(config.stages)) + 1)
 
 
 def _canonical(config: RunConfig) -> dict[str, Any]:
     """Return the flat configuration, one compressor for all boundaries where they are alike."""
     flat = config.flat()
-    for key in ("forward", "backward"):
+    for key in ("forward", "backward", "replica_gradient"):
         if isinstance(flat[key], tuple):
             flat[key] = flat[key][0] if len(set(flat[key])) == 1 else "[" + ", ".join(flat[key]) + "]"
     return flat

@@ -128,11 +128,15 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         assert ray.get(trial.crew.remote(), timeout=60) == first
         ray.get(trial.reset.remote(spec(2, optimizer={"learning_rate": 1e30})), timeout=60)
         assert outcome()[0] == "diverged"
+        ray.get(trial.reset.remote(spec(3)), timeout=60)
+        assert outcome()[0] == "finished"
+        assert ray.get(trial.crew.remote(), timeout=60) == first
+        same_records(Run(tmp_path / "trials" / "3-s0"), Run(tmp_path / "trials" / "0-s0"))
+        ray.get(trial.reset.remote(spec(6, model={"name": "tests.models:broken"})), timeout=60)
+        failed = outcome()
+        assert failed[0] == "failed"
+        assert "no luck" in failed[2]
         assert ray.get(trial.crew.remote(), timeout=60) == (1, [])
-        ray.get(
-            trial.reset.remote(spec(3, model={"name": "tests.models:flat"}, cuts=["0"], num_stages=None)), timeout=60
-        )
-        assert outcome()[0] in ("finished", "failed")
         # Cut off in the middle, as a scheduler does: the run says so, the next one is as fresh as any.
         ray.get(trial.reset.remote(spec(4, steps=200)), timeout=60)
         ray.get(trial.train.remote(), timeout=60)
