@@ -56,9 +56,10 @@ class LowRank(Codec):
     """Sends P = orth(M Q) and M^T P, decoded to P P^T M: one step of PowerSGD's subspace iteration (Vogels et al. 2019,
     1905.13727), with Q drawn from the key.
 
-    M is the `tensor`, with the last axis of text (samples x length, width) and the channels of images (samples x height x width,
-    channels) as its columns, or each `sample` as (second axis, the rest). Gradients of weights come as matrices already. What two thin matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in
-    float64; both are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
+    M is the `tensor`, its columns the last axis of text (samples x length, width) or the channels of images (samples x height
+    x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. What two thin
+    matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in float64; both are
+    sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)
