@@ -102,16 +102,17 @@ class Standing:
     # In a checkpoint.
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return what `from_tensors` takes: int64 and float64."""
+        """Return what `from_tensors` takes: int64 and float64; what was not seen yet is infinity, so that states compare."""
         whole = [self.minimum, self.candidate, self.frozen, self.steps, self.frozen_windows, self.used, *self.counts]
         real = [self.used_gain, *self.agreed, *self.averages, *self.speeds, *self.sums]
-        return torch.tensor(whole, dtype=torch.int64), torch.tensor(real, dtype=torch.float64)
+        seen = torch.tensor(real, dtype=torch.float64).nan_to_num(nan=math.inf)
+        return torch.tensor(whole, dtype=torch.int64), seen
 
     @classmethod
     def from_tensors(cls, whole: Tensor, real: Tensor) -> Standing:
         """Return where a controller stood."""
         minimum, candidate, frozen, steps, frozen_windows, used, *counts = (int(value) for value in whole.tolist())
-        used_gain, *values = (float(value) for value in real.tolist())
+        used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())
         places = len(counts)
         agreed, averages, speeds, sums = values[:2], values[2:6], values[6 : 6 + places], values[6 + places :]
         position = (places - 1, minimum, candidate, bool(frozen), steps, frozen_windows, used)
