@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raysim.codecs import Codec, Identity, Packet, RandomK
+from raysim.codecs import Codec, Identity, RandomK
 from raysim.compressors.base import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.layers import (
@@ -144,7 +144,7 @@ class GraVAC(Layered):
         standing = self._standing(memory)
         throughput = context.batch_size / context.step_s if context.step_s else None
         if throughput is not None and standing.used >= 0:
-            standing.book(throughput, rules)
+            standing.book(throughput, rules)  # of the last step, whose time is known now
         events = []
         if standing.at_window(rules):
             standing.close_window()
@@ -154,33 +154,16 @@ class GraVAC(Layered):
         velocity = self._velocity(raw, memory, context)
         fed = {name: remembered(memory, "residual", name, x) + velocity.get(name, x) for name, x in raw.items()}
         levels = self._levels(fed, standing, context)
-        reference = sum(energy(x) for x in (fed if self.gain_reference == "error_fed" else raw).values())
-        own = [self._gain(level.energy, reference) for level in levels]
-        pairs = [(gain, 1.0) for gain in own]
-        if self.gain_average == "ratio_of_means":
-            pairs = [(level.energy, reference) for level in levels] if reference > 0 else [(1.0, 1.0)] * 2
-        smooth = standing.observe(pairs[0], pairs[1], rules.alpha)
-        if self.gain_average == "ratio_of_means":
-            smooth = self._gain(smooth[0], 1.0), self._gain(smooth[1], 1.0)
-        counts = [sum(len(kept.values) for kept in level.kept.values()) for level in levels]
-        agreed = yield from _agree([*smooth, *own, *counts])
-        choice = standing.choose(agreed[0], agreed[1], self.epsilon)
-        standing.end_step(choice, agreed[0], agreed[1])
-
-        factors = (*self.factors, 1.0)
-        level = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
-        if level is None or factors[choice.level] == 1.0:
+        seen = yield from self._agree(levels, raw if self.gain_reference == "raw" else fed, standing, rules)
+        choice = standing.choose(seen.minimum, seen.candidate, self.epsilon)
+        standing.end_step(choice, seen.minimum, seen.candidate)
+        sent = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
+        if sent is not None and sent.factor > 1:
+            means, left = yield from self._send(sent, fed, context)
+            velocity = {name: _masked(x, sent.kept[name]) for name, x in velocity.items()}
+        else:
             means = yield from mean_dense("dense layers", fed, context)
             left = {name: torch.zeros_like(x) for name, x in fed.items()}
-        else:
-            packets = self._packets(level, fed, factors[choice.level], context)
-            device = next(iter(fed.values())).device
-            if self.select == RANDOM:
-                means = yield from sum_values(packets, context, device)
-            else:
-                means = yield from gather_mean(packets, device)
-            left = {name: x - packets[name].decode(x.device) for name, x in fed.items()}
-            velocity = {name: _masked(x, level.kept[name]) for name, x in velocity.items()}
 
         whole, real = standing.tensors()
         moved = {**memory, "controller/whole": whole, "controller/real": real}
@@ -189,15 +172,15 @@ class GraVAC(Layered):
         total = sum(x.numel() for x in fed.values())
         decision = Decision(
             branch=choice.branch,
-            factor=total / {"minimum": agreed[4], "candidate": agreed[5]}.get(choice.branch, total),
-            minimum=factors[standing.minimum],
-            candidate=factors[standing.candidate],
-            gain_minimum=agreed[0],
-            gain_candidate=agreed[1],
-            gain={"minimum": agreed[2], "candidate": agreed[3]}.get(choice.branch, 1.0),
+            factor=total / {"minimum": seen.minimum_count, "candidate": seen.candidate_count}.get(choice.branch, total),
+            minimum=levels[0].factor,
+            candidate=levels[1].factor,
+            gain_minimum=seen.minimum,
+            gain_candidate=seen.candidate,
+            gain={"minimum": seen.minimum_now, "candidate": seen.candidate_now}.get(choice.branch, 1.0),
             throughput=throughput,
             event="+".join(events) or None,
-            reason=explain(choice, agreed, (factors[standing.minimum], factors[standing.candidate]), self.epsilon),
+            reason=explain(choice, seen, levels, self.epsilon),
         )
         with_momentum = frozenset(gradients) if self.dgc_momentum else frozenset()
         return Averaged(unflatten(means, gradients), moved, [decision], with_momentum)
@@ -235,42 +218,75 @@ class GraVAC(Layered):
     def _levels(self, fed: Gradients, standing: Standing, context: ReplicaContext) -> list[Level]:
         """Return what minimum and candidate keep of every row."""
         factors = (*self.factors, 1.0)
-        minimum: dict[str, Kept] = {}
-        candidate: dict[str, Kept] = {}
+        levels = [Level(factors[level], {}, 0.0) for level in (standing.minimum, standing.candidate)]
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
-            flat, low, high = row.view(-1), factors[standing.minimum], factors[standing.candidate]
-            if self.select == RANDOM:  # of one draw, the stronger keeps some of what the milder one does
-                minimum[name], candidate[name] = _drawn(row, low, key), _drawn(row, high, key)
-                continue
-            minimum[name] = select(flat, count_of(low, row), self.select, key)
-            same = standing.candidate == standing.minimum
-            candidate[name] = (
-                minimum[name] if same else select_within(minimum[name], count_of(high, row), self.select, key)
-            )
-        return [Level(kept, sum(self._sent_energy(x) for x in kept.values())) for kept in (minimum, candidate)]
+            for place, level in enumerate(levels):
+                if self.select == RANDOM:  # of one draw, the stronger keeps some of what the milder one does
+                    kept = _drawn(row, level.factor, key)
+                elif place == 0:
+                    kept = select(row.view(-1), count_of(level.factor, row), self.select, key)
+                else:
+                    kept = select_within(levels[0].kept[name], count_of(level.factor, row), self.select, key)
+                sent = kept.values
+                if self.values != Identity():
+                    sent = self.values.encode(sent, key).decode(sent.device)
+                levels[place] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))
+        return levels
 
-    def _sent_energy(self, kept: Kept) -> float:
-        if self.values == Identity():
-            return energy(kept.values)
-        return energy(self.values.encode(kept.values, 0).decode(kept.values.device))
+    def _agree(
+        self, levels: list[Level], reference: Gradients, standing: Standing, rules: Rules
+    ) -> Generator[Round, Received, Seen]:
+        """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
+        whole = sum(energy(x) for x in reference.values())
+        now = [self._gain(level.energy, whole) for level in levels]
+        if self.gain_average == "ratios":
+            smooth = list(standing.observe((now[0], 1.0), (now[1], 1.0), rules.alpha))
+        else:
+            low, high = [(level.energy, whole) if whole > 0 else (1.0, 1.0) for level in levels]
+            smooth = [self._gain(ratio, 1.0) for ratio in standing.observe(low, high, rules.alpha)]
+        counts = [float(sum(len(kept.values) for kept in level.kept.values())) for level in levels]
+        own = torch.tensor([*smooth, *now, *counts], dtype=torch.float64)
+        received = yield Round(everyone={"gains": Identity().encode(own)})
+        total = torch.zeros_like(own)
+        for packets in received:
+            total += packets["gains"].decode()
+        return Seen(*(total / len(received)).tolist())
 
-    def _packets(self, level: Level, fed: Gradients, factor: float, context: ReplicaContext) -> dict[str, Packet]:
+    def _send(
+        self, level: Level, fed: Gradients, context: ReplicaContext
+    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
+        """Return the means over replicas of what a level keeps, and what it withholds here."""
         packets = {}
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
             if self.select == RANDOM:
-                packets[name] = RandomK(1 / factor).encode(row, key)
+                packets[name] = RandomK(1 / level.factor).encode(row, key)
             else:
-                packets[name] = pack(level.kept[name], row, factor, self.select, self.values, key)
-        return packets
+                packets[name] = pack(level.kept[name], row, level.factor, self.select, self.values, key)
+        device = next(iter(fed.values())).device
+        rounds = sum_values(packets, context, device) if self.select == RANDOM else gather_mean(packets, device)
+        means = yield from rounds
+        return means, {name: x - packets[name].decode(x.device) for name, x in fed.items()}
 
 
 class Level(NamedTuple):
-    """What one factor keeps of all rows, and the squared norm of it."""
+    """What one factor keeps of all rows, and the squared norm of that."""
 
+    factor: float
     kept: dict[str, Kept]
     energy: float
+
+
+class Seen(NamedTuple):
+    """What replicas agree on before a branch is taken."""
+
+    minimum: float  # gains, averaged over steps
+    candidate: float
+    minimum_now: float  # of this step alone
+    candidate_now: float
+    minimum_count: float  # values kept
+    candidate_count: float
 
 
 def check_factors(method: GraVAC, cf_min: object, cf_max: object) -> None:
@@ -281,25 +297,16 @@ def check_factors(method: GraVAC, cf_min: object, cf_max: object) -> None:
     method._coerce(cf_min=low, cf_max=high)
 
 
-def explain(choice: Choice, gains: list[float], factors: tuple[float, float], epsilon: float) -> str:
+def explain(choice: Choice, seen: Seen, levels: list[Level], epsilon: float) -> str:
     """Return in words why a branch was taken."""
-    (low, high), (minimum, candidate) = gains[:2], factors
+    minimum, candidate = levels[0].factor, levels[1].factor
     if choice.branch == "candidate":
-        return f"{candidate:g}x keeps {high:.3f} of the energy, at least {epsilon:g}"
+        return f"{candidate:g}x keeps {seen.candidate:.3f} of the energy, at least {epsilon:g}"
     if choice.branch == "minimum":
-        return f"{candidate:g}x keeps {high:.3f}, less than {epsilon:g}; {minimum:g}x keeps {low:.3f}"
-    return f"even {minimum:g}x keeps {low:.3f} only, less than {epsilon:g}"
-
-
-def _agree(own: list[float]) -> Generator[Round, Received, list[float]]:
-    """Return the means over replicas of some numbers, the same bits at all."""
-    packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
-    received = yield Round(everyone={"gains": packet})
-    sent = [packets["gains"].decode() for packets in received]
-    total = torch.zeros(len(own), dtype=torch.float64)
-    for gains in sent:
-        total += gains
-    return [float(value) for value in total / len(sent)]
+        return (
+            f"{candidate:g}x keeps {seen.candidate:.3f}, less than {epsilon:g}; {minimum:g}x keeps {seen.minimum:.3f}"
+        )
+    return f"even {minimum:g}x keeps {seen.minimum:.3f} only, less than {epsilon:g}"
 
 
 def _drawn(row: Tensor, factor: float, key: int) -> Kept:
