@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a compressed pipeline and shows what it left behind; `make test` checks everything.
+# Two commands: `make demo` sweeps compression settings and shows what is worth it; `make test` checks everything.
 # They need Python 3.11 or newer and make; packages go into .venv, at the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -11,8 +11,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 demo: .venv/installed
 	rm -rf results/demo
-	$(BIN)/raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)' --out results/demo
-	$(BIN)/python -c "import pandas; print(pandas.read_parquet('results/demo/steps.parquet')[['step', 'loss', 'seconds', 'wire_bytes', 'dense_bytes']].tail())"
+	$(BIN)/raysim sweep quickstart --out results/demo
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow"

@@ -21,6 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """Of Okabe and Ito (2008), which the colour-blind tell apart; their yellow, too light on white, darkened."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
+PATTERNS = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))
+"""What a bar is filled with, beside its colour, where a point would have the symbol."""
 GREY = "#8A8F98"
 BLACK = "#1B1F24"
 

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from analysis.plots import BLACK, Axis, Figure, Panel, Series, on_network
+from analysis.plots import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
 
 MARKERS = {
     "circle": "o",
@@ -87,10 +87,10 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
         if series.kind == "bars":
             share = 0.8 / len(bars)
             shift = (bars.index(series) - (len(bars) - 1) / 2) * share
-            handle = axes.bar([names.index(name) + shift for name in x], y, share, color=series.style.colour)
+            handle = axes.bar([names.index(name) + shift for name in x], y, share, **_fill(series))
         elif series.kind == "spans":
             lanes = [panel.y.order.index(lane) for lane in y]
-            handle = axes.barh(lanes, on_network(series.widths, network), 0.7, left=x, color=series.style.colour)
+            handle = axes.barh(lanes, on_network(series.widths, network), 0.7, left=x, **_fill(series))
         else:
             handle = _scatter(axes, series, x, y)
         handles.setdefault(series.name, handle)
@@ -103,6 +103,11 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
         axes.invert_yaxis()
     _axis(axes.xaxis, axes.set_xlim, panel.x, network, named=bool(names))
     _axis(axes.yaxis, axes.set_ylim, panel.y, network)
+
+
+def _fill(series: Series) -> dict[str, Any]:
+    hatch = 2 * PATTERNS.get(series.style.symbol, "") or None
+    return {"color": series.style.colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
 
 
 def _scatter(axes: Any, series: Series, x: Any, y: Any) -> Any:

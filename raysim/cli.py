@@ -105,6 +105,9 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 @app.command()
 def sweep(
     study: Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Trials at once [default: as many as have a CPU a stage].")] = None,
     out: Annotated[
@@ -123,14 +126,14 @@ def sweep(
     with _bad_input_in_one_sentence():
         from sweeps.study import read_study
 
-        chosen = read_study(study, trials=trials, jobs=jobs)
+        chosen = read_study(study, overrides or [], trials=trials, jobs=jobs)
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
         options = [("--trials", trials), ("--jobs", jobs), ("--address", address), ("--out", one.store.out)]
         words = [word for option, value in options if value is not None for word in (option, str(value))]
-        again = shlex.join(["raysim", "sweep", study, *words, "--resume"])
+        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
         try:
             show_sweep(one)
         except KeyboardInterrupt:
@@ -497,6 +500,29 @@ def bench_simulate(json_file: JsonFile = None) -> None:
     from raysim.bench.simulate import bench_simulate as measure
 
     result = measure()
+    if json_file is not None:
+        _write_json(result, json_file)
+
+
+@bench.command("sweep")
+def bench_sweep(
+    trials: Annotated[int, typer.Option(min=2, max=12, help="Configurations.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Of each; the default takes some seconds.")] = 150,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at once.")] = None,
+    engine: Annotated[str, typer.Option(help="ray or inline, of both.")] = "ray",
+    json_file: JsonFile = None,
+) -> None:
+    """One sweep against the same configurations as separate `raysim train` calls."""
+    _check_writable("--json", json_file)
+    _check_ours("sweeps")
+    from sweeps.bench import bench_sweep as measure
+
+    if engine not in ("ray", "inline"):
+        _fail(f"`--engine` must be one of ray, inline, but got {engine!r}.", 2)
+    try:
+        result = measure(trials=trials, steps=steps, jobs=jobs, engine=engine)
+    except RuntimeError as error:
+        _fail(str(error), 1)
     if json_file is not None:
         _write_json(result, json_file)
 

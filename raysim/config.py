@@ -127,6 +127,8 @@ class RunConfig(_Strict):
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = None
     """Names of the layers after which the model is cut, instead of `num_stages`."""
+    bottleneck: Positive | tuple[Natural, ...] | None = None
+    """Features that cross a boundary: learned layers at its two ends leave as many (a list: one number each, 0 for none)."""
     num_microbatches: Positive = 4
     """Equal parts of a replica's batch that follow each other through the stages."""
     num_replicas: Positive = 1
@@ -243,10 +245,21 @@ class RunConfig(_Strict):
                 raise ValueError(
                     f"`{field}` must be one compressor or a list of one a boundary ({self.stages - 1}), but got {len(notations)}."
                 )
+        if isinstance(self.bottleneck, tuple) and (len(self.bottleneck) != self.stages - 1 or not any(self.bottleneck)):
+            raise ValueError(
+                f"`bottleneck` must be one number or a list of one a boundary ({self.stages - 1}), not all 0, "
+                f"but got {list(self.bottleneck)}."
+            )
         if self.stages == 1:
-            for field in ("forward", "backward", "shared_indices"):
-                if getattr(self, field) not in ("Identity", (), False):
+            for field in ("forward", "backward", "shared_indices", "bottleneck"):
+                if getattr(self, field) not in ("Identity", (), False, None):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
+        for methods in self.compressors():
+            for field, method in zip(("forward", "backward"), methods, strict=True):
+                if field not in method.directions:
+                    raise ValueError(
+                        f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
+                    )
         if self.shared_indices:
             self._check_shared()
         if isinstance(self.replica_gradient, tuple) and len(self.replica_gradient) != self.stages:
@@ -411,6 +424,12 @@ def apply_override(values: dict[str, Any], override: str) -> str:
     return key
 
 
+_UNION = (
+    "str",
+    "tuple[str, ...]",
+    "constrained-int",
+    "tuple[constrained-int, ...]",
+)  # what pydantic names, and no key is
 _EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
 _EMPTIES = {
     ("optimizer.name", "sgd"): ("betas", "epsilon"),
@@ -455,8 +474,12 @@ def _holds(values: Any, key: str) -> bool:
 
 def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Return the first error of pydantic's as one of our sentences."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in ("str", "tuple[str, ...]"))
+    # of a field that is a number or a list, what is said of the one that was given
+    errors = [
+        each for each in error.errors() if each["type"] != "int_type" or not isinstance(each["input"], (list, tuple))
+    ]
+    first = (errors or error.errors())[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in _UNION)
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"]).strip()
         return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"

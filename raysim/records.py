@@ -333,6 +333,7 @@ _TYPES: Sequence[tuple[type, pa.DataType]] = (
 _NULLABLE = {
     "num_stages": pa.int64(),
     "cuts": pa.list_(pa.string()),
+    "bottleneck": pa.string(),
     "steps": pa.int64(),
     "epochs": pa.int64(),
     "gpus_per_stage": pa.float64(),

@@ -112,7 +112,7 @@ class WarmEngine(RayEngine):
         self._actors = [hosts[index] for index in order]
         self._nodes = [places[index][0] for index in order]
         if not self._crew.gpus:
-            check_room(plan.memories, dict(places), self._nodes)
+            check_room(self.all_memories, dict(places), self._nodes)
         if plan.compresses:
             kernels.warm(plan.codecs)  # see RayEngine
         shared, device = ray.put(plan), "cuda" if self._crew.gpus else "cpu"

@@ -10,7 +10,7 @@ from raysim.pipeline.ray_engine import room_for
 from sweeps.study import workers
 
 DRIVER_CPUS = 0.01  # of the trial actor beside its stages: it only submits and waits
-GRAIN = 1e-4  # Ray counts resources in ten-thousandths
+GRAINS = 10_000  # in which Ray counts a resource
 
 
 class Share(NamedTuple):
@@ -54,7 +54,7 @@ def fit(
         if config.device == "cuda" and not gpus:
             raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
         gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # a part that divides a GPU, so that none is cut
-    cpus, gpus = max(GRAIN, cpus // GRAIN * GRAIN), gpus // GRAIN * GRAIN
+    cpus, gpus = max(_grains(cpus), 1) / GRAINS, _grains(gpus) / GRAINS
     free = [node | {"CPU": node.get("CPU", 0.0) - DRIVER_CPUS} for node in nodes]
     fits = sum(max(0, room_for(node, cpus, gpus)) for node in free) // actors
     if fits < (1 if growing else wanted_jobs):
@@ -65,3 +65,8 @@ def fit(
             "Lower `jobs`, `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
         )
     return Share(cpus, gpus, wanted_jobs)
+
+
+def _grains(amount: float) -> int:
+    """Return how many ten-thousandths a resource is, rounded down: parts must not add up to more than there is."""
+    return int(amount * GRAINS + 1e-6)

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config import ConfigError, RunConfig
-from raysim.pipeline.ray_engine import free_resources
+from raysim.pipeline.ray_engine import UNWATCHED, free_resources
 from raysim.records import RecordsError, Run
 from sweeps.objectives import as_mapping
 from sweeps.room import Share, fit
@@ -172,6 +172,7 @@ class Sweep:
             engine=self.study.engine,
             compute=self.study.compute or ("wall" if self.share.gpus else "cpu"),
             bundles=self.share.bundles(config, self.study.engine),
+            watched=row.name is None,
         )
         return {"spec": spec._asdict(), "runs": spec.runs()}
 
@@ -230,6 +231,7 @@ class Sweep:
                 num_cpus=os.cpu_count(),
                 include_dashboard=self.dashboard,
                 dashboard_host="127.0.0.1",
+                _system_config=None if self.dashboard else UNWATCHED,
                 **options,
             )
         self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
@@ -297,31 +299,26 @@ class _Watch(tune.Callback):
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
+        self._limit_s = sweep.study.config({}).timeout_s
         self._idle_since = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        if any(trial.status == Trial.RUNNING for trial in trials[-2 * self._sweep.share.jobs :]):
+        if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._idle_since = time.monotonic()
-        limit = self._sweep.study.config({}).timeout_s
-        if time.monotonic() - self._idle_since > limit and self._sweep._stop.reason is None:
+        if time.monotonic() - self._idle_since > self._limit_s and self._sweep._stop.reason is None:
             free = ", ".join(
                 f"{node.get('CPU', 0.0):g} CPU {node.get('GPU', 0.0):g} GPU" for node in free_resources().values()
             )
             self._sweep._stop.reason = (
-                f"No trial has had room for `timeout_s` = {limit:g} s: the nodes have free {free or 'nothing'}."
+                f"No trial has had room for `timeout_s` = {self._limit_s:g} s: the nodes have free {free or 'nothing'}."
             )
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        with suppress(Exception):
-            text = str(trial.get_error()).strip().splitlines()[-1]
-            rows = [
-                row
-                for row in self._sweep.rows
-                if row.status == "failed" and row.error and row.error.startswith("its processes")
-            ]
-            if rows:
-                rows[-1].error = f"{rows[-1].error}: {text}"
-                self._sweep.rows.write()
+        lost = self._sweep.search.lost
+        if lost is not None and trial.error_file and Path(trial.error_file).is_file():
+            lines = Path(trial.error_file).read_text(encoding="utf-8").split("\n")
+            lost.error = f"{lost.error}: {next((line.strip() for line in reversed(lines) if line.strip()), '')}"
+            self._sweep.rows.write()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()  # see LedgerSearch

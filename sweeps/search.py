@@ -27,7 +27,7 @@ from sweeps.rows import Rows, TrialRow
 from sweeps.study import Study
 from sweeps.trial import Outcome
 
-MOST_REPEATS = 50  # suggestions in a row that bring nothing new, and the space counts as searched
+MOST_REPEATS = 25  # suggestions in a row that bring nothing new, and the space counts as searched
 
 TOLD = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
@@ -313,6 +313,7 @@ class LedgerSearch(Searcher):
         self._rows: dict[str, TrialRow] = {}  # by Tune's name of a trial
         self.progress: dict[int, float] = {}  # by Optuna's
         self.stopping = False
+        self.lost: TrialRow | None = None  # given up last
 
     def suggest(self, trial_id: str) -> Any:
         going = len(self._rows)
@@ -349,8 +350,11 @@ class LedgerSearch(Searcher):
             found = {name: Figure(*figure) for name, figure in figures.items()}
             self.ledger.end(row, Outcome(status, seconds, text, found))
         else:
+            if not error and result is not None and "evaluated_step" in result:
+                self.ledger.report(row, result["evaluated_step"], result)
             seconds = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
             text = "its processes were lost again and again" if error else None
+            self.lost = row if error else None
             self.ledger.end(row, Outcome("failed" if error else "pruned", seconds, text, {}))
 
     def save(self, checkpoint_path: str) -> None:

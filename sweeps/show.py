@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+import analysis
 from raysim.network.memory import format_bytes
 from raysim.show import format_seconds
 from sweeps.objectives import Objective
@@ -26,23 +28,11 @@ SHOWN = 12  # trials in the live table: the last ones
 def frontier(rows: Rows, objectives: Sequence[Objective]) -> list[TrialRow]:
     """Return the finished, feasible trials that no other beats in every objective, by the first objective."""
     found = [row for row in rows if row.status == "finished" and row.same_as is None and row.feasible is not False]
-    losses = {}
-    for row in found:
-        values = [row.figures[one.name].value if one.name in row.figures else None for one in objectives]
-        if None not in values:
-            losses[row.trial] = [
-                v if one.minimize else -v for v, one in zip(values, objectives, strict=True) if v is not None
-            ]
-    best = [
-        row
-        for row in found
-        if row.trial in losses and not any(_beats(loss, losses[row.trial]) for loss in losses.values())
-    ]
-    return sorted(best, key=lambda row: losses[row.trial])
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+    if not found:
+        return []
+    values = [{one.name: _value(row, one.name) for one in objectives} for row in found]
+    best = analysis.frontier(pd.DataFrame(values, dtype="float64"), {one.name: one.direction for one in objectives})
+    return [found[index] for index in best.index]
 
 
 def show_sweep(sweep: Sweep) -> None:

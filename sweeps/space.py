@@ -1,8 +1,9 @@
 """What a study searches: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
 
 A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. What stands
-for a hole is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. Only
-what is reached is drawn, so the space is conditional, and a method with arguments of its own needs no code here.
+for a hole is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A hole
+with a dot, `{.density}`, is the same in every key. Only what is reached is drawn, so the space is conditional, and a
+method with arguments of its own needs no code here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from raysim.config import ConfigError
 Choice = bool | int | float | str
 SpaceFunction = Callable[[BaseTrial], Mapping[str, Any]]
 
-HOLE = re.compile(r"\{(\w+)\}")
+HOLE = re.compile(r"\{(\.?)(\w+)\}")
 RANGE = {"low", "high", "log", "step"}
 VARIANTS = "variants"
 DIGITS = 3  # of a number drawn from a range, where it is written into a notation
@@ -33,9 +34,9 @@ MOST_POINTS = 10_000  # of a grid
 class Space:
     """Keys and symbols, read as `sweeps/studies/*.toml` write them; call it with a trial to draw overrides.
 
-    Parameters are named after their key, or `<key>.<symbol>`; `<key>.<boundary>.<symbol>` in a table `each`, which
-    draws for every boundary apart. `variants` are sets of keys, one of which is chosen. Raises ConfigError, by
-    parameter and rule, where a table is wrong.
+    Parameters are named after their key, or `<key>.<symbol>`, or `<symbol>` for a hole with a dot. A table `each` draws
+    for every boundary apart: `<key>.<boundary>.<symbol>`. `variants` are sets of keys, one of which is chosen. Raises
+    ConfigError, by parameter and rule, where a table is wrong.
 
     >>> space = Space({"forward": ["Identity", "TopK({density})"]}, {"density": {"low": 0.01, "high": 0.5, "log": True}})
     >>> space(FixedTrial({"forward": "TopK({density})", "forward.density": 0.123456}))
@@ -80,7 +81,7 @@ class Space:
     def _draw(self, trial: BaseTrial, name: str, spec: Any, prefix: str) -> Any:
         """Return a value of `spec`, whose parameter is `name`; those of its holes begin with `prefix`."""
         if isinstance(spec, str):
-            return HOLE.sub(lambda hole: self._text(trial, hole[1], prefix), spec)
+            return HOLE.sub(lambda hole: self._text(trial, hole[2], "" if hole[1] else prefix), spec)
         if isinstance(spec, Mapping) and spec.keys() <= RANGE:
             return _draw_range(trial, name, spec)
         if isinstance(spec, Mapping):
@@ -93,13 +94,13 @@ class Space:
 
     def _text(self, trial: BaseTrial, symbol: str, prefix: str) -> str:
         spec = self.symbols[symbol]
-        value = self._draw(trial, f"{prefix}.{symbol}", spec, prefix)
+        value = self._draw(trial, f"{prefix}.{symbol}".lstrip("."), spec, prefix)
         from_range = isinstance(spec, Mapping) and spec.keys() <= RANGE
         return f"{value:.{DIGITS}g}" if isinstance(value, float) and from_range else str(value)
 
     def _check(self, where: str, spec: Any, inside: tuple[str, ...]) -> None:
         if isinstance(spec, str):
-            for name in HOLE.findall(spec):
+            for _, name in HOLE.findall(spec):
                 if name not in self.symbols:
                     known = ", ".join(self.symbols) or "none"
                     raise ConfigError(f"`{where}` has a hole {{{name}}}, which `symbols` must hold. Known: {known}.")

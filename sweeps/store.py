@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raysim.config import ConfigError
+from raysim.pipeline.checkpoint import checkpoints
 
 
 class Store:
@@ -22,6 +23,7 @@ class Store:
     def __init__(self, out: str | Path) -> None:
         self.out = str(out)
         self.remote = "://" in self.out
+        self._sent: dict[str, list[int]] = {}  # the step of the last checkpoint in the bucket, by run
         if not self.remote:
             self.local = Path(self.out)
             return
@@ -35,15 +37,26 @@ class Store:
         self.local = Path(tempfile.gettempdir()) / "raysim-sweeps" / digest
 
     def fetch(self, name: str) -> Path:
-        """Return the local folder of a run, with what the bucket has of it where nothing is here yet."""
+        """Return the local folder of a run, as the bucket has it: another machine may have gone on with it since."""
         folder = self.local / name
-        if self.remote and not folder.is_dir() and self._type(name) == fs.FileType.Directory:
-            draft = folder.with_name(f".{folder.name}")  # whole or not at all: a part of a run is none
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            fs.copy_files(f"{self._root}/{name}", str(draft), source_filesystem=self._system)
-            draft.rename(folder)
+        if self.remote and self._type(name) == fs.FileType.Directory:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            fs.copy_files(f"{self._root}/{name}", str(folder), source_filesystem=self._system)
+            for step in folder.glob("checkpoints/step-*"):
+                if not (
+                    step / "manifest.json"
+                ).is_file():  # sent last: of a copy that was broken off, or a folder left over
+                    shutil.rmtree(step)
         return folder
+
+    def send_run(self, name: str) -> None:
+        """Copy a run that goes on, where it has a checkpoint that the bucket lacks."""
+        if self.remote:
+            newest = [one.step for one in checkpoints(self.local / name / "checkpoints")][-1:]
+            if newest != self._sent.get(name, []):
+                self.send(name)
+                self._sent[name] = newest
 
     def fetch_file(self, name: str) -> bool:
         """Bring a file of the bucket here, over what is here; return whether there is one."""

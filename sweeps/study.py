@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -206,8 +206,10 @@ def study_names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
-def read_study(source: str | Path, *, trials: int | None = None, jobs: int | None = None) -> Study:
-    """Return the study of a built-in's name, a .toml or a .py file, with another budget where given.
+def read_study(
+    source: str | Path, overrides: Sequence[str] = (), *, trials: int | None = None, jobs: int | None = None
+) -> Study:
+    """Return the study of a built-in's name, a .toml or a .py file; its base changed by `key=value` texts.
 
     Raises ConfigError by field and rule.
 
@@ -233,9 +235,11 @@ def read_study(source: str | Path, *, trials: int | None = None, jobs: int | Non
         beside = path.parent / values["space"]
         python = beside.read_text(encoding="utf-8") if beside.is_file() else None
         values, function = {**values, "space": None}, _read_python(beside)[1]
-    study = _make(values, path.stem if path.stem != "study" else None, path.parent, function, python)
+    study = _make(values, path.stem if path.stem != "study" else None, path.parent, overrides, function, python)
     study = study.with_trials(trials, jobs)
     _check_draws(study)
+    for baseline in study.baselines:
+        _check_baseline(study, baseline)
     return study
 
 
@@ -263,7 +267,12 @@ def _read_python(path: Path) -> tuple[dict[str, Any], SpaceFunction]:
 
 
 def _make(
-    values: dict[str, Any], stem: str | None, folder: Path, function: SpaceFunction | None, python: str | None
+    values: dict[str, Any],
+    stem: str | None,
+    folder: Path,
+    overrides: Sequence[str],
+    function: SpaceFunction | None,
+    python: str | None,
 ) -> Study:
     try:
         file = _File.model_validate(values)
@@ -275,6 +284,8 @@ def _make(
     base = _base(file.base, folder)
     for key, value in file.set.items():
         _override(base, key, value)
+    for override in overrides:
+        apply_override(base, override)
     config = make_config(base)
     base.setdefault("name", name)
     space: SpaceFunction
@@ -349,8 +360,6 @@ def _check(study: Study, config: RunConfig) -> None:
         if constraint.of is not None and constraint.of not in [one.name for one in study.baselines]:
             known = ", ".join(one.name for one in study.baselines) or "none"
             raise ConfigError(f"`constraints.of` must name one of `baselines` ({known}), but got {constraint.of!r}.")
-    for baseline in study.baselines:
-        _check_baseline(study, baseline)
 
 
 def _check_baseline(study: Study, baseline: Baseline) -> None:
@@ -365,13 +374,14 @@ def _check_baseline(study: Study, baseline: Baseline) -> None:
         overrides = study.overrides(trial, baseline.name)
         unused = sorted(set(baseline.params or {}) - set(trial.distributions))
         if unused:
-            raise ValueError(f"the space does not ask for `{unused[0]}`")
+            raise ValueError(f"`{unused[0]}` is not asked for")
         study.config(overrides)
     except ConfigError as error:
         raise ConfigError(f"The baseline {baseline.name}: {error}") from None
     except ValueError as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
         raise ConfigError(
-            f"The baseline {baseline.name} must be a point of the space, but {str(error).rstrip('.')}."
+            f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}."
         ) from None
 
 
@@ -389,7 +399,8 @@ def _check_draws(study: Study) -> None:
     except Exception as error:
         raise ConfigError(f"The space cannot be drawn from: {type(error).__name__}: {error}.") from None
     for params, overrides in drawn:
-        choices = {(name, repr(value)) for name, value in params.items() if isinstance(value, (str, bool))} | {("", "")}
+        chosen = {(name, value) for name, value in params.items() if isinstance(value, (str, bool))}
+        choices = {(name.rpartition(".")[2], repr(value)) for name, value in chosen} | {("", "")}  # wherever it stands
         try:
             study.config(overrides)
             good |= choices
@@ -417,14 +428,14 @@ def most_workers(study: Study) -> int:
 
 
 def workers(config: RunConfig) -> int:
-    """Return the number of workers, each a process of its own on Ray."""
-    return max(config.parsed_schedule.workers(config.stages)) + 1
+    """Return the number of workers over all replicas, each a process of its own on Ray."""
+    return config.num_replicas * (max(config.parsed_schedule.workers(config.stages)) + 1)
 
 
 def _canonical(config: RunConfig) -> dict[str, Any]:
     """Return the flat configuration, one compressor for all boundaries where they are alike."""
     flat = config.flat()
-    for key in ("forward", "backward"):
+    for key in ("forward", "backward", "replica_gradient"):
         if isinstance(flat[key], tuple):
             flat[key] = flat[key][0] if len(set(flat[key])) == 1 else "[" + ", ".join(flat[key]) + "]"
     return flat

@@ -43,6 +43,7 @@ class Spec(NamedTuple):
     engine: str
     compute: str
     bundles: list[dict[str, float]]
+    watched: bool = True  # whether evaluations may end it early: not a baseline
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, in the study's."""
@@ -94,12 +95,13 @@ class SweepTrial(tune.Trainable):
         for place, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, place)
-            except (ConfigError, StageError, WorkerLostError, CheckpointError, RecordsError) as failure:
+            except ConfigError as failure:  # nothing has begun
                 status, error = "failed", _says(seed, spec.seeds, str(failure))
-                self._crew.dismiss()
                 break
             except Exception as failure:  # a model, a codec or a disk may fail in ways of its own: the sweep goes on
-                status, error = "failed", _says(seed, spec.seeds, f"{type(failure).__name__}: {failure}")
+                known = isinstance(failure, (StageError, WorkerLostError, CheckpointError, RecordsError))
+                text = str(failure) if known else f"{type(failure).__name__}: {failure}"
+                status, error = "failed", _says(seed, spec.seeds, text)
                 self._crew.dismiss()
                 break
             run = Run(folder)
@@ -107,7 +109,6 @@ class SweepTrial(tune.Trainable):
             seconds += float(run.row["seconds"])
             if run.status == "diverged":
                 status, error = "diverged", _says(seed, spec.seeds, str(run.row["error"]))
-                self._crew.dismiss()
                 break
         if status == "finished":
             try:
@@ -145,11 +146,12 @@ class SweepTrial(tune.Trainable):
                     evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in ("loss", "accuracy")}
                 progress = {"progress": (place + step / total) / len(spec.seeds), "seed": seed}
                 if "loss_off" in evaluated and step < total:  # the last mode that is evaluated
-                    self._store.send(name)
+                    self._store.send_run(name)
                     # Whether a trial goes on is decided on its first seed: the others would start the curve again.
-                    yield {**progress, **({"evaluated_step": step, **evaluated} if place == 0 else {})}
+                    yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not place else {})}
                     said, evaluated = time.monotonic(), {}
                 elif time.monotonic() - said >= HEARTBEAT_S:
+                    self._store.send_run(name)
                     yield progress
                     said = time.monotonic()
         self._store.send(name)

@@ -94,6 +94,13 @@ def random_k(density: float) -> Callable[[Shape, int], int]:
     return lambda shape, itemsize: kept(density, shape) * itemsize + 8
 
 
+def matrix_axes(shape: Shape) -> tuple[Shape, Shape]:
+    """The axes that are rows and columns: (first, the rest), (samples and length, width), (samples and space, channels)."""
+    if len(shape) < 3:
+        return shape[:1], shape[1:]
+    return (shape[:2], shape[2:]) if len(shape) == 3 else ((shape[0], *shape[2:]), shape[1:2])
+
+
 def low_rank(rank: int, left: Shape, right: Shape, matrices: int, itemsize: int) -> int:
     """Two thin matrices in float32, or the values where those would be as many."""
     rows, columns, dense = numel(left), numel(right), matrices * numel(left) * numel(right)
@@ -181,7 +188,7 @@ VARIANTS = [
     Variant("NonUniform(3)", lambda s, v: packed(numel(s), 3) + 32 * bool(numel(s)), scales=True),
     Variant("TAHQuant", tah_quant, scales=True),
     Variant("TAHQuant(high=0.5, tile=16, tau=0.0)", scales=True),
-    Variant("LowRank(2)", lambda s, v: low_rank(2, s[:1], s[1:], 1, v)),
+    Variant("LowRank(2)", lambda s, v: low_rank(2, *matrix_axes(s), 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
     Variant("ATOMO(2.0)", unbiased=True),
     Variant("ErrorBounded(0.01)"),

@@ -14,9 +14,19 @@ from codec_variants import normal
 from torch import Tensor
 
 from raysim.codecs import Packet, derive_key
-from raysim.compressors import Compressor, Context, State, parse
+from raysim.compressors import (
+    Compressor,
+    Context,
+    Epilogue,
+    GraVAC,
+    LazyErrorPropagation,
+    Plain,
+    State,
+    WarmStart,
+    parse,
+)
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
-from raysim.pipeline.link import Link
+from raysim.pipeline.link import Link, pack_state, unpack_state
 
 ROW = (3, 7)  # of a sample
 ROWS = 2  # samples of a message
@@ -41,7 +51,26 @@ class Variant:
 
     @property
     def key(self) -> str:
-        return getattr(self.method, "key", "slot")
+        """Under what it remembers messages; "none" where it does not."""
+        return key_of(self.method)
+
+    @property
+    def at_most(self) -> bool:
+        """Whether some messages are never remembered, so that what is held is less than what may be."""
+        return isinstance(self.method, Epilogue)
+
+
+def key_of(method: Compressor) -> str:
+    match method:
+        case Plain():
+            return "none"
+        case Epilogue():
+            return key_of(method.inner)
+        case LazyErrorPropagation() | WarmStart():
+            return "link"
+        case GraVAC():
+            return method.memory or "none"
+    return method.key
 
 
 VARIANTS = [
@@ -97,6 +126,26 @@ VARIANTS = [
     Variant("AQSGD(Cast('float16'), warmup=2)"),
     Variant("AQSGD(Identity, warmup=0)", "rounded"),
     Variant("AQSGD(Identity, key='slot', first='compressed')", "rounded"),
+    Variant("LazyErrorPropagation(TopK(0.1))"),
+    Variant("LazyErrorPropagation(Quantize(2), reset='step')"),
+    Variant("LazyErrorPropagation(LowRank(1))"),
+    Variant("LazyErrorPropagation(WarmStart(LowRank(1)))"),
+    Variant("LazyErrorPropagation(Identity)", "bitwise"),
+    Variant("Epilogue(TopK(0.2))"),
+    Variant("Epilogue(LazyErrorPropagation(TopK(0.2)))"),
+    Variant("Epilogue(LazyErrorPropagation(Quantize(2)), flush=True)"),
+    Variant("Epilogue(EF21(TopK(0.2)))"),
+    Variant("Epilogue(AQSGD(Quantize(4), key='slot'))"),
+    Variant("Epilogue(Identity)", "bitwise"),
+    Variant("GraVAC(window=2)"),
+    Variant("GraVAC(window=1, policy='geometric', promote='passing', simultaneous=True)"),
+    Variant("GraVAC(epsilon=0.5, window=1, ladder='bits', memory='slot', simultaneous=True)"),
+    Variant("GraVAC(epsilon=0.3, window=1, ladder=(TopK(0.5), Quantize(2), TopK(0.1)), memory='link', probe_every=2)"),
+    Variant("GraVAC(cf_max=8.0, epsilon=0.8, window=2, memory='sample', throughput='link', decide='message')"),
+    Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
+    Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
+    Variant("WarmStart(LowRank(1))"),
+    Variant("WarmStart(LowRank(1, per='sample'))"),
 ]
 
 
@@ -162,13 +211,10 @@ class Pair:
         """Fresh ends that take over from a checkpoint, which holds the sender's memory: as Worker.state and Worker.load."""
         fresh = Pair(self.sender.compressor)
         if self.sender.state:
-            keys, rows = torch.tensor(list(self.sender.state)), torch.stack(list(self.sender.state.values()))
-            tensors = unpack_tensors(pack_tensors({"keys": keys, "rows": rows}))
+            tensors = unpack_tensors(pack_tensors(pack_state(self.sender.state)))
             for link in (fresh.sender, fresh.receiver):
                 if link.sender or link.compressor.two_ended:
-                    link.state = {
-                        key: row.clone() for key, row in zip(tensors["keys"].tolist(), tensors["rows"], strict=True)
-                    }
+                    link.load(unpack_state(tensors, link.device))
         return fresh
 
 

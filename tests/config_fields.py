@@ -43,6 +43,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "data": Change({"data": {"name": "digits", "train_samples": 48, "test_samples": 20}}, "loss"),
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
+    "bottleneck": Change({"bottleneck": 2}, "loss"),
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
     "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
     "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),

@@ -72,6 +72,7 @@ RUNS = {
     "replicas-fused": {**REPLICAS, **TIED, **ADAM, "fused_embedding": True},
     "replicas-batchnorm": {**REPLICAS, "model": {"name": "tests.models:normed"}, "evaluate_batchnorm_batches": 2},
     "four-replicas": {"num_replicas": 4, "num_microbatches": 1, "num_stages": 1},
+    "bottleneck": {"bottleneck": 2, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.2))"},
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }

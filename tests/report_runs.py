@@ -19,6 +19,7 @@ SETTINGS = {
     "feedback": {"forward": "ErrorFeedback(TopK(0.3))", "backward": "TopK(0.3)"},
 }
 SEEDS = (1, 2, 3)
+SPITE = "<img src=x onerror=alert(1)>|`*_"  # of which nothing may come but itself
 
 DECISIONS = pa.schema(
     [
@@ -64,13 +65,26 @@ def copy_run(source, target, **changes):
     return target
 
 
-def change_row(folder, **changes):
+def change_row(folder, drop=(), **changes):
+    """Write a run's `run.parquet` anew, with other values and without some columns."""
     table = pq.read_table(folder / "run.parquet")
     row = table.to_pylist()[0]
-    columns = {name: pa.array([row[name]], table.schema.field(name).type) for name in table.column_names}
+    columns = {
+        name: pa.array([row[name]], table.schema.field(name).type) for name in table.column_names if name not in drop
+    }
     write_table(
         pa.table(columns | {name: pa.array([value]) for name, value in changes.items()}), folder / "run.parquet"
     )
+
+
+def slow_but_small(folder):
+    """Let a run's actions take long and its packets weigh nothing: last on a free network, first on a slow one."""
+    table = pq.read_table(folder / "actions.parquet")
+    for name, value in (("compute_wall_s", 0.05), ("wire_bytes", 1)):
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(name)
+        table = table.set_column(place, field, pa.array([value] * len(table), field.type))
+    write_table(table, folder / "actions.parquet")
 
 
 def make_study(runs, folder, count):

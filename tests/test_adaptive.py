@@ -42,12 +42,14 @@ def explore(
     standing, events = Standing.fresh(len(factors), start_at_min=True), []
     for _ in range(3 * len(factors)):
         if standing.at_window(rules):
+            standing.close_window()
             events.append("+".join(standing.decide(rules)))
         factor = factors[standing.candidate]
         gain = gains[factor] if gains else 1.0
         low = gains[factors[standing.minimum]] if gains else gain
         standing.observe((low, 1.0), (gain, 1.0), 1.0)
         choice = standing.choose(low, gain, rules.epsilon)
+        standing.end_step(choice, low, gain)
         sent = (*factors, 1.0)[choice.level]
         standing.book(speeds.get(sent, 1.0) / choice.gain, rules)
         standing = Standing.from_tensors(*standing.tensors())
@@ -97,7 +99,7 @@ def test_promotion_within_omega(candidate: float, promoted: bool) -> None:
     for promote, minimum in (("evaluated", 1), ("listing", 2)):
         standing = Standing.fresh(4)
         standing.observe((0.9, 1.0), (candidate, 1.0), 1.0)
-        standing.choose(0.9, candidate, 0.7)
+        standing.agreed = [0.9, candidate]
         events = standing.decide(RULES._replace(promote=promote))
         assert events == (["promote", "advance"] if promoted else ["advance"])
         assert standing.minimum == (minimum if promoted else 0)
@@ -123,14 +125,33 @@ def test_gain_one_and_growing_speed_climb_to_the_top() -> None:
     assert math.isnan(standing.speeds[-1])  # dense was never sent
 
 
+def test_the_minimum_follows_what_passes() -> None:
+    """Gains of 10x, 20x, 40x, ... fall at some level, whose place moves: the minimum stays just below it."""
+    rules, standing, place = RULES._replace(promote="passing"), Standing.fresh(6), []
+    for window in range(18):
+        passing = 3 if window < 7 else 1 if window < 12 else 6  # levels that pass
+        if standing.at_window(rules):
+            standing.close_window()
+            standing.decide(rules)
+        gains = [0.8 if level < passing else 0.5 for level in (standing.minimum, standing.candidate)]
+        standing.observe((gains[0], 1.0), (gains[1], 1.0), 1.0)
+        standing.end_step(standing.choose(*gains, rules.epsilon), *gains)
+        assert standing.candidate == min(standing.minimum + 1, 5) or standing.candidate == standing.minimum == 5
+        place.append(standing.minimum)
+    assert place == [0, 1, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+
+
 def test_reopening() -> None:
     standing = Standing.fresh(3)
     rules = RULES._replace(reopen_every=3)
     for level in (0, 1):
         standing.used, standing.used_gain = level, 1.0
         standing.book(100.0, rules)
-    standing.choose(0.9, 0.8, 0.7)
-    seen = [standing.decide(rules) for _ in range(5)]
+    standing.agreed = [0.9, 0.8]
+    seen = []
+    for _ in range(5):
+        standing.close_window()
+        seen.append(standing.decide(rules))
     assert seen == [["saturate"], [], [], ["reopen"], ["advance"]]
     frozen = Standing.fresh(3)
     frozen.frozen = True
@@ -143,7 +164,8 @@ def test_dense_counts_for_saturation_only_where_asked() -> None:
         for level, speed in ((0, 50.0), (1, 100.0), (3, 100.5)):
             standing.used, standing.used_gain = level, 1.0
             standing.book(speed, rules)
-        standing.choose(0.9, 0.8, 0.7)
+        standing.agreed = [0.9, 0.8]
+        standing.close_window()
         events = standing.decide(rules)
         assert events == (["saturate"] if asked else ["advance"])
         assert (standing.candidate == settled) is asked
@@ -156,8 +178,7 @@ def test_how_a_factor_s_speed_is_kept() -> None:
         standing.used, standing.used_gain = 0, 0.5
         for speed in (100.0, 200.0, 600.0):
             standing.book(speed, rules)
-        standing.choose(0.9, 0.8, 0.7)
-        standing.decide(rules)
+        standing.close_window()
         kept[throughput] = standing.speeds[0]
     assert kept == {"mean": 150.0, "last": 300.0, "ewma": pytest.approx(0.75 * 62.5 + 0.25 * 300)}
 

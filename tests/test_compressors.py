@@ -296,10 +296,13 @@ def test_memory_bytes_are_what_is_held(variant: Variant, dtype: torch.dtype) -> 
     predicted = variant.method.memory_bytes((ROWS, *ROW), MICROBATCHES, SAMPLES)
     for link in (pair.sender, pair.receiver):
         if link.sender or variant.method.two_ended:
-            assert sum(row.nbytes for row in link.state.values()) == predicted
-            stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in link.state.values()}
-            assert sum(stores.values()) == predicted  # no row is a window on more memory than it fills
-    assert (predicted == 0) == isinstance(variant.method, Plain)
+            rows = [row for key, row in link.state.items() if key >= 0]  # what a method knows of itself is small
+            held = sum(row.nbytes for row in rows)
+            assert held == predicted or (variant.at_most and 0 < held < predicted)
+            stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
+            assert sum(stores.values()) == held  # no row is a window on more memory than it fills
+            assert sum(row.nbytes for key, row in link.state.items() if key < 0) < 1000
+    assert (predicted == 0) == (variant.key == "none")
 
 
 @remembering

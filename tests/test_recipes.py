@@ -60,6 +60,7 @@ def test_every_recipe_is_tried_here():
         "resnet101-cifar10",
         "vgg16-cifar100",
         "topics-lstm",
+        "optimus-cc",
     }
 
 
@@ -156,3 +157,23 @@ def test_topics_gpt_learns(tmp_path):
     run = train("topics-gpt", "forward=Quantize(4)", "backward=Quantize(8)", engine="inline", out=tmp_path / "run")
     final = run.evals.iloc[-2:]
     assert (final["loss"] < 2.6).all()  # from log 256 = 5.5
+
+
+@pytest.mark.slow
+def test_optimus_cc_is_all_its_parts(tmp_path):
+    """Messages of the epilogue are compressed, those before them are not; embeddings are summed once; late stages stay dense."""
+    run = train("optimus-cc", "steps=40", engine="inline", out=tmp_path / "run")
+    links = run.links[run.links["step"] == 20]
+    backward = links[(links["direction"] == "backward") & (links["replica"] == 0)].set_index("boundary")
+    dense = 2 * 64 * 128 * 4  # of a message: 2 samples of 64 positions
+    small = 4 * (2 * 64 + 128) * 4  # rank 4
+    for boundary in range(3):
+        compressed = 3 - boundary  # min(P - s, M)
+        expected = compressed * small + (8 - compressed) * dense
+        assert backward.loc[boundary, "wire_bytes"] == expected
+    replicas = links[(links["direction"] == "replica_gradient") & (links["replica"] == 0)].set_index("stage")
+    factors = replicas["dense_bytes"] / replicas["wire_bytes"]
+    assert (factors.loc[:2] > 2).all()
+    assert factors.loc[3] == 1
+    assert set(links[links["direction"] == "tied"]["stage"]) == {0, 3}
+    assert run.evals["loss"].iloc[-1] < 3.6

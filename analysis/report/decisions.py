@@ -63,7 +63,10 @@ def _figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
     places = list(dict.fromkeys(rows["place"]))
     panels = [
         Panel(
-            "Factor sent", Axis("step", "step"), Axis("factor", "factor of values sent"), _lines(rows, places, "factor")
+            "Factor sent",
+            Axis("step", "step"),
+            Axis("factor", "factor of values sent", log=True),
+            _lines(rows, places, "factor"),
         ),
         Panel("Gain", Axis("step", "step"), Axis("gain", "gain of what was sent"), _lines(rows, places, "gain")),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis import Replay
-from analysis.plots import COLOURS, GREY, Axis, ByNetwork, Figure, Panel, Series, Style
+from analysis.plots import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
 from analysis.report.blocks import Section
 from analysis.report.material import Job, Material, Setting
 from raysim.network.network import Network
@@ -20,8 +20,8 @@ MOST_ACTIONS = 600  # of one step: more are no picture; `raysim replay --trace` 
 KINDS = {
     "forward": Style(COLOURS[0]),
     "backward": Style(COLOURS[4]),
-    "backward for weights": Style(COLOURS[2]),
-    "codec": Style(COLOURS[1]),
+    "backward for weights": Style(COLOURS[2], SYMBOLS[3]),
+    "codec": Style(COLOURS[1], SYMBOLS[1]),
     "calls": Style(GREY),
     "on the wire": Style(COLOURS[5]),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -90,7 +91,7 @@ def _judged(results: Results) -> Judged:
 
 def _titles(runs: pd.DataFrame) -> pd.Series[str]:
     """Return what model on what data each run trains, in words: with options where two of one name differ in them."""
-    words = runs["model"].astype(str) + " on " + runs["data"].astype(str)
+    words = _column(runs, "model", "a model").astype(str) + " on " + _column(runs, "data", "data").astype(str)
     options = runs[[name for name in runs if str(name).startswith(("model.", "data."))]].astype(str)
     for _, rows in options.groupby(words):
         for name in options:
@@ -100,13 +101,18 @@ def _titles(runs: pd.DataFrame) -> pd.Series[str]:
 
 
 def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
-    metric = LOSS if str(runs["data"].iloc[0]) in LANGUAGE else ACCURACY
+    metric = LOSS if str(_column(runs, "data", "").iloc[0]) in LANGUAGE else ACCURACY
     settings = [
         _setting(str(name), rows, metric, prices, judged, networks)
         for name, rows in runs.groupby(_names(runs), sort=False)
     ]
     settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
     return Job(key, title, metric, settings, runs, networks)
+
+
+def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
+    """Return a column; `missing` where records of another version do not have it."""
+    return runs[name].fillna(missing) if name in runs else pd.Series(missing, runs.index)
 
 
 def _names(runs: pd.DataFrame) -> pd.Series[str]:
@@ -138,7 +144,8 @@ def _setting(
     networks: Sequence[str],
 ) -> Setting:
     how = setting_of(runs.iloc[0])
-    done = runs["steps_done"].astype(float).clip(lower=1)
+    done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
+    wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
     mine = {str(run): prices[run] for run in runs["run"] if run in prices}
     return Setting(
@@ -147,11 +154,11 @@ def _setting(
         backward=how.backward,
         dense=how == How(),
         runs=tuple(runs["run"].astype(str)),
-        seeds=int(runs["seed"].nunique()),
+        seeds=int(_column(runs, "seed", 0).nunique()),
         diverged=int((runs["status"] == "diverged").sum()),
         steps=int(done.max()),
-        wire_bytes=float((runs["wire_bytes"].astype(float) / done).mean()),
-        dense_bytes=float((runs["dense_bytes"].astype(float) / done).mean()),
+        wire_bytes=float(wire.mean()),
+        dense_bytes=float(dense.mean()),
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
         priced=next(iter(mine), None),
         notes=next(iter(mine.values())).notes if mine else (),

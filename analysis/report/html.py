@@ -16,7 +16,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from analysis.plots import Axis, ByNetwork, Figure, Scaled, Series
+from analysis.plots import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
 from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
 
 FEW_ROWS = 12  # need no filter
@@ -226,6 +226,8 @@ class _Writer:
             "y": self._values(series.y),
             **series.style._asdict(),
         }
+        if series.kind in ("bars", "spans"):
+            found["pattern"] = PATTERNS.get(series.style.symbol, "")
         if series.errors is not None:
             found["errors"] = _numbers(series.errors)
         if series.widths is not None:

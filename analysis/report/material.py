@@ -91,7 +91,7 @@ class Setting:
     @property
     def factor(self) -> float:
         """The compression factor."""
-        return self.dense_bytes / self.wire_bytes if self.wire_bytes else math.nan
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes > 0 else math.nan
 
     @property
     def verdict(self) -> str:

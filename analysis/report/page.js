@@ -47,9 +47,10 @@
     });
     const found = { name: plain(series.name), x, y, hovertext: text, hoverinfo: "text", visible: shown, showlegend: false };
     const line = { color: series.colour, dash: series.dash, width: series.faint ? 1 : 2 };
-    if (series.kind === "bars") return { ...found, type: "bar", marker: { color: series.colour, pattern: { shape: series.pattern || "" } } };
+    const pattern = { shape: series.pattern, fgcolor: "#fff", bgcolor: series.colour, fillmode: "replace", size: 6, solidity: 0.2 };
+    if (series.kind === "bars") return { ...found, type: "bar", marker: { color: series.colour, pattern } };
     if (series.kind === "spans") {
-      const marker = { color: series.colour, line: { color: "#fff", width: 0.5 } };
+      const marker = { color: series.colour, pattern, line: { color: "#fff", width: 0.5 } };
       return { ...found, type: "bar", orientation: "h", base: x, x: widths, y, marker, width: 0.7 };
     }
     const marker = { color: series.colour, symbol: series.symbol, size: series.faint ? 6 : series.symbol === "star" ? 13 : 9 };
@@ -76,7 +77,7 @@
     const [low, high] = [Math.min(...known), Math.max(...known)];
     if (!(high > 2 * low)) return { ...found, nticks: 6 };
     const decades = Math.log10(high / low);
-    const steps = decades < 0.9 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : decades < 2.2 ? [1, 2, 5] : [1];
+    const steps = decades < 0.9 ? [1, 1.5, 2, 3, 5, 7] : decades < 2.2 ? [1, 2, 5] : [1];
     const places = [];
     for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.ceil(Math.log10(high)); power += 1)
       for (const one of steps) places.push(Number(`${one}e${power}`));
@@ -113,6 +114,11 @@
     x: "M-5-2.6L-2.6-5 0-2.4 2.6-5 5-2.6 2.4 0 5 2.6 2.6 5 0 2.4-2.6 5-5 2.6-2.4 0Z",
     star: "M0-6.2L1.5-2 5.9-1.9 2.4.8 3.6 5 0 2.5-3.6 5-2.4.8-5.9-1.9-1.5-2Z",
   };
+  const BOX = "M-6-5H6V5H-6Z";
+  const HATCHES = {
+    "/": "M-6 3L2-5M-2 5L6-3", "\\": "M-2-5L6 3M-6-3L2 5", x: "M-5-5L5 5M-5 5L5-5", "-": "M-6-1.8H6M-6 1.8H6", "+": "M-6 0H6M0-5V5",
+    ".": "M-3-2H-1.6M2-2H3.4M-.7 2H.7",
+  };
   const DASH = { dash: "5 3", dot: "1.5 2.5", dashdot: "5 2 1.5 2", longdash: "8 3", longdashdot: "8 2 1.5 2" };
 
   function swatch(series) {
@@ -133,8 +139,17 @@
         svg.append(mark);
       }
     } else {
-      path.setAttribute("d", series.kind === "points" ? SHAPES[series.symbol] : SHAPES.square);
+      path.setAttribute("d", series.kind === "points" ? SHAPES[series.symbol] : BOX);
       path.setAttribute("fill", series.colour);
+      if (series.pattern) {
+        const hatch = path.cloneNode();
+        hatch.setAttribute("d", HATCHES[series.pattern]);
+        hatch.setAttribute("stroke", "#fff");
+        hatch.setAttribute("stroke-width", 1.4);
+        svg.append(hatch);
+        svg.prepend(path);
+        return svg;
+      }
     }
     svg.append(path);
     return svg;

@@ -61,7 +61,7 @@ def _panel(job: Job, kind: str, direction: str, settings: list[Setting]) -> Pane
     other = "backward" if direction == "forward" else "forward"
     alone = [one for one in settings if getattr(one, other) == "Identity"]
     series = []
-    for mode in MODES:
+    for mode in reversed(MODES):  # on lies on top
         colour, symbol = LOOKS[mode]
         mixed = [one for one in settings if one not in alone]
         for name, chosen, look, form in (

@@ -56,7 +56,7 @@ def _table(job: Job, material: Material) -> Table:
 
 
 def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) -> list[Cell]:
-    done = max(_number(row.get("steps_done")), 1.0)
+    done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 where it is missing
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     on, off = (_number(row.get(f"final_{job.metric.name}_{mode}")) for mode in ("on", "off"))
     loss, took = _number(row.get("final_train_loss")), _number(row.get("seconds"))
@@ -81,7 +81,7 @@ def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) ->
         Cell(str(row["status"])),
         Cell(f"{done:,.0f}", done),
         Cell(bytes_of(wire / done), wire / done),
-        Cell(f"{dense / wire:.2f}" if wire else "none", dense / wire if wire else None),
+        Cell(f"{dense / wire:.2f}" if wire > 0 else "none", dense / wire if wire > 0 else None),
         Cell(job.metric.write(on), on),
         Cell(job.metric.write(off), off),
         Cell("none" if pd.isna(loss) else f"{loss:.3f}", loss),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 from analysis.plots import ByNetwork
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
-from analysis.report.material import WORTH, Job, Material, Setting
+from analysis.report.material import MODES, WORTH, Job, Material, Setting
 from analysis.report.words import bytes_of, harm, plural, seconds
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
@@ -36,35 +37,31 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         yield Heading(job.title)
     yield Text(ByNetwork({network: _lead(job, network) for network in material.networks}), "lead")
     yield Text(_what(job))
-    if job.dense is None or not job.dense.step_s:
+    if not job.priced:
         return
     yield Table(
         f"{job.key}-recommended",
-        f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least "
-        f"{GAIN} faster. {job.metric.text.capitalize()} is that of the last "
-        "evaluation, mean ± standard deviation over seeds; a setting is written forward / backward.",
+        f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least {GAIN} "
+        f"faster, and where no dense run tells, the fastest. {job.metric.text.capitalize()} is that of the last evaluation, "
+        "mean ± standard deviation over seeds; a setting is written forward / backward.",
         COLUMNS,
         [_row(job, network) for network in material.networks],
         current=0,
     )
-    yield from (Text(f"Of the recording of `{job.dense.name}`: {note}", "note") for note in job.dense.notes)
-    undecided = sum(one.verdict == "undecided" for one in job.settings)
-    within = next((one.judged.get("within") for one in job.settings if one.judged), None)
-    if within is not None:
-        unit = next(one.judged.get("unit", "") for one in job.settings if one.judged)
-        yield Text(
-            f"Safe means: at most {within:g} {unit} worse than dense, at {_confidence(job):.0%} confidence over seeds. "
-            + (
-                f"{plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell."
-                if undecided
-                else ""
-            ),
-            "note",
+    reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
+    yield from (Text(f"Of the recording of `{reference.name}`: {note}", "note") for note in reference.notes)
+    judged = next((one.judged for one in job.settings if one.judged), None)
+    if judged is not None:
+        undecided = sum(one.verdict == "undecided" for one in job.settings)
+        text = (
+            f"Safe means: at most {judged['within']:g} {judged['unit']} worse than dense, with compression on, at "
+            f"{judged['confidence']:.0%} confidence over seeds."
         )
-
-
-def _confidence(job: Job) -> float:
-    return float(next(one.judged.get("confidence", 0.95) for one in job.settings if one.judged))
+        if undecided:
+            text += (
+                f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell."
+            )
+        yield Text(text, "note")
 
 
 def _what(job: Job) -> str:
@@ -81,36 +78,51 @@ def _what(job: Job) -> str:
 
 
 def _lead(job: Job, network: str) -> str:
-    if job.dense is None:
-        return (
-            "There is no dense run to compare with, so nothing is recommended: train the same job with "
-            "`forward=Identity backward=Identity`, once for each seed."
-        )
+    if not job.priced:
+        return "No run here has profiled actions, so no step can be priced: train with `profile_every_steps` of at least 1."
     chosen = job.recommended(network)
-    if chosen is None:
-        return "The dense runs have no profiled actions, so no step can be priced: train with `profile_every_steps` of at least 1."
-    dense_s = job.dense.step_s[network].mean
+    if chosen is None or job.dense is None:
+        fastest = _fastest(job, network)
+        return (
+            f"On {network}, the fastest setting is `{fastest.name}`: {_facts(job, fastest, network)} There is no dense run to compare "
+            "with, so none is recommended: train the same job with `forward=Identity backward=Identity`, once for each seed."
+        )
+    if len(job.settings) == 1:
+        return f"On {network}, dense: {_facts(job, chosen, network)} Nothing else was trained, so nothing is compared."
     if chosen.dense:
-        return f"On {network}, stay dense: {seconds(dense_s)} a step. {_why_dense(job, network)}"
-    both = "; ".join(
-        f"with compression {mode} at inference {job.metric.write(*chosen.quality[mode][:2])} "
-        f"(dense {job.metric.write(*job.dense.quality[mode][:2])})"
-        for mode in ("on", "off")
-    )
+        return f"On {network}, stay dense: {seconds(chosen.step_s[network].mean)} a step. {_why_dense(job, network)}"
+    dense_s, faster = job.dense.step_s[network].mean, chosen.speedup[network].mean
     return (
-        f"On {network}, use `{chosen.name}`: {seconds(chosen.step_s[network].mean)} a step, "
-        f"{chosen.speedup[network].mean:.2f} times as fast as "
-        f"dense ({seconds(dense_s)}), with {chosen.factor:.1f} times fewer bytes. {job.metric.text.capitalize()}: {both}."
+        f"On {network}, use `{chosen.name}`: {faster:.2f} times as fast as dense ({seconds(dense_s)}), with {chosen.factor:.1f} times "
+        f"fewer bytes. It takes {_facts(job, chosen, network)}"
     )
+
+
+def _facts(job: Job, setting: Setting, network: str) -> str:
+    """Return what a step takes and sends, and what it reaches, beside dense where that is another."""
+    dense = job.dense if job.dense is not setting else None
+    reached = [
+        f"{job.metric.write(*setting.quality[mode][:2])} with compression {mode} at inference"
+        + (f" (dense {job.metric.write(*dense.quality[mode][:2])})" if dense is not None else "")
+        for mode in MODES
+    ]
+    return (
+        f"{seconds(setting.step_s[network].mean)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{job.metric.text.capitalize()}: {', '.join(reached)}."
+    )
+
+
+def _fastest(job: Job, network: str) -> Setting:
+    return min(job.priced, key=lambda one: one.step_s[network].mean)
 
 
 def _why_dense(job: Job, network: str) -> str:
     faster = _faster(job, network)
     if not faster:
         return f"No setting that was tried is {GAIN} faster or more here."
-    open_ = [one for one in faster if one.verdict == "undecided"]
+    open_ = [one for one in faster if one.verdict == "undecided" and not math.isnan(one.judged["harm"])]
     if not open_:
-        return f"Of {plural(len(faster), 'faster setting')} none is safe."
+        return f"Of {plural(len(faster), 'faster setting')} none is shown to be safe."
     promising = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
     if promising:
         best = max(promising, key=lambda one: one.speedup[network].mean)
@@ -138,17 +150,22 @@ def _faster(job: Job, network: str) -> list[Setting]:
 
 
 def _row(job: Job, network: str) -> list[Cell]:
-    chosen = job.recommended(network)
-    assert chosen is not None
-    assert job.dense is not None
-    seeds = plural(chosen.seeds, "seed")
-    evidence = _short_why(job, network) if chosen.dense else f"{chosen.verdict}: {harm(chosen)}, {seeds}"
+    recommended = job.recommended(network)
+    chosen = recommended or _fastest(job, network)
+    dense_s = job.dense.step_s[network].mean if job.dense is not None and job.dense.step_s else math.nan
+    if recommended is None:
+        evidence = "no dense run"
+    elif chosen.dense:
+        evidence = _short_why(job, network)
+    else:
+        evidence = f"{chosen.verdict}: {harm(chosen)}, {plural(chosen.seeds, 'seed')}"
+    faster = f"{chosen.speedup[network].mean:.2f}x" if chosen.speedup else "unknown"
     return [
         Cell(network),
         Cell(chosen.name, code=True),
         Cell(seconds(chosen.step_s[network].mean)),
-        Cell(seconds(job.dense.step_s[network].mean)),
-        Cell(f"{chosen.speedup[network].mean:.2f}x" if chosen.speedup and not chosen.dense else "1"),
+        Cell(seconds(dense_s)),
+        Cell("1" if chosen.dense else faster),
         Cell(bytes_of(chosen.wire_bytes)),
         Cell(job.metric.write(*chosen.quality["on"][:2])),
         Cell(job.metric.write(*chosen.quality["off"][:2])),

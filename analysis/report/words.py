@@ -40,11 +40,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def points(value: float | None) -> str:
-    """Return a difference with its sign, as it is written: a true minus."""
+    """Return a difference as it is written: two digits or so, and a true minus.
+
+    >>> points(0.456), points(-4.56), points(45.6)
+    ('0.46', '\N{MINUS SIGN}4.6', '46')
+    """
     if value is None or math.isnan(value):
         return "none"
-    text = f"{abs(value):.2g}" if abs(value) < 9.95 else f"{abs(value):.0f}"
-    return f"\N{MINUS SIGN}{text}" if value < 0 else text
+    digits = 2 if abs(value) < 0.995 else 1 if abs(value) < 9.95 else 0
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def bandwidth(bps: float) -> str:
@@ -61,7 +65,9 @@ def harm(setting: Setting) -> str:
     low, middle, high = (float(judged.get(name, math.nan)) for name in ("harm_low", "harm", "harm_high"))
     if math.isnan(middle):
         return "not compared with dense"
-    unit = judged.get("unit", "")
-    if math.isnan(low) or math.isnan(high) or math.isinf(low) or math.isinf(high):
-        return f"{points(middle)} {unit} worse, from {plural(int(judged.get('seeds', 1)), 'seed')}"
-    return f"{points(middle)} ({points(low)} to {points(high)}) {unit} worse"
+    unit, side = judged.get("unit", ""), "worse"
+    if middle < 0 and not high > 0:
+        low, middle, high, side = -high, -middle, -low, "better"
+    if math.isinf(low) or math.isinf(high):
+        return f"{points(middle)} {unit} {side}, from {plural(int(judged.get('seeds', 1)), 'seed')}"
+    return f"{points(middle)} ({points(low)} to {points(high)}) {unit} {side}"

@@ -56,9 +56,10 @@ class LowRank(Codec):
     """Sends P = orth(M Q) and M^T P, decoded to P P^T M: one step of PowerSGD's subspace iteration (Vogels et al. 2019,
     1905.13727), with Q drawn from the key.
 
-    M is the `tensor` as (first axis, the rest), or each `sample` as (second axis, the rest): (length, width) of activations.
-    What two thin matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in
-    float64; both are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
+    M is the `tensor`, its columns the last axis of text (samples x length, width) or the channels of images (samples x height
+    x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. What two thin
+    matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in float64; both are
+    sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)
@@ -79,12 +80,18 @@ class LowRank(Codec):
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
         """Return number, rows, columns and rank of the matrices, or None where they would not make it smaller."""
-        lead = 1 if self.per == "sample" else 0
-        if len(shape) < 2 + lead or not math.prod(shape):
+        if len(shape) < (3 if self.per == "sample" else 2) or not math.prod(shape):
             return None
-        rows, columns = shape[lead], math.prod(shape[lead + 1 :])
+        if self.per == "sample":
+            number, rows, columns = shape[0], shape[1], math.prod(shape[2:])
+        else:
+            columns = shape[1] if self._by_channel(shape) else shape[-1]
+            number, rows = 1, math.prod(shape) // columns
         rank = min(rows, columns, self.rank)
-        return None if rank * (rows + columns) >= rows * columns else (math.prod(shape[:lead]), rows, columns, rank)
+        return None if rank * (rows + columns) >= rows * columns else (number, rows, columns, rank)
+
+    def _by_channel(self, shape: tuple[int, ...]) -> bool:
+        return self.per == "tensor" and len(shape) > 3
 
     def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the Q of a key, (1, columns, rank) in float64: evenly spread over -1..1, which finds a span as normals do."""
@@ -98,7 +105,7 @@ class LowRank(Codec):
         check_finite(x)
         matrices = self.matrices(tuple(x.shape))
         assert matrices is not None
-        m = x.detach().reshape(matrices[:3])
+        m = (x.detach().movedim(1, -1) if self._by_channel(tuple(x.shape)) else x.detach()).reshape(matrices[:3])
         left = orthonormal(_times(m, start)).float()
         right = cast_saturating(_transposed_times(m, left), torch.float32)
         packet = Packet(self, {"left": to_bytes(left), "right": to_bytes(right)}, tuple(x.shape), _name(x))
@@ -118,7 +125,11 @@ class LowRank(Codec):
         number, rows, columns, rank = matrices
         left = read_floats(packet, "left", number * rows * rank, device).view(number, rows, rank)
         right = read_floats(packet, "right", number * columns * rank, device).view(number, columns, rank)
-        return cast_saturating(_product(left, right, dtype), dtype).view(packet.shape)
+        x = cast_saturating(_product(left, right, dtype), dtype)
+        if self._by_channel(packet.shape):
+            samples, channels, *spots = packet.shape
+            return x.view(samples, *spots, channels).movedim(-1, 1).contiguous()
+        return x.view(packet.shape)
 
 
 def _name(x: Tensor) -> str:

@@ -6,7 +6,6 @@ Arrays of a packet are numpy, so that Ray moves them out of band and without a c
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -154,9 +153,8 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
     """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only where `data` is."""
     if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
         return torch.empty(0, dtype=dtype, device=device)
-    with warnings.catch_warnings():  # arrays from the object store are read-only, and decoding never writes to them
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(data).view(dtype).to(device)
+    # arrays from the object store are read-only, and decoding never writes to them
+    return torch.from_numpy(kernels.opened(data)).view(dtype).to(device)
 
 
 def check_finite(x: Tensor) -> None:

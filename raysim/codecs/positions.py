@@ -70,10 +70,8 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
     elif "int32" in packet.arrays:
         positions = to_tensor(packet.bytes_of("int32", 4 * kept), torch.int32, device).long()
     else:
-        width = _low_bits(kept, total)
-        length = _high_length(kept, total, width)
-        low = to_tensor(packet.bytes_of("low", packed_bytes(kept, width)), torch.uint8, device)
-        high = to_tensor(packet.bytes_of("high", packed_bytes(length, 1)), torch.uint8, device)
+        low_bits, high_bits, length, width = elias_fano(packet, kept)
+        low, high = (to_tensor(part, torch.uint8, device) for part in (low_bits, high_bits))
         ones = unpack_bits(high, length).nonzero().view(-1)
         if len(ones) != kept:
             raise misplaced(packet, kept)
@@ -106,14 +104,19 @@ def _decode_native(packet: Packet, kept: int) -> np.ndarray:
         bitmap = kernels.opened(packet.bytes_of("bitmap", packed_bytes(total, 1)))
         right = indices.decode_bitmap(bitmap, total, positions) == kept
     else:
-        width = _low_bits(kept, total)
-        length = _high_length(kept, total, width)
-        low = kernels.opened(packet.bytes_of("low", packed_bytes(kept, width)))
-        high = kernels.opened(packet.bytes_of("high", packed_bytes(length, 1)))
-        right = indices.decode_elias_fano(low, high, length, width, total, positions)
+        low, high, length, width = elias_fano(packet, kept)
+        right = indices.decode_elias_fano(kernels.opened(low), kernels.opened(high), length, width, total, positions)
     if not right:
         raise misplaced(packet, kept)
     return positions
+
+
+def elias_fano(packet: Packet, kept: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Return the bytes of low and of high bits, how many high bits there are, and how many low ones a position has."""
+    width = _low_bits(kept, packet.numel)
+    length = _high_length(kept, packet.numel, width)
+    low, high = packet.bytes_of("low", packed_bytes(kept, width)), packet.bytes_of("high", packed_bytes(length, 1))
+    return low, high, length, width
 
 
 def misplaced(packet: Packet, kept: int) -> ValueError:

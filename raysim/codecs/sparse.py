@@ -14,7 +14,7 @@ from raysim.codecs import kernels
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
 from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest
-from raysim.codecs.positions import FORMS, decode_positions, encode_positions, misplaced, smallest_form
+from raysim.codecs.positions import FORMS, decode_positions, elias_fano, encode_positions, misplaced, smallest_form
 from raysim.notation import check_choice, check_real
 
 
@@ -129,17 +129,25 @@ def count_at_least(x: Tensor, floor: float) -> int:
 
 def place(packet: Packet, values: Tensor) -> Tensor:
     """Return the flat tensor of a packet whose index says where `values` lie, zeros elsewhere; raises ValueError."""
-    if "bitmap" in packet.arrays and kernels.serve(values):
-        from raysim.codecs.kernels import indices
+    if "int32" in packet.arrays or not kernels.serve(values):
+        return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
+    from raysim.codecs.kernels import indices
 
+    bits = kernels.opened(kernels.bits_of(values.contiguous()))
+    out = kernels.empty(packet.numel, bits.dtype)
+    if "bitmap" in packet.arrays:
         bitmap = kernels.opened(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)))
-        if indices.count_bits(bitmap, packet.numel) != len(values):
-            raise misplaced(packet, len(values))
-        bits = kernels.opened(kernels.bits_of(values.contiguous()))
-        out = kernels.empty(packet.numel, bits.dtype)
-        indices.expand_bitmap(bitmap, bits, out)
-        return torch.from_numpy(out).view(values.dtype)
-    return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
+        right = indices.count_bits(bitmap, packet.numel) == len(values)
+        if right:
+            indices.expand_bitmap(bitmap, bits, out)
+    else:
+        low, high, length, width = elias_fano(packet, len(values))
+        padded = np.empty(len(low) + 8, np.uint8)
+        padded[: len(low)] = low
+        right = indices.expand_elias_fano(padded, kernels.opened(high), length, width, bits, out)
+    if not right:
+        raise misplaced(packet, len(values))
+    return torch.from_numpy(out).view(values.dtype)
 
 
 def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:

@@ -154,7 +154,7 @@ class UniformCodec(Codec):
         self, find: Callable[[int, int], np.ndarray], layout: Layout, low: np.ndarray, high: np.ndarray
     ) -> None:
         parts = kernels.in_parts(find, layout.numel, _BLOCK) if layout.groups == 1 else [find(0, layout.numel)]
-        found = np.stack(parts)
+        found = np.stack(parts) if len(parts) > 1 else parts[0][None]
         low[:], high[:] = found[:, 0].min(axis=0), found[:, 1].max(axis=0)  # NaN in any is NaN in all
 
     def _arrays(self, codes: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:

@@ -4,14 +4,28 @@ from raysim.codecs import CODECS, Codec
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
+from raysim.compressors.gravac_link import GraVAC
+from raysim.compressors.lazy import Epilogue, LazyErrorPropagation
 from raysim.compressors.methods import METHODS, parse_replica_method
 from raysim.compressors.replica import ReplicaContext, ReplicaMethod
 from raysim.compressors.shared import AtSupport
+from raysim.compressors.warmstart import WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
 COMPRESSORS: dict[str, type[Compressor]] = {
-    cls.name(): cls for cls in (AQSGD, EF21, ErrorFeedback, MixedErrorFeedback, Plain)
+    cls.name(): cls
+    for cls in (
+        AQSGD,
+        EF21,
+        Epilogue,
+        ErrorFeedback,
+        LazyErrorPropagation,
+        GraVAC,
+        MixedErrorFeedback,
+        Plain,
+        WarmStart,
+    )
 }
 
 
@@ -42,12 +56,16 @@ __all__ = [
     "Compressor",
     "Context",
     "Decision",
+    "Epilogue",
     "ErrorFeedback",
+    "GraVAC",
+    "LazyErrorPropagation",
     "MixedErrorFeedback",
     "Plain",
     "ReplicaContext",
     "ReplicaMethod",
     "State",
+    "WarmStart",
     "parse",
     "parse_replica_method",
 ]

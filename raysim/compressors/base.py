@@ -18,7 +18,7 @@ from raysim.codecs import Codec, Packet
 from raysim.codecs.sparse import Support
 from raysim.notation import Notation
 
-State = dict[int, Tensor]
+State = dict[int, Tensor]  # messages are remembered under keys of at least 0; what a method knows of itself, below
 KEYS = ("slot", "sample", "link")
 
 
@@ -39,6 +39,7 @@ class Context(NamedTuple):
     support: Support | None = None  # what the forward packet of this microbatch kept, for shared indices
     learning_rate: float = 0.0
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
+    batch_size: int = 1  # samples of the step, over all replicas
 
 
 class Decision(NamedTuple):
@@ -61,6 +62,7 @@ class Compressor(Notation, ABC):
     """A codec with a memory rule: a frozen dataclass, equal and hashed by its settings."""
 
     two_ended: ClassVar[bool] = False  # whether the receiver keeps a memory too, which must stay equal to the sender's
+    directions: ClassVar[tuple[str, ...]] = ("forward", "backward")  # in which it has a meaning
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
 
     codec: Codec
@@ -82,8 +84,18 @@ class Compressor(Notation, ABC):
         """Move `state` on by `changes`, in place; both ends call it with changes in the same order."""
         state.update(changes)
 
-    def evaluation(self, mode: str) -> Codec:
-        """Return the codec that stands in for this compressor in evaluation "on" or "on_direct": no memory is used there."""
+    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+        """Return the sender's rows that change when a step ends, and what was decided; `state` is left untouched.
+
+        `context` is that of the last message, with the clock's time of the step before.
+        """
+        return {}, []
+
+    def evaluation(self, mode: str, state: State) -> Codec:
+        """Return the codec that stands in for this compressor in evaluation "on" or "on_direct": no memory is used there.
+
+        `state` is the sender's, for methods that adapt.
+        """
         return self.codec
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:

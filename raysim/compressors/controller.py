@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 POLICIES = ("exponential", "geometric")
-EVENTS = ("promote", "advance", "saturate", "reopen")
+PROMOTE = ("evaluated", "listing", "passing")
+EVENTS = ("promote", "advance", "retreat", "saturate", "reopen")
 
 
 def candidate_factors(cf_min: float, cf_max: float, policy: str, growth: float = 2.0) -> tuple[float, ...]:
@@ -141,53 +142,79 @@ class Standing:
             self.averages[place] = value if math.isnan(before) else alpha * value + (1 - alpha) * before
         if self.candidate == self.minimum:
             self.averages[2:] = self.averages[:2]
+        return self.gains
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """The averaged gains of minimum and candidate, NaN where none was seen."""
         low, low_of, high, high_of = self.averages
         return low / low_of, high / high_of
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
-        """Return what is sent where these are the gains: the strongest that reaches `epsilon`."""
-        self.agreed = [minimum, candidate]
+        """Return what is sent where these are the gains: the strongest that reaches `epsilon`. Of NaN it is known not to."""
         if candidate >= epsilon:
-            choice = Choice("candidate", self.candidate, candidate)
-        elif minimum >= epsilon:
-            choice = Choice("minimum", self.minimum, minimum)
-        else:
-            choice = Choice("dense", self.num_levels, 1.0)
-        self.used, self.used_gain = choice.level, choice.gain
+            return Choice("candidate", self.candidate, candidate)
+        if minimum >= epsilon:
+            return Choice("minimum", self.minimum, minimum)
+        return Choice("dense", self.num_levels, 1.0)
+
+    def end_step(self, sent: Choice, minimum: float, candidate: float) -> None:
+        """Take what was sent in a step, and the gains that were seen in it."""
+        self.used, self.used_gain = sent.level, sent.gain
+        self.agreed = [minimum, candidate]
         self.steps += 1
-        return choice
 
     def at_window(self, rules: Rules) -> bool:
         """Whether a window ended with the last step."""
         return self.steps > 0 and self.steps % rules.window == 0
 
-    def decide(self, rules: Rules) -> list[str]:
-        """Move minimum and candidate at the end of a window; return what happened, of `EVENTS`."""
+    def close_window(self) -> None:
+        """Take the means of the window at hand, and begin the next."""
         for level, count in enumerate(self.counts):
             if count:
                 self.speeds[level] = self.sums[level] / count
         self.sums, self.counts = [0.0] * len(self.sums), [0] * len(self.counts)
+        self.frozen_windows += self.frozen
+
+    def decide(self, rules: Rules) -> list[str]:
+        """Move minimum and candidate, after a window was closed; return what happened, of `EVENTS`."""
         if self.frozen:
-            self.frozen_windows += 1
             if rules.reopen_every is None or self.frozen_windows < rules.reopen_every:
                 return []
             self._reopen()
             return ["reopen"]
-        events = []
-        minimum, candidate = self.agreed
         following = min(self.candidate + 1, self.num_levels - 1)
-        target = self.candidate if rules.promote == "evaluated" else following
-        if minimum > 0 and abs(minimum - candidate) / minimum <= rules.omega and target != self.minimum:
-            self._promote(target)
-            events.append("promote")
+        events = self._track(rules) if rules.promote == "passing" else self._promoted(rules, following)
         settled = self._saturated(rules)
         if settled is not None:
             self._freeze(settled)
-            events.append("saturate")
-        elif following != self.candidate:
+            return [*events, "saturate"]
+        climbs = rules.promote != "passing" or events == ["promote"]
+        if climbs and following != self.candidate:
             self._explore(following)
             events.append("advance")
         return events
+
+    def _promoted(self, rules: Rules, following: int) -> list[str]:
+        """Raise the minimum where the candidate keeps as much of the tensor."""
+        minimum, candidate = self.agreed
+        target = self.candidate if rules.promote == "evaluated" else following
+        if not minimum > 0 or abs(minimum - candidate) / minimum > rules.omega or target == self.minimum:
+            return []
+        self._promote(target)
+        return ["promote"]
+
+    def _track(self, rules: Rules) -> list[str]:
+        """Raise the minimum to a candidate that passes, or lower it by one where it fails itself."""
+        minimum, candidate = self.agreed
+        if candidate >= rules.epsilon and self.candidate != self.minimum:
+            self._promote(self.candidate)
+            return ["promote"]
+        if minimum >= rules.epsilon or self.minimum == 0:
+            return []
+        self.candidate, self.minimum = self.minimum, self.minimum - 1
+        self.averages = [math.nan, math.nan, *self.averages[:2]]
+        return ["retreat"]
 
     def _saturated(self, rules: Rules) -> int | None:
         """Return the level to stay at, where the two fastest are equally fast."""

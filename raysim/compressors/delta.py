@@ -141,7 +141,7 @@ class AQSGD(Compressor):
         while self.capacity is not None and len(state) > self.capacity:
             state.pop(next(iter(state)))
 
-    def evaluation(self, mode: str) -> Codec:
+    def evaluation(self, mode: str, state: State) -> Codec:
         """A test sample was never seen: "on" is a first visit, "on_direct" the codec on the activation itself."""
         return self._dense if mode == "on" and self.first == "dense" else self.codec
 

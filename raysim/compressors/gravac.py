@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raysim.codecs import Codec, Identity, Packet, RandomK
 from raysim.compressors.base import Decision
-from raysim.compressors.controller import POLICIES, Choice, Rules, Standing, candidate_factors
+from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.layers import (
     Layered,
     check_scope,
@@ -50,12 +50,14 @@ class GraVAC(Layered):
 
     `policy` "exponential" (times 2, 4, 16, 256, ...) or "geometric" (by `growth`). `select` "exact" (TopK), "sampled" (DGC),
     "bisect" (RedSync), "random" (the same positions at all replicas). `values` codes what is kept.
-    Where the paper leaves room (gravac.md 1.5), the first is the default: `promote` to the "evaluated" candidate, or as the
-    "listing" has it to the next one; `saturation` at the "lower" of the two factors, or at the second fastest as the "listing"
-    has it; `throughput` the "mean" of a window, "ewma" or "last"; `scope`; `gain_reference` "error_fed" or the "raw"
-    gradient; `gain_power` 2 or 1; `gain_fold` "none" or "minmax", the lesser over the greater; `gain_average` of "ratios" or
-    "ratio_of_means"; `ewma_alpha`, replicas/100 where None; `reopen_every` so many windows after settling;
-    `start_at_min`; `saturate_on_dense`; `dgc_momentum`: momentum before compression, as in DGC.
+    Where the paper leaves room (gravac.md 1.5), the first is the default:
+    `promote` to the "evaluated" candidate, or as the "listing" has it to the next one, or (ours) to each that is "passing"
+    `epsilon` at a window's end, and back by one where the minimum fails, the candidate always the next above it;
+    `saturation` at the "lower" of the two factors, or at the second fastest as the "listing" has it; `saturate_on_dense`;
+    `throughput` of a factor the "mean" of a window, "ewma" or "last"; `reopen_every` so many windows after settling;
+    `gain_reference` "error_fed" or the "raw" gradient; `gain_power` 2 or 1; `gain_fold` "none" or "minmax", the lesser over the
+    greater; `gain_average` of "ratios" or "ratio_of_means"; `ewma_alpha`, replicas/100 where None;
+    `scope`; `start_at_min`; `dgc_momentum`: momentum before compression, as in DGC.
 
     >>> GraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)
@@ -97,7 +99,7 @@ class GraVAC(Layered):
         check_choice("policy", self.policy, POLICIES)
         check_choice("select", self.select, [EXACT, *ESTIMATED, RANDOM])
         check_scope(self.scope)
-        check_choice("promote", self.promote, ["evaluated", "listing"])
+        check_choice("promote", self.promote, PROMOTE)
         check_choice("saturation", self.saturation, ["lower", "listing"])
         check_choice("throughput", self.throughput, ["mean", "ewma", "last"])
         check_choice("gain_reference", self.gain_reference, ["error_fed", "raw"])
@@ -143,7 +145,10 @@ class GraVAC(Layered):
         throughput = context.batch_size / context.step_s if context.step_s else None
         if throughput is not None and standing.used >= 0:
             standing.book(throughput, rules)
-        events = standing.decide(rules) if standing.at_window(rules) else []
+        events = []
+        if standing.at_window(rules):
+            standing.close_window()
+            events = standing.decide(rules)
 
         raw = flatten(gradients, self.scope)
         velocity = self._velocity(raw, memory, context)
@@ -160,6 +165,7 @@ class GraVAC(Layered):
         counts = [sum(len(kept.values) for kept in level.kept.values()) for level in levels]
         agreed = yield from _agree([*smooth, *own, *counts])
         choice = standing.choose(agreed[0], agreed[1], self.epsilon)
+        standing.end_step(choice, agreed[0], agreed[1])
 
         factors = (*self.factors, 1.0)
         level = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raysim.codecs import derive_key
+from raysim.codecs import derive_key, lowrank
 from raysim.codecs.packet import cast_saturating, check_finite
 from raysim.codecs.random import uniform
 from raysim.compressors.gathered import check_rank
@@ -131,8 +131,10 @@ class PowerSGD(Layered):
         kept = memory.get(f"{side}/{name}") if self.warm_start else None
         if kept is None:
             return drawn
-        kept = kept.to(matrix.device).double()[:, :rank]  # it may be of another rank, where a method adapts that
-        return torch.cat([kept, drawn[:, kept.shape[1] :]], dim=1)
+        kept = orthonormal(kept.to(matrix.device)[:, :rank])  # it may be of another rank, where a method adapts that
+        width = kept.shape[1]
+        alive = kept.any(dim=0)  # a column that became zero would stay there
+        return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
 
     def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
         """Return the means of thin matrices over replicas, all in one all-reduce."""
@@ -148,6 +150,5 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def orthonormal(x: Tensor) -> Tensor:
-    """Return a basis, orthonormal in float32, of the columns of `x`, filled up where they are dependent."""
-    basis: Tensor = torch.linalg.qr(x).Q
-    return basis.float().double()
+    """Return columns with the span of those of `x`, orthonormal in float32; zero where they lie in that of others."""
+    return lowrank.orthonormal(x[None])[0].float().double()

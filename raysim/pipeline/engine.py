@@ -107,7 +107,7 @@ class Engine(ABC):
                 dones = [norms[w - w % per : w - w % per + per] for w in everyone]
             else:
                 dones = [done] * self.num_workers
-            return self._fetch([self._submit(w, "update", *inside, *dones[w]) for w in everyone])
+            return self._fetch([self._submit(w, "update", *inside, step_s, *dones[w]) for w in everyone])
         except (DivergedError, StageError) as error:
             raise self._first_fault() or error from None
 

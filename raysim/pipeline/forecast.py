@@ -189,7 +189,7 @@ def _forecast(
     model = _structure(config, shape, notes)
     size = config.microbatch_size
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    parts = partition(model, shape, batch=size, **cut)
+    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, **cut)
     num_stages = len(parts.stages)
     schedule = config.parsed_schedule
     table = make_table(schedule, num_stages, config.num_microbatches)  # raises where they do not fit

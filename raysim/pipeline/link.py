@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
-from raysim.compressors import Compressor, Context, Plain, State
+from raysim.compressors import Compressor, Context, Decision, Plain, State
 
 EVALUATION_MODES = ("off", "on", "on_direct")
 _DENSE = Plain(Identity())  # loses nothing: there is nothing to measure
@@ -28,7 +29,8 @@ class LinkAccount(NamedTuple):
     sent_norm2: float | None = None  # of the tensors to send
     received_norm2: float | None = None  # of the tensors that arrive
     error_norm2: float | None = None  # of their difference
-    memory_norm2: float | None = None  # of all that the compressor remembers, at the step's end
+    memory_norm2: float | None = None  # of all that the compressor remembers of messages, at the step's end
+    decisions: tuple[Decision, ...] = ()  # of an adaptive compressor, at the sender
 
 
 class Link:
@@ -47,6 +49,7 @@ class Link:
         self.last_wire_bytes = 0
         self.last_dense_bytes = 0
         self._unpublished: list[State] = []
+        self._told: Context | None = None  # with the last message that was sent
         self._account = self._empty_account()
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Packet:
@@ -61,6 +64,7 @@ class Link:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
         self._move(changes)
+        self._told = context
         return packet
 
     def receive(self, packet: Packet, context: Context) -> Tensor:
@@ -74,24 +78,33 @@ class Link:
     def send_evaluation(self, x: Tensor, mode: str, key: int) -> Packet:
         """Return the packet of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
         assert mode in EVALUATION_MODES, mode
-        codec = Identity() if mode == "off" else self.compressor.evaluation(mode)
+        codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
         return codec.encode(x, key)
 
     def load(self, state: State) -> None:
         """Take a state, and forget all of a step that broke off."""
         self.state = state
         self._unpublished.clear()
+        self._told = None
         self._account = self._empty_account()
 
-    def end_step(self, *, measure: bool = False) -> LinkAccount:
-        """Publish the changes that wait for the step's end; return the step's account and open the next."""
+    def end_step(self, *, measure: bool = False, step_s: float | None = None, batch_size: int = 1) -> LinkAccount:
+        """Publish the changes that wait for the step's end, let the compressor decide; return the step's account, open the next.
+
+        `step_s`: the clock's time of the step before this one. `batch_size`: samples of a step, over all replicas.
+        """
         for changes in self._unpublished:
             self.compressor.commit(self.state, changes)
         self._unpublished.clear()
+        if self._told is not None:
+            told, self._told = self._told._replace(step_s=step_s, batch_size=batch_size), None
+            changes, decisions = self.compressor.end_step(self.state, told)
+            self.compressor.commit(self.state, changes)
+            self._account = self._account._replace(decisions=tuple(decisions))
         account, self._account = self._account, self._empty_account()
         if measure and self.sender and self.state:
             account = account._replace(
-                memory_norm2=sum(float(row.double().square().sum()) for row in self.state.values())
+                memory_norm2=sum(float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
             )
         return account
 
@@ -121,3 +134,24 @@ class Link:
 
     def _empty_account(self) -> LinkAccount:
         return LinkAccount(self.boundary, self.direction, self.sender)
+
+
+def pack_state(state: State) -> dict[str, Tensor]:
+    """Return a compressor's state as named tensors: rows of one shape as one, and the order of all, which is that of last use."""
+    groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
+    for key, row in state.items():
+        groups.setdefault((row.dtype, row.shape), []).append(key)
+    packed = {"order": torch.tensor(list(state))}
+    for place, keys in enumerate(groups.values()):
+        packed[f"{place}.keys"] = torch.tensor(keys)
+        packed[f"{place}.rows"] = torch.stack([state[key] for key in keys])
+    return packed
+
+
+def unpack_state(packed: Mapping[str, Tensor], device: torch.device) -> State:
+    """Return the state of `pack_state`, each row in memory of its own; an empty one of nothing."""
+    state: State = {}
+    for place in range(len(packed) // 2):
+        rows = packed[f"{place}.rows"].to(device)
+        state |= {key: row.clone() for key, row in zip(packed[f"{place}.keys"].tolist(), rows, strict=True)}
+    return {key: state[key] for key in packed["order"].tolist()} if packed else {}

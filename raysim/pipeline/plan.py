@@ -166,7 +166,9 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         )
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    parts = partition(model, data.shape, batch=config.microbatch_size, **cut)
+    parts = partition(
+        model, data.shape, batch=config.microbatch_size, bottleneck=config.bottleneck, seed=config.seed, **cut
+    )
     schedule = config.parsed_schedule
     plan = Plan(
         config=config,

@@ -19,6 +19,8 @@ from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.worker import Worker
 
+# Of a Ray without a dashboard: nobody reads its metrics and task events.
+UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
 
 
@@ -133,10 +135,7 @@ class RayEngine(Engine):
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _system_config={  # nobody reads the metrics and task events of a Ray without a dashboard
-                "enable_metrics_collection": False,
-                "task_events_report_interval_ms": 0,
-            },
+            _system_config=UNWATCHED,
         )
 
     def _place(self) -> list[str]:

@@ -92,6 +92,10 @@ def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any
 def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
     for report in reports:
+        for link in report.links:
+            method = repr(plan.compressors[link.boundary][0 if link.direction == "forward" else 1])
+            where = {"step": step, "replica": report.replica, "where": link.direction, "boundary": link.boundary}
+            yield from (where | {"method": method} | decision._asdict() for decision in link.decisions)
         if report.replica == 0:
             for account in report.groups:
                 method = repr(plan.replica_methods[account.stage])

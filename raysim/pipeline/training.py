@@ -280,6 +280,7 @@ class Training:
         }
         for key in ("forward", "backward", "replica_gradient"):
             row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
+        row["bottleneck"] = None if row["bottleneck"] is None else json.dumps(row["bottleneck"])
         return row | {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,

@@ -19,7 +19,7 @@ from raysim.compressors.replica import Averaged, Memory, Packets, ReplicaContext
 from raysim.network.schedule import Action, calls, needs, phase, sends
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
-from raysim.pipeline.link import Link, LinkAccount
+from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
 from raysim.pipeline.replicas import Exchange, Group, GroupAccount, ring_bytes, sum_over_owners
@@ -197,9 +197,10 @@ class Worker:
                 for index, stage in self.stages.items()
             }
 
-    def update(self, step: int, incarnation: int, *done: dict[int, float] | None) -> StepReport:
+    def update(self, step: int, incarnation: int, step_s: float | None, *done: dict[int, float] | None) -> StepReport:
         """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens.
 
+        `step_s` is the clock's time of the last step, for links that adapt.
         Only now do the memories of replica methods move, with the parameters or not at all.
         """
         with self._called(step, incarnation):
@@ -218,7 +219,8 @@ class Worker:
                 if averaged:
                     self.memories[index] = averaged.memory
             self._synchronize()
-            links = [link.end_step(measure=self.plan.measures(step)) for link in self.links.values()]
+            measure, size = self.plan.measures(step), self.plan.config.batch_size
+            links = [link.end_step(measure=measure, step_s=step_s, batch_size=size) for link in self.links.values()]
             losses = [self._losses[m] for m in sorted(self._losses)]
             report = StepReport(self.replica, losses, links, self._groups, self._actions, norm)
         self._begin(step + 1)
@@ -269,8 +271,7 @@ class Worker:
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
         for (boundary, direction, sender), link in self.links.items():
             if sender and link.state:
-                tensors[f"link.{boundary}.{direction}.keys"] = torch.tensor(list(link.state))  # in order of last use
-                tensors[f"link.{boundary}.{direction}.rows"] = torch.stack(list(link.state.values()))
+                tensors |= {f"link.{boundary}.{direction}.{name}": x for name, x in pack_state(link.state).items()}
         for index, memory in self.memories.items():
             tensors |= {f"replicas.{index}.{name}": x.detach().cpu() for name, x in memory.items()}
         return pack_tensors(tensors)
@@ -282,12 +283,9 @@ class Worker:
             prefix = f"stage.{index}."
             stage.load({name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
         for (boundary, direction, sender), link in self.links.items():
-            name = f"link.{boundary}.{direction}"
-            state = {}
-            if f"{name}.keys" in tensors and (sender or link.compressor.two_ended):
-                rows = tensors[f"{name}.rows"].to(self.device)
-                state = {key: row.clone() for key, row in zip(tensors[f"{name}.keys"].tolist(), rows, strict=True)}
-            link.load(state)
+            prefix = f"link.{boundary}.{direction}."
+            held = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
         for index in self.memories:
             prefix = f"replicas.{index}."
             memory = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from raysim.notation import check_integer
+from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import LayerCost, Shadow, named_layers
 from raysim.workloads.splits import DataShape
 
@@ -64,12 +65,15 @@ def partition(
     num_stages: int | None = None,
     cuts: Sequence[str] | None = None,
     batch: int,
+    bottleneck: int | Sequence[int] | None = None,
+    seed: int = 0,
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
 
     Size is the operations of forward, and the bytes of the layers' outputs where these are equal; `balance` says which of
-    equally good cuts are taken. `batch` is the number of samples in a microbatch. Nothing is computed. Raises ValueError
-    naming the field, or the layer that is unfit.
+    equally good cuts are taken. `batch` is the number of samples in a microbatch. Nothing is computed. With `bottleneck` the
+    stages at a cut get a layer more each, drawn from `seed`: see `raysim.workloads.bottleneck`. Raises ValueError naming the
+    field, or the layer that is unfit.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -94,6 +98,10 @@ def partition(
     if num_stages is not None:
         ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
     _check_boundaries(shadow.layers, ends, shape, batch)
+    if bottleneck is not None:
+        layers = [shadow.layers[end - 1] for end in ends[:-1]]
+        widened, cuts = with_bottleneck(model, [(layer.name, layer.output_shape) for layer in layers], bottleneck, seed)
+        return partition(widened, shape, cuts=cuts, batch=batch)
     spans = list(pairwise([0, *ends]))
     held = [shadow.held_bytes(start, stop) for start, stop in spans]
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]

@@ -80,24 +80,18 @@ def opened(array: np.ndarray) -> np.ndarray:
 
 
 def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
-    """Return memory to write to, at a multiple of 64 bytes: that of an earlier array of the size, where nobody holds it any more.
+    """Return memory to write to: that of an earlier array of the size, where nobody holds it any more.
 
     Fresh memory of many megabytes has to be zeroed by the system first, which takes longer than what a codec does with it.
     """
-    size = count * np.dtype(dtype).itemsize
-    array = _array(size + 64)
-    start = -array.ctypes.data % 64
-    return array[start : start + size].view(dtype)
-
-
-def _array(size: int) -> np.ndarray:
-    if size < _LARGE:
-        return np.empty(size, np.uint8)
+    if count * np.dtype(dtype).itemsize < _LARGE:
+        return np.empty(count, dtype)
     for index in range(len(_outputs)):
-        if len(_outputs[index]) == size and sys.getrefcount(_outputs[index]) == _UNHELD:
+        fits = _outputs[index].dtype == dtype and len(_outputs[index]) == count
+        if fits and sys.getrefcount(_outputs[index]) == _UNHELD:
             _outputs.append(_outputs.pop(index))
             return _outputs[-1]
-    array = np.empty(size, np.uint8)
+    array = np.empty(count, dtype)
     free = _KEPT - array.nbytes
     for index in reversed(range(len(_outputs))):  # the latest are at the end
         if sys.getrefcount(_outputs[index]) == _UNHELD:

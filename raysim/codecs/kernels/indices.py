@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raysim.codecs.kernels.words import leading_zeros, ones
+from raysim.codecs.kernels.words import leading_zeros, load_word, ones, reversed_bits, trailing_zeros
 
 _TOP = np.uint64(1 << 63)
 _BYTE = np.uint64(255)
+_PIECE = 4096  # values that are cleared at a time
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -147,6 +148,53 @@ def decode_elias_fano(low, high, length, width, total, positions):
             positions[found] = position
             found += 1
     return found == len(positions) and last < total
+
+
+@njit(cache=True, nogil=True)
+def _clear(out):
+    for i in range(len(out)):
+        out[i] = 0
+
+
+@njit(cache=True, nogil=True)
+def expand_elias_fano(low, high, length, width, values, out):
+    """Write every value to its position in `out`, and zero elsewhere; return whether the positions are right.
+
+    That is what `decode_elias_fano` and `scatter` do, but in one pass: `out` is cleared a piece at a time, just before values go
+    there. Eight bytes follow the low bits in `low`, of any content.
+    """
+    total = len(out)
+    cleared = 0
+    found = 0
+    last = np.int64(-1)
+    for block in range((length + 63) // 64):
+        word = _big_endian(high, block)
+        beyond = 64 * (block + 1) - length
+        if beyond > 0:
+            word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
+        if found + np.int64(ones(word)) > len(values):
+            return False
+        word = reversed_bits(word)
+        while word:
+            position = 64 * block + np.int64(trailing_zeros(word)) - found
+            word &= word - np.uint64(1)
+            if width:
+                bit = found * width
+                field = (load_word(low, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - width)
+                position = (position << width) | np.int64(field)
+            if position <= last:
+                return False
+            last = position
+            while position >= cleared:
+                if cleared >= total:
+                    return False
+                _clear(out[cleared : min(cleared + _PIECE, total)])
+                cleared += _PIECE
+            out[np.uint64(position)] = values[found]
+            found += 1
+    if cleared < total:
+        _clear(out[cleared:])
+    return found == len(values)
 
 
 @njit(cache=True, nogil=True)

@@ -1,0 +1,232 @@
+"""What a study's file may say: bad ones are refused by field and rule, before Ray starts."""
+
+import pytest
+from studies import BASE, write_study
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.config import ConfigError
+from sweeps.study import Study, most_workers, read_study, study_names
+
+
+def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
+    assert set(study_names()) >= {"quickstart", "rudakov-topk", "rudakov-quantize", "rudakov-feedback", "full"}
+    for name in study_names():
+        study = read_study(name)
+        assert isinstance(study, Study)
+        assert study.baselines[0].name == "dense"
+        assert most_workers(study) == 4
+
+
+def test_a_study_written_and_read_again_is_the_same(tmp_path):
+    for name in study_names():
+        study = read_study(name)
+        study.write(tmp_path)
+        again = read_study(tmp_path / "study.toml")
+        assert again.as_mapping() == study.as_mapping()
+        again.check_same(tmp_path)
+
+
+PYTHON = """
+study = {"base": "digits-cnn", "trials": 3, "objectives": ["loss_on"]}
+
+def space(trial):
+    bits = trial.suggest_int("bits", 2, 4)
+    return {"forward": f"Quantize({bits})", "backward": f"Quantize({bits + 2})"}
+"""
+
+
+def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PYTHON)
+    study = read_study(path)
+    assert (study.name, study.budget) == ("mine", 3)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    study.write(folder)
+    assert read_study(folder / "study.toml").as_mapping() == study.as_mapping()
+    study.check_same(folder)
+    path.write_text(PYTHON.replace("2, 4", "2, 5"))
+    with pytest.raises(ConfigError, match="The Python file of the study must be as it was"):
+        read_study(path).check_same(folder)
+
+
+def test_overrides_change_the_base(tmp_path):
+    study = read_study(write_study(tmp_path), ["steps=9", "optimizer.learning_rate=0.5"])
+    config = study.config({"forward": "TopK(density=0.1)"})
+    assert (config.steps, config.optimizer.learning_rate, config.forward) == (9, 0.5, "TopK(0.1)")
+
+
+def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
+    study = read_study(write_study(tmp_path))
+    texts = [
+        study.notation(study.config(overrides))
+        for overrides in (
+            {"forward": "TopK(density=0.1)", "seed": 7},
+            {"forward": ["TopK(0.1)"]},
+            {"forward": "Plain(TopK(0.1))", "timeout_s": 9},
+        )
+    ]
+    assert texts == ["forward=TopK(0.1) backward=Identity"] * 3
+    other = study.config({"optimizer.learning_rate": 0.5, "schedule": "GPipe"})
+    assert study.notation(other) == "forward=Identity backward=Identity optimizer.learning_rate=0.5 schedule=GPipe"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"space": {"forwrad": ["Identity", "TopK(0.1)"]}},
+            "`space`: what it draws is never valid: Unknown key `forwrad`",
+        ),
+        (
+            {"space": {"forward": ["Identity", "TopKk(0.1)"]}},
+            "`space`: `forward` = 'TopKk(0.1)' is never valid: `forward`: Unknown compressor",
+        ),
+        (
+            {"symbols": {"density": {"low": 0.5, "high": 0.5}}},
+            "`symbols.density` must have `low` below `high`, but got 0.5 and 0.5.",
+        ),
+        (
+            {"symbols": {"density": {"low": 2.0, "high": 3.0}}},
+            "is never valid: `forward`: `density` must be in (0, 1], but got 2",
+        ),
+        (
+            {"objectives": ["los_on"]},
+            "Unknown objective `los_on`. Known: loss_on, loss_off, accuracy_on, accuracy_off, wire_bytes, step_s@NETWORK",
+        ),
+        ({"objectives": ["step_s"]}, "Unknown objective `step_s`."),
+        ({"objectives": ["step_s@100mbits"]}, "`objectives`: step_s@100mbits: A network is a preset"),
+        ({"objectives": []}, "`objectives` must"),
+        ({"objectives": ["loss_on", "loss_on"]}, "`objectives` must differ, but loss_on is there twice."),
+        (
+            {"objectives": ["time_to_target_s@100mbps"]},
+            "`objectives.target` must be given for time_to_target_s@100mbps, as in 'accuracy=0.9'.",
+        ),
+        (
+            {"objectives": [{"name": "time_to_target_s@1gbps", "target": "speed=9"}]},
+            "`target` must be loss=, perplexity= or accuracy= and a number",
+        ),
+        (
+            {"objectives": [{"name": "loss_on", "direction": "down"}]},
+            "`objectives.direction` must be one of minimize, maximize, but got 'down'.",
+        ),
+        ({"objectives": [{"nam": "loss_on"}]}, "Unknown key `objectives.nam`. Known: name, direction, target, mode."),
+        (
+            {"constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "none"}]},
+            "`constraints.of` must name one of `baselines` (dense), but got 'none'.",
+        ),
+        (
+            {"baselines": None, "constraints": [{"objective": "accuracy_on", "within": 0.01, "of": "dense"}]},
+            "`constraints.of` must name one of `baselines` (none), but got 'dense'.",
+        ),
+        (
+            {"constraints": [{"objective": "accuracy_on", "within": 0.01}]},
+            "`constraints.within` and `constraints.of`, the name of a baseline, belong together.",
+        ),
+        (
+            {"constraints": [{"objective": "accuracy_on"}]},
+            "`constraints` of accuracy_on must have just one of at_most, at_least and within, but got none.",
+        ),
+        (
+            {"constraints": [{"objective": "loss_on", "at_most": 1.0}]},
+            "`constraints.objective` must be one of `objectives` (accuracy_on, step_s@100mbps), but got 'loss_on'.",
+        ),
+        ({"trials": 0}, "`trials` must be greater than or equal to 1, but got 0."),
+        ({"trials": None}, "`trials` must be given with `sampler` = 'random', which has no end."),
+        ({"sampler": "tpee"}, "`sampler` must be 'grid', 'random', 'tpe' or 'nsga2', but got 'tpee'."),
+        ({"sampler": "grid"}, "A grid needs a `step` or a list of choices for `forward.density`, but got a range."),
+        (
+            {"sampler": "nsga2", "baselines": [{"name": "dense", "set": {"forward": "Identity"}}]},
+            "The baseline dense must have `params` with `sampler` = 'nsga2'",
+        ),
+        (
+            {"baselines": [{"name": "dense", "params": {"forward": "TopK(1)"}}]},
+            "`params` of the baseline dense must be a point of the space, but:",
+        ),
+        (
+            {"baselines": [{"name": "dense", "params": {"forward": "Identity", "bits": 3}}]},
+            "`params` of the baseline dense must be a point of the space, but: `bits` is not asked for.",
+        ),
+        ({"baselines": [{"name": "dense"}]}, "The baseline dense must have just one of `params` and `set`."),
+        (
+            {"baselines": [{"name": "dense", "set": {"forward": "Quantize(9)"}}]},
+            "The baseline dense: `forward`: `bits` must be an integer from 1 to 8",
+        ),
+        ({"seeds": []}, "`seeds` must"),
+        ({"seeds": [1, 1]}, "`seeds` must differ, but 1 is there twice."),
+        ({"seeds": [-1]}, "`seeds` must be at least 0, but got -1."),
+        ({"base": "digits-cn"}, "Unknown recipe 'digits-cn'."),
+        ({"base": {**BASE, "steps": 0}}, "`steps` must be"),
+        ({"base": {**BASE, "profile_every_steps": 0}}, "`profile_every_steps` of the base must be at least 1"),
+        (
+            {"base": {**BASE, "evaluate_every_steps": 0}, "early_stopping": "asha"},
+            "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1",
+        ),
+        ({"set": {"densty": 1}}, "Unknown key `densty`."),
+        ({"spacee": {}}, "Unknown key `spacee` of a study. Known: name, base, set, seeds"),
+        ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
+        ({"jobs": 0}, "`jobs` must be greater than or equal to 1, but got 0."),
+        ({"name": "a/b"}, "`name` must"),
+        ({"compute": "gpu"}, "`compute` must be 'cpu' or 'wall', but got 'gpu'."),
+    ],
+)
+def test_a_bad_study_is_one_sentence(tmp_path, changes, sentence):
+    path = write_study(tmp_path, **changes)
+    with pytest.raises(ConfigError) as caught:
+        read_study(path)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def raysim(tmp_path, monkeypatch):
+    """Run the command line where `ray.init` would be told: nothing of this may start Ray."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "Unknown study 'nothing'. Known: full, gravac, quickstart"),
+        (["missing.toml"], "The study 'missing.toml' cannot be read"),
+        (["broken.toml"], "broken.toml is not TOML"),
+        (["broken.py"], "The study broken.py cannot be imported: ZeroDivisionError: division by zero."),
+        (["empty.py"], "empty.py must hold a function `space(trial)` and a dict `study`."),
+        (["small.toml", "--trials", "0"], "`trials` must be at least the baselines (1), but got 0."),
+        (["small.toml", "--jobs", "0"], "`jobs` must be at least 1, but got 0."),
+        (["small.toml", "densty=1"], "Unknown key `densty`."),
+        (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to go on with."),
+        (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
+        (
+            ["small.toml", "--out", "full"],
+            "The folder full is not empty. Give another `out`, or `resume` the study in it.",
+        ),
+        (
+            ["small.toml", "steps=9", "--resume", "--out", "other"],
+            "`base.steps` must be 4, as in the study to resume, but got 9.",
+        ),
+        (["small.toml", "--out", "nope://bucket/study"], "`out` must be a folder or a URI that pyarrow knows"),
+    ],
+)
+def test_the_command_line_refuses_before_ray_starts(raysim, tmp_path, arguments, sentence):
+    path = write_study(tmp_path)
+    (tmp_path / "broken.toml").write_text("base = ")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "empty.py").write_text("study = {}")
+    for folder in ("full", "other"):
+        (tmp_path / folder).mkdir()
+        read_study(path).write(tmp_path / folder)
+    done = raysim("sweep", *arguments)
+    assert done.exit_code == 2, done.output
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("raysim: ")
+    assert sentence in done.stderr
+
+
+def test_studies_are_listed(raysim):
+    done = raysim("studies")
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == study_names()
