@@ -134,7 +134,7 @@ def kill_at(training, moments):
     engine = training.engine
     step = engine.step
 
-    def disturbed(number):
+    def disturbed(number, step_s=None):
         if number in moments:
             worker = moments.pop(number)
             pid = engine._fetch([engine._actors[worker].__ray_call__.remote(lambda _: os.getpid())])[0]
@@ -148,10 +148,10 @@ def kill_at(training, moments):
 
             engine._submit = counting
             try:
-                return step(number)
+                return step(number, step_s)
             finally:
                 engine._submit = submit
-        return step(number)
+        return step(number, step_s)
 
     engine.step = disturbed
     executed = [event.row["step"] for event in training.events() if event.kind == "step"]
@@ -250,10 +250,10 @@ def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
     training = Training(small(), out=tmp_path / "run")
     step = training.engine.step
 
-    def deadly(number):
+    def deadly(number, step_s=None):
         if number == 3:
             ray.kill(training.engine._actors[0])
-        return step(number)
+        return step(number, step_s)
 
     training.engine.step = deadly
     with pytest.raises(WorkerLostError):
