@@ -9,7 +9,7 @@ from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.ray_engine import room_for
 from sweeps.study import workers
 
-DRIVER_CPUS = 0.01  # of the trial actor beside its stages: it only submits and waits
+DRIVER = {"memory": 1.0}  # what the trial actor reserves beside its stages, as a bundle needs something: it only waits
 GRAINS = 10_000  # in which Ray counts a resource
 
 
@@ -25,7 +25,7 @@ class Share(NamedTuple):
         stage = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         if engine == "inline":
             return [stage]
-        return [{"CPU": DRIVER_CPUS}, *[dict(stage) for _ in range(workers(config))]]
+        return [dict(DRIVER), *[dict(stage) for _ in range(workers(config))]]
 
 
 def fit(
@@ -41,22 +41,29 @@ def fit(
     given = config.model_fields_set
     wanted_cpus = config.cpus_per_stage if "cpus_per_stage" in given else 1.0
     if jobs is None:
-        by_cpu = int(cpus_free / (actors * wanted_cpus + DRIVER_CPUS))
+        by_cpu = int(cpus_free / (actors * wanted_cpus) + 1e-9)
         by_gpu = int(gpus_free / (actors * config.gpus_per_stage)) if config.gpus_per_stage else by_cpu
         wanted_jobs = max(1, min(by_cpu, by_gpu))
     else:
         wanted_jobs = jobs
     cpus, gpus = wanted_cpus, config.gpus_per_stage
     if "cpus_per_stage" not in given:
-        cpus = min(1.0, (cpus_free / wanted_jobs - DRIVER_CPUS) / actors)
+        cpus = min(1.0, cpus_free / (wanted_jobs * actors))
     if gpus is None:
         gpus = min(1.0, gpus_free / (wanted_jobs * actors)) if config.device != "cpu" else 0.0
         if config.device == "cuda" and not gpus:
             raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
         gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # a part that divides a GPU, so that none is cut
-    cpus, gpus = max(_grains(cpus), 1) / GRAINS, _grains(gpus) / GRAINS
-    free = [node | {"CPU": node.get("CPU", 0.0) - DRIVER_CPUS} for node in nodes]
-    fits = sum(max(0, room_for(node, cpus, gpus)) for node in free) // actors
+    gpus = _grains(gpus) / GRAINS
+    sizes = [cpus]
+    if "cpus_per_stage" not in given:  # a part of a node's CPUs, the greatest of which there are enough
+        parts = {node.get("CPU", 0.0) / count for node in nodes for count in range(1, actors * wanted_jobs + 1)}
+        sizes += sorted((part for part in parts if part < cpus), reverse=True)
+    for size in sizes:
+        cpus = max(_grains(size), 1) / GRAINS
+        fits = sum(room_for(node, cpus, gpus) for node in nodes) // actors
+        if fits >= wanted_jobs:
+            break
     if fits < (1 if growing else wanted_jobs):
         asked = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
         here = f"{cpus_free:g} CPU" + (f" and {gpus_free:g} GPU" if gpus_free else "")

@@ -102,7 +102,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
             return self._crew.made, ids
 
     values = make_config({**BASE, "name": "small"}).model_dump(mode="json", exclude_none=True)
-    bundles = [{"CPU": 0.01}, {"CPU": 1}, {"CPU": 1}]
+    bundles = [{"memory": 1.0}, {"CPU": 1}, {"CPU": 1}]
     group = ray.util.placement_group(bundles)
     ray.get(group.ready(), timeout=60)
     place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0, True)
@@ -112,7 +112,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         one = Spec(number, values | changes, [0], str(tmp_path), objectives, "ray", "cpu", bundles)
         return {"spec": json.dumps(one._asdict())}
 
-    trial = ray.remote(Probe).options(num_cpus=0.01, scheduling_strategy=place).remote(spec(0))
+    trial = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=place).remote(spec(0))
     try:
 
         def outcome():
@@ -223,14 +223,14 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
     killed = []
 
     def kill():
-        from ray.util.state import list_actors
+        from ray._private.state import actors
 
         run = tmp_path / "out" / "trials" / "0-s0" / "checkpoints"
         if not killed and run.is_dir() and any(run.glob("step-*")):
-            name = "StageHost" if moment == "stage" else "SweepTrial"
-            alive = [actor for actor in list_actors(filters=[("state", "=", "ALIVE")]) if name in actor.class_name]
-            os.kill(alive[0].pid, signal.SIGKILL)
-            killed.append(alive[0].pid)
+            name = "StageHost" if moment == "stage" else "Trainable"  # as Tune calls its class
+            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"].endswith(name)]
+            killed.append(alive[0]["Pid"])
+            os.kill(killed[0], signal.SIGKILL)
 
     from sweeps import runner
 
@@ -295,10 +295,12 @@ def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "jobs", "changes", "expected"),
     [
-        ([{"CPU": 2.0}], None, {}, (0.4975, 0.0, 1)),
-        ([{"CPU": 2.0}], 2, {}, (0.2475, 0.0, 2)),
-        ([{"CPU": 16.0}], None, {}, (1.0, 0.0, 3)),
-        ([{"CPU": 2.0}, {"CPU": 2.0}], None, {"cpus_per_stage": 0.5}, (0.5, 0.0, 1)),
+        ([{"CPU": 2.0}], None, {}, (0.5, 0.0, 1)),
+        ([{"CPU": 2.0}], 2, {}, (0.25, 0.0, 2)),
+        ([{"CPU": 16.0}], None, {}, (1.0, 0.0, 4)),
+        ([{"CPU": 2.0}, {"CPU": 2.0}], None, {"cpus_per_stage": 0.5}, (0.5, 0.0, 2)),
+        ([{"CPU": 1.0}, {"CPU": 2.0}], None, {}, (0.6666, 0.0, 1)),
+        ([{"CPU": 1.5}, {"CPU": 1.5}], 1, {}, (0.75, 0.0, 1)),
         ([{"CPU": 16.0, "GPU": 2.0}], 2, {}, (1.0, 0.25, 2)),
         ([{"CPU": 16.0, "GPU": 8.0}], 1, {}, (1.0, 1.0, 1)),
         ([{"CPU": 16.0, "GPU": 2.0}], 3, {"device": "cpu"}, (1.0, 0.0, 3)),

@@ -76,9 +76,9 @@ class Killing(runner._Watch):
         super().on_step_end(iteration, trials, **info)
         checkpoints = list((sweep.folder / "trials" / "1-s0" / "checkpoints").glob("step-*"))
         if not lost and checkpoints:
-            from ray.util.state import list_actors
-            alive = [a for a in list_actors(filters=[("state", "=", "ALIVE")]) if "StageHost" in a.class_name]
-            places.extend(sorted({actor.node_id for actor in alive}))
+            from ray._private.state import actors
+            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageHost"]
+            places.extend(sorted({actor["Address"]["NodeID"] for actor in alive}))
             node = next(node for node in nodes if node.node_id in places)
             cluster.remove_node(node, allow_graceful=False)
             lost.append(node.node_id)

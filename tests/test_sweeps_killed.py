@@ -41,7 +41,7 @@ def test_ten_kills_of_the_driver_cost_no_trial_and_count_none_twice(tmp_path):
         )
         try:
             if attempt < KILLS:
-                _await_progress(started, out)
+                _await_progress(started, out, attempt)
                 time.sleep(chance.uniform(0, 4))
                 started.send_signal(signal.SIGKILL)  # of the driver alone: Ray's processes notice by themselves
                 kills += started.wait() == -signal.SIGKILL
@@ -77,12 +77,12 @@ def test_ten_kills_of_the_driver_cost_no_trial_and_count_none_twice(tmp_path):
         )
 
 
-def _await_progress(started, out):
-    """Wait until a trial goes on."""
+def _await_progress(started, out, sessions):
+    """Wait until Tune runs for the time after `sessions` others, and a trial goes on."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert started.poll() is None, started.stderr.read()[-3000:]
-        if (out / "trials.parquet").is_file():
+        if len(list(out.glob("tune/*"))) > sessions:
             frame = pd.read_parquet(out / "trials.parquet")
             if "running" in set(frame["status"]):
                 return
@@ -140,7 +140,7 @@ def test_the_dashboards_show_the_study(tmp_path):
         url = f"http://127.0.0.1:{ports[0]}/api/studies/{studies[0]['study_id']}?after=0"
         shown = json.loads(_served(running[0], url))
         assert [trial["state"] for trial in shown["trials"]] == ["Complete", "Complete"]
-        assert shown["metric_names"] == ["accuracy_on", "step_s@100mbps"]
+        assert [len(trial["values"]) for trial in shown["trials"]] == [2, 2]
         deadline = time.monotonic() + 60
         while not (tags := json.loads(_served(running[1], f"http://127.0.0.1:{ports[1]}/data/plugin/scalars/tags"))):
             assert time.monotonic() < deadline
