@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from raysim.network.network import Network
 
 app = typer.Typer(
@@ -535,6 +537,13 @@ def bench_codecs(
     sizes: Annotated[
         list[int] | None, typer.Option("--size", min=512, help="Values of a tensor; may be repeated.")
     ] = None,
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recipe",
+            help="Recipes whose activations and gradients are measured too; those that run offline by default.",
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     others: Annotated[bool, typer.Option(help="Measure plain torch and numcodecs too.")] = True,
     json_file: JsonFile = None,
@@ -543,7 +552,9 @@ def bench_codecs(
     _check_writable("--json", json_file)
     from raysim.bench.codecs import DEFAULTS, SIZES, table
     from raysim.bench.codecs import bench_codecs as measure
+    from raysim.bench.recorded import RECIPES, record_tensors
     from raysim.codecs import CODECS
+    from raysim.config import ConfigError
     from raysim.notation import parse
     from raysim.show import console
 
@@ -553,9 +564,17 @@ def bench_codecs(
         _fail(f"`codecs`: {error}", 2)
     out = console()
     with out.status("") as status:
+        recorded: dict[str, Tensor] = {}
+        for recipe in recipes or RECIPES:
+            status.update(f"training {recipe}")
+            try:
+                recorded |= record_tensors(recipe)
+            except ConfigError as error:
+                _fail(str(error), 2)
         result = measure(
             tuple(sizes or SIZES),
             codecs=chosen,
+            recorded=recorded,
             others=others,
             threads=threads,
             progress=lambda name: status.update(f"measuring {name}"),

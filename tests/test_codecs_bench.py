@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from raysim.bench.codecs import DEFAULTS, KINDS, bench_codecs, break_even_bps, draw, table
+from raysim.bench.recorded import record_tensors
 from raysim.codecs import CODECS
 from raysim.notation import parse
 
@@ -42,6 +43,19 @@ def test_own_tensors_and_shapes() -> None:
         codecs=["TopK(0.1)"], shapes=[(2, 64)], kinds=["relu"], recorded=recorded, others=False, rounds=(1, 1)
     )
     assert [row["tensor"] for row in result["rows"]] == ["relu 2x64", "mine"]
+
+
+def test_tensors_of_a_recipe() -> None:
+    tensors = record_tensors("topics-gpt", 2, ["data.train_samples=64", "model.width=32", "batch_size=8"])
+    assert list(tensors) == ["topics-gpt 1 -> 2", "topics-gpt 1 <- 2"]
+    activation, gradient = tensors.values()
+    assert activation.shape == gradient.shape
+    assert activation.shape[0] == 8
+    assert activation.shape[2] == 32
+    assert float(gradient.abs().max()) < 0.1 * float(activation.abs().max())  # one is of a mean loss
+    result = bench_codecs([], codecs=["Quantize(8)"], recorded=tensors, others=False, rounds=(1, 1))
+    assert [row["tensor"] for row in result["rows"]] == list(tensors)
+    assert all(row["relative_error"] < 0.1 for row in result["rows"])
 
 
 def test_kinds() -> None:

@@ -21,6 +21,7 @@ from raysim.codecs.signs import OneBit, Sign
 from raysim.codecs.sparse import Nonzero, TopK
 from raysim.codecs.tahquant import TAHQuant
 from raysim.codecs.threshold import EstimatedTopK, Threshold
+from raysim.codecs.tinyscript import TinyScript
 from raysim.codecs.transform import Hadamard
 from raysim.codecs.unbiased import QSGD, Natural, TernGrad
 
@@ -29,7 +30,7 @@ CODECS: dict[str, type[Codec]] = {
     for cls in (
         *(Cast, Identity),
         *(FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
-        *(Natural, OneBit, QSGD, Sign, TernGrad),
+        *(Natural, OneBit, QSGD, Sign, TernGrad, TinyScript),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
         *(ATOMO, ErrorBounded, LowRank),
         *(Entropy, Hadamard, Outliers),
@@ -64,6 +65,7 @@ __all__ = [
     "TAHQuant",
     "TernGrad",
     "Threshold",
+    "TinyScript",
     "TopK",
     "derive_key",
 ]

@@ -8,8 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from raysim.codecs.kernels.random import GAMMA, uniform_at
+
 _FEW = 31  # borders that are faster counted one by one than searched
 _BLOCK = 4096
+_SHIFT = 18
+_SLOTS = 1 << (32 - _SHIFT)
 
 
 @njit(cache=True, nogil=True)
@@ -18,22 +22,43 @@ def _count(x, border, codes):
         codes[i] += np.uint8(x[i] > border)
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _slot(bits):
+    """Return the first 14 bits of a float32 pattern in the order of numbers, from 0 on: 32 slots an octave."""
+    return np.int64((bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))) >> np.int32(_SHIFT)) + _SLOTS // 2
+
+
+@njit(cache=True, nogil=True)
+def _first_of_slots(borders):
+    """Return how many of at most 255 borders, not decreasing, are of a slot before each: seldom is there more than one in it."""
+    first = np.empty(_SLOTS + 1, np.uint8)
+    bits = borders.view(np.int32)
+    filled = 0
+    for i in range(len(borders)):
+        slot = _slot(bits[i])
+        if slot >= filled:
+            first[filled : slot + 1] = i
+            filled = slot + 1
+    first[filled:] = len(borders)
+    return first
+
+
 @njit(cache=True, nogil=True)
 def nearest(x, borders, codes):
-    """Write how many of `borders`, increasing and one less than a power of two, lie below each value."""
+    """Write how many of `borders`, not decreasing, at most 255 and none of them -0, lie below each value."""
     if len(borders) <= _FEW:
         codes[:] = 0
         for start in range(0, len(x), _BLOCK):
             for border in borders:
                 _count(x[start : start + _BLOCK], border, codes[start : start + _BLOCK])
         return
-    top = (len(borders) + 1) // 2
+    first = _first_of_slots(borders)
+    bits = x.view(np.int32)
     for i in range(len(x)):
-        found = 0
-        step = top
-        while step:
-            found += step if x[i] > borders[found + step - 1] else 0
-            step //= 2
+        slot = _slot(bits[i])
+        found, last = np.int64(first[slot]), np.int64(first[slot + 1])
+        while found < last and x[i] > borders[found]:
+            found += 1
         codes[i] = np.uint8(found)
 
 
@@ -42,3 +67,36 @@ def look_up(codes, levels, out):
     """Write the level of each code."""
     for i in range(len(codes)):
         out[i] = levels[codes[i]]
+
+
+@njit(cache=True, nogil=True)
+def add_up(x, codes, sums, sizes):
+    """Add every value to the sum of its code, in order, and count them."""
+    for i in range(len(x)):
+        sums[codes[i]] += np.float64(x[i])
+        sizes[codes[i]] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def round_between(x, levels, key, codes):
+    """Write for each value the place of a level, at random one of the two beside its magnitude, plus their number where it is negative.
+
+    `levels` are float64, not decreasing, from 0 to the greatest magnitude. The nearer of the two is the likelier, so that the
+    mean is the value.
+    """
+    sign = np.uint8(len(levels))
+    state = np.uint64(key)
+    borders = levels[1:].astype(np.float32)
+    first = _first_of_slots(borders)
+    bits = x.view(np.int32)
+    for i in range(len(x)):
+        state += GAMMA
+        slot = _slot(bits[i] & np.int32(0x7FFFFFFF))
+        magnitude = np.float64(abs(x[i]))
+        found, last = np.int64(first[slot]), np.int64(first[slot + 1])
+        while found < last and magnitude > levels[found + 1]:
+            found += 1
+        if found + 1 < len(levels):
+            gap = levels[found + 1] - levels[found]
+            found += uniform_at(state) * gap < magnitude - levels[found]
+        codes[i] = np.uint8(found) + (sign if x[i] < 0 else np.uint8(0))
