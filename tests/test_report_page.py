@@ -64,6 +64,33 @@ def opened(browser, report):
     assert not wrong
 
 
+@pytest.mark.slow
+def test_the_quickstart_sweep_has_a_report(browser, tmp_path):
+    """A real sweep and its page: no script error, the dense baseline in it, and a network control that works."""
+    from typer.testing import CliRunner
+
+    from raysim.cli import app
+    from sweeps.runner import Sweep
+    from sweeps.study import read_study
+
+    study = read_study("quickstart", ["steps=20", "evaluate_every_steps=10"], trials=4)
+    Sweep(study, out=str(tmp_path / "study")).run()
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "study"), "-o", str(tmp_path / "report.html")])
+    assert result.exit_code == 0, result.output
+    wrong = []
+    page = browser.new_page()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_function("window.raysimReport !== undefined")
+    before = column(page, "job1-runs", 12)
+    page.get_by_label("Times on the network").select_option("8mbps")
+    assert len(before) == 4
+    assert column(page, "job1-runs", 12) != before
+    assert "dense" in page.inner_text("main")
+    assert not wrong
+
+
 def column(page, table, number):
     return page.locator(f"#{table} tbody tr:not([hidden]) > :nth-child({number})").all_inner_texts()
 
