@@ -165,9 +165,8 @@ class Engine(ABC):
         for start in range(0, len(batches), window):
             here = batches[start : start + window]
             packets: list[Ref] = [None] * len(here)
-            for stage, worker in enumerate(
-                self.plan.owners
-            ):  # stage by stage: no worker waits for what comes back to it
+            # Stage by stage, so that no worker waits for what comes back to it.
+            for stage, worker in enumerate(self.plan.owners):
                 for place, batch in enumerate(here):
                     packets[place] = self._submit(
                         worker, "infer", self.incarnation, stage, split, batch, mode, packets[place]
