@@ -9,7 +9,7 @@ from codec_variants import KEY, VARIANTS, Variant, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raysim.codecs import Packet
+from raysim.codecs import Packet, TopK
 from raysim.codecs.packet import DTYPES
 
 CASES = 20_000  # of all variants together, in `make test-slow`
@@ -82,6 +82,22 @@ def test_damaged_packets(variant: Variant) -> None:
 @variants
 def test_many_damaged_packets(variant: Variant) -> None:
     fuzz(variant, -(-CASES // len(VARIANTS)))
+
+
+@pytest.mark.parametrize("length", [130, 4099, 5000])
+def test_positions_just_beyond_the_tensor_are_refused(length: int) -> None:
+    """The greatest position of an Elias-Fano index, in one piece with the tensor's last values or not."""
+    x = torch.zeros(1, length)
+    x[0, -3:] = 1.0
+    codec = TopK(3 / length, index="elias_fano")
+    packet = codec.encode(x)
+    assert torch.equal(packet.decode(), x)
+    low = packet.arrays["low"].copy()
+    width = 8 * len(low) // 3
+    assert ((length - 1) | ((1 << width) - 1)) >= length
+    low[:] = 255
+    with pytest.raises(ValueError, match="positions that are not 3 increasing ones below"):
+        packet._replace(arrays=packet.arrays | {"low": low}).decode()
 
 
 def test_compressed_arrays_cannot_blow_up() -> None:

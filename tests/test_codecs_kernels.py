@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raysim.codecs import CODECS, Codec, NonFiniteError, Quantize, TopK, kernels
+from raysim.codecs import CODECS, Codec, LowRank, NonFiniteError, Quantize, TopK, kernels
 from raysim.codecs.random import bits64
 from raysim.notation import parse
 
@@ -211,7 +211,7 @@ def test_residual_and_sent_add_up() -> None:
 
 def test_warm_compiles_all_that_is_needed() -> None:
     """After `warm`, no codec compiles anything, whatever the dtype and wherever its memory is."""
-    kernels.warm(variant.codec for variant in VARIANTS)
+    kernels.warm([*(variant.codec for variant in VARIANTS), LowRank(100, per="sample")])
     from numba.core.dispatcher import Dispatcher
 
     modules = [module for name, module in sys.modules.items() if name.startswith("raysim.codecs.kernels.")]

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 _state = threading.local()
 _checked = False
+_lock = threading.Lock()
 _outputs: list[np.ndarray] = []  # the latest large outputs, some still in use
 _pools: dict[int, ThreadPoolExecutor] = {}
 _PART = 1 << 18  # values that a thread should have at least
@@ -86,6 +88,11 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
     """
     if count * np.dtype(dtype).itemsize < _LARGE:
         return np.empty(count, dtype)
+    with _lock:
+        return _unheld(count, dtype)
+
+
+def _unheld(count: int, dtype: type | np.dtype) -> np.ndarray:
     for index in range(len(_outputs)):
         fits = _outputs[index].dtype == dtype and len(_outputs[index]) == count
         if fits and sys.getrefcount(_outputs[index]) == _UNHELD:
@@ -131,12 +138,14 @@ def warm(codecs: Iterable[Codec] = ()) -> None:
 
     Quick where they were compiled before: they are loaded from disk then.
     """
+    from raysim.codecs.lowrank import LowRank
     from raysim.codecs.quantize import Quantize
     from raysim.codecs.sparse import Nonzero, TopK
 
-    codecs = list(codecs)
+    # of a higher rank the few values here would be sent as they are
+    codecs = [replace(codec, rank=1) if isinstance(codec, LowRank) else codec for codec in codecs]
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        x = torch.linspace(-1, 1, 96).view(4, 24).to(dtype)
+        x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
         for codec in (
             TopK(0.5, index="bitmap"),
             TopK(0.5, index="elias_fano", values=Quantize(4)),

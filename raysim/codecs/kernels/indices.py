@@ -182,12 +182,10 @@ def expand_elias_fano(low, high, length, width, values, out):
                 bit = found * width
                 field = (load_word(low, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - width)
                 position = (position << width) | np.int64(field)
-            if position <= last:
+            if position <= last or position >= total:
                 return False
             last = position
             while position >= cleared:
-                if cleared >= total:
-                    return False
                 _clear(out[cleared : min(cleared + _PIECE, total)])
                 cleared += _PIECE
             out[np.uint64(position)] = values[found]
