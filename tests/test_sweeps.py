@@ -196,7 +196,7 @@ def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
         sampler_seed=3,
     )
     done = sweep(path, tmp_path / "out")
-    pruned = [row for row in done.rows if row.status == "pruned"]
+    pruned = [row for row in done.rows if row.status == "pruned" and row.same_as is None]
     assert pruned
     for row in pruned:
         assert len(Run(tmp_path / "out" / row.runs[0]).steps) < 20
