@@ -304,6 +304,20 @@ def test_cifar10_is_read_from_a_folder_whole_and_in_order(tmp_path):
     assert (len(few.test), few.train.augment) == (2, "fixed")
 
 
+def test_cifar100_has_a_hundred_fine_labels(tmp_path):
+    for name in ("train", "test"):
+        write_images(tmp_path / f"{name}.parquet", 12)
+        table = pq.read_table(tmp_path / f"{name}.parquet").drop_columns("label")
+        fine = pa.array([97, 98, 99, *range(9)])
+        pq.write_table(table.append_column("fine_label", fine), tmp_path / f"{name}.parquet")
+    data = load_data("cifar100", {"path": str(tmp_path)}, seed=0)
+    assert data.shape == DataShape((3, 32, 32), "float32", 100)
+    assert data.train.labels.tolist()[:4] == [97, 98, 99, 0]
+    assert data.train.mean == (0.5071, 0.4865, 0.4409)
+    with pytest.raises(ValueError, match="a column `label`, but has img, fine_label"):
+        load_data("cifar10", {"path": str(tmp_path)}, seed=0)
+
+
 def test_cifar10_is_read_from_one_file_of_jpegs(tmp_path):
     pixels = write_images(tmp_path / "all.parquet", 20, style="JPEG", column="image")
     data = load_data("cifar10", {"path": str(tmp_path / "all.parquet")}, seed=0)
@@ -455,4 +469,4 @@ def test_wrong_image_files_are_refused(tmp_path):
 
 
 def test_every_data_set_is_tried_here():
-    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10"}
+    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100"}

@@ -16,7 +16,12 @@ from raysim.workloads.models import MODELS, build_model, gpt, gpt2, loss, num_co
 DIGITS = DataShape((1, 8, 8), "float32", 10)
 CIFAR = DataShape((3, 32, 32), "float32", 10)
 BYTES = DataShape((16,), "int64", 256)
-SMALL = {"cnn": (DIGITS, {"width": 4}), "resnet18": (CIFAR, {}), "gpt": (BYTES, {"num_blocks": 2, "width": 32})}
+SMALL = {
+    "cnn": (DIGITS, {"width": 4}),
+    "resnet18": (CIFAR, {}),
+    "gpt": (BYTES, {"num_blocks": 2, "width": 32}),
+    "lstm": (BYTES, {"width": 16}),
+}
 
 
 def inputs_of(shape, batch=2):
@@ -281,7 +286,7 @@ def test_a_model_of_ones_own_is_refused_in_one_sentence(own):
             "cnm",
             {},
             DIGITS,
-            "Unknown model 'cnm'. Known: cnn, gpt, gpt2, resnet18; your own is written `package.module:func",
+            "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, resnet101, resnet18, vgg16; your own is written `package.module:func",
         ),
         ("cnn", {"wdth": 3}, DIGITS, "Unknown option `model.wdth` of `cnn`. Known: model.width."),
         ("resnet18", {"width": 3}, CIFAR, "Unknown option `model.width` of `resnet18`. Known: none."),
@@ -314,4 +319,4 @@ def test_a_wrong_model_is_refused(name, options, shape, message):
 
 
 def test_every_model_is_tried_here():
-    assert set(MODELS) == {*SMALL, "gpt2"}
+    assert set(MODELS) == {*SMALL, "gpt2", "resnet101", "vgg16"}  # the last two in tests of recipes, which train them

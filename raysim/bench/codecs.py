@@ -60,6 +60,8 @@ DEFAULTS = (
     "Natural",
     "ErrorBounded(0.05)",
     "LowRank(4, per='sample')",
+    "ATOMO(4)",
+    "Mean",
 )
 _KEY = 1
 

@@ -27,7 +27,8 @@ class Mean(Codec):
         if not x.numel():
             return {"mean": np.empty(0, np.uint8)}
         total = group_sums(x, layout_of((x.numel(),), "tensor", 0), "sum")
-        return {"mean": to_bytes(cast_saturating(total / x.numel(), torch.float32))}
+        # adding zero makes a zero positive, whichever zeros were summed
+        return {"mean": to_bytes(cast_saturating(total / x.numel() + 0.0, torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         mean = read_floats(packet, "mean", 1 if packet.numel else 0, device)
