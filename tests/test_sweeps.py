@@ -66,6 +66,7 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == done.study.as_mapping()
 
 
+@pytest.mark.slow
 def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
     """Whatever ran before on the same stages: other codecs, memories, models, dropout, types."""
     gpt = {"model": "gpt", "model.num_blocks": 2, "model.width": 16, "model.num_heads": 2, "model.dropout": 0.2}
@@ -93,6 +94,7 @@ def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
         same_records(Run(tmp_path / "out" / row.runs[0]), fresh)
 
 
+@pytest.mark.slow
 def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
     class Probe(SweepTrial):  # here, and not above: workers cannot import a test
         def crew(self):
@@ -329,6 +331,7 @@ def test_what_does_not_fit_is_refused(nodes, jobs, changes):
         fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
 
 
+@pytest.mark.slow
 def test_a_sweep_without_room_is_refused_before_a_trial_begins(ray, tmp_path):
     path = write_study(tmp_path, base=BASE | {"cpus_per_stage": 9})
     with pytest.raises(ConfigError, match="1 trials of 2 stages with 9 CPU each must fit into"):
