@@ -10,12 +10,19 @@ from sweeps.study import Study, most_workers, read_study, study_names
 
 
 def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
-    assert set(study_names()) >= {"quickstart", "rudakov-topk", "rudakov-quantize", "rudakov-feedback", "full"}
+    assert set(study_names()) >= {
+        "quickstart",
+        "rudakov-topk",
+        "rudakov-quantize",
+        "rudakov-feedback",
+        "gravac",
+        "full",
+    }
     for name in study_names():
         study = read_study(name)
         assert isinstance(study, Study)
         assert study.baselines[0].name == "dense"
-        assert most_workers(study) == 4
+        assert most_workers(study) == (2 if name.startswith("replica-gradients") else 4)
 
 
 def test_a_study_written_and_read_again_is_the_same(tmp_path):
