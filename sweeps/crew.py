@@ -11,7 +11,7 @@ import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raysim.codecs import kernels
+from raysim.pipeline.averaging import warm
 from raysim.pipeline.engine import check_room, host_memory_bytes
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.ray_engine import RayEngine
@@ -112,9 +112,8 @@ class WarmEngine(RayEngine):
         self._actors = [hosts[index] for index in order]
         self._nodes = [places[index][0] for index in order]
         if not self._crew.gpus:
-            check_room(self.all_memories, dict(places), self._nodes)
-        if plan.compresses:
-            kernels.warm(plan.codecs)  # see RayEngine
+            check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
+        warm(plan)  # see RayEngine
         shared, device = ray.put(plan), "cuda" if self._crew.gpus else "cpu"
         data = self._crew.data(self.workload.data)
         taken = [

@@ -6,6 +6,7 @@ from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED
 from test_pipeline import losses_of, staged_gradients, start
 
 from raysim.config import ConfigError
+from raysim.pipeline.faults import StageError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.replicas import ring_bytes
 
@@ -44,6 +45,19 @@ def test_replicas_never_part(small, run):
     first = weights(engine, 0)
     for replica in range(1, engine.plan.num_replicas):
         assert all(torch.equal(first[name], x) for name, x in weights(engine, replica).items())
+
+
+def test_a_method_that_fails_is_named(small, monkeypatch):
+    engine = start(small(**REPLICAS, replica_gradient="PowerSGD(1)"))
+
+    def failing(self, gradients, memory, context):
+        yield from ()
+        raise ArithmeticError("no luck")
+
+    monkeypatch.setattr(type(engine.plan.replica_methods[0]), "average", failing)
+    with pytest.raises(StageError) as caught:
+        engine.step(0)
+    assert str(caught.value) == "stage 0, averaging of step 0: ArithmeticError: no luck"
 
 
 def test_fused_owners_equal_the_sum_of_averages(small):

@@ -74,6 +74,10 @@ class Engine(ABC):
         """What every stage of every replica holds at its peak, in the order of `Plan.places`."""
         return [self.plan.memories[stage] for _, stage in self.plan.places]
 
+    def by_stage(self, nodes: Sequence[str]) -> list[str]:
+        """Return the node of every stage of every replica, in the order of `Plan.places`, of the workers' nodes."""
+        return [nodes[self._worker(*place)] for place in self.plan.places]
+
     def _worker(self, replica: int, stage: int) -> int:
         return replica * len(self.plan.rows) + self.plan.owners[stage]
 

@@ -83,6 +83,10 @@ class Plan:
         ]
         return [phase for phase in (averages if self.num_replicas > 1 else [], sums) if phase]
 
+    def tied_name(self, place: int, stage: int) -> str:
+        """Return what a stage calls the tied parameter in a place of `tied`."""
+        return dict(self.tied[place])[stage]
+
     @property
     def steps_per_epoch(self) -> int:
         """Full batches in the training data."""

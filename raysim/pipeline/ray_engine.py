@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from raysim.codecs import kernels
 from raysim.config import ConfigError
+from raysim.pipeline.averaging import warm
 from raysim.pipeline.engine import Engine, Ref, check_room, host_memory_bytes
 from raysim.pipeline.faults import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -66,8 +66,7 @@ class RayEngine(Engine):
         plan_ref, module_refs, data_ref = self._stored
         self._nodes = self._place()
         gpus = self._gpus
-        if plan.compresses:
-            kernels.warm(plan.codecs)  # compiled once, here; the workers of this machine find it on disk
+        warm(plan)  # compiled once, here; the workers of this machine find it on disk
         actor = ray.remote(Worker)
         for worker, node in enumerate(self._nodes):
             options = actor.options(
@@ -167,7 +166,7 @@ class RayEngine(Engine):
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.all_memories, capacity, [nodes[self._worker(*place)] for place in self.plan.places])
+            check_room(self.all_memories, capacity, self.by_stage(nodes))
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:

@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError, Packet, TopK, derive_key, kernels
+from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
 from raysim.codecs.sparse import Support
-from raysim.compressors import Context, Decision
-from raysim.compressors.replica import Averaged, Memory, Packets, ReplicaContext, Rounds
+from raysim.compressors import Context
+from raysim.compressors.replica import Packets
 from raysim.network.schedule import Action, calls, needs, phase, sends
+from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.plan import Plan, replica_shapes
-from raysim.pipeline.replicas import Exchange, Group, GroupAccount, ring_bytes, sum_over_owners
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.replicas import GroupAccount
 from raysim.pipeline.stage import Stage
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
@@ -108,9 +109,8 @@ class Worker:
                         self.links[boundary, direction, sender] = Link(
                             method, boundary, direction, sender=sender, device=self.device
                         )
-        if plan.compresses:
-            kernels.warm(plan.codecs)  # before a step is timed
-        self.memories: dict[int, Memory] = {stage: {} for stage in self.stages}  # of replica methods
+        warm(plan)  # before a step is timed
+        self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         row = plan.rows[place]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
@@ -124,9 +124,6 @@ class Worker:
         self._losses: dict[int, float] = {}
         self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
         self._actions: list[ActionRecord] = []
-        self._exchanges: dict[tuple[int, int, int], Exchange] = {}  # by phase, group and member
-        self._averaged: dict[int, Averaged] = {}
-        self._groups: list[GroupAccount] = []
 
     # A step: `run` for every call of the row, then the rounds that end it, `update` last.
 
@@ -160,29 +157,17 @@ class Worker:
         """Take a turn of a member of a group (`where`: phase, group, member): what the others sent, for what to send them.
 
         After the last round there is one more turn, which takes the result and sends nothing. `step_s` is the clock's time
-        of the last step. Raises DivergedError where gradients hold NaN or infinity, StageError where the actions before it
-        have not all run.
+        of the last step. Raises DivergedError where gradients hold NaN or infinity, StageError where a method fails or the
+        actions before it have not all run.
         """
         with self._called(step, incarnation):
             if self._next_call < len(self._calls):
                 raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step} before its end")
-            phase, place, member = where
-            group = self.plan.groups[phase][place]
-            stage = group.members[member][1]
             try:
-                if turn == 0:
-                    rounds = self._rounds(group, member, step_s)
-                    self._exchanges[where] = Exchange(group, member, rounds, stages=self.stages)
-                    received = ()
-                sent = self._exchanges[where].advance(received)
-            except NonFiniteError:
-                error = DivergedError(step, "update", f"gradient of stage {stage}")
+                return self.averaging.take_turn(where, turn, step, step_s, received)
+            except (DivergedError, StageError) as error:
                 self._fault = self._fault or Fault(None, error)
-                raise error from None
-            if turn < group.num_rounds:
-                return sent
-            self._conclude(group, member, self._exchanges.pop(where))
-            return None
+                raise
 
     def gradient_norm2(self, step: int, incarnation: int, *done: None) -> dict[int, float]:
         """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
@@ -214,15 +199,13 @@ class Worker:
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
             rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
             for index, stage in self.stages.items():
-                averaged = self._averaged.get(index)
-                stage.update(rate, scale, averaged.with_momentum if averaged else frozenset())
-                if averaged:
-                    self.memories[index] = averaged.memory
+                stage.update(rate, scale, self.averaging.with_momentum(index))
+            groups = self.averaging.end_step()
             self._synchronize()
             measure, size = self.plan.measures(step), self.plan.config.batch_size
             links = [link.end_step(measure=measure, step_s=step_s, batch_size=size) for link in self.links.values()]
             losses = [self._losses[m] for m in sorted(self._losses)]
-            report = StepReport(self.replica, losses, links, self._groups, self._actions, norm)
+            report = StepReport(self.replica, losses, links, groups, self._actions, norm)
         self._begin(step + 1)
         return report
 
@@ -272,8 +255,7 @@ class Worker:
         for (boundary, direction, sender), link in self.links.items():
             if sender and link.state:
                 tensors |= {f"link.{boundary}.{direction}.{name}": x for name, x in pack_state(link.state).items()}
-        for index, memory in self.memories.items():
-            tensors |= {f"replicas.{index}.{name}": x.detach().cpu() for name, x in memory.items()}
+        tensors |= {f"replicas.{name}": x for name, x in self.averaging.state().items()}
         return pack_tensors(tensors)
 
     def load(self, step: int, *parts: np.ndarray) -> None:
@@ -286,10 +268,8 @@ class Worker:
             prefix = f"link.{boundary}.{direction}."
             held = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
-        for index in self.memories:
-            prefix = f"replicas.{index}."
-            memory = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            self.memories[index] = {name: x.to(self.device, copy=True) for name, x in memory.items()}
+        prefix = "replicas."
+        self.averaging.load({name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
         self._begin(step)
 
     def clock_s(self) -> float:
@@ -297,70 +277,6 @@ class Worker:
         return time.perf_counter()
 
     # Inside.
-
-    def _rounds(self, group: Group, member: int, step_s: float | None) -> Rounds:
-        """Return the generator of a member's rounds: a replica method's, or the sum of a tied parameter's gradients."""
-        config, plan, index = self.plan.config, self.plan, group.members[member][1]
-        module = self.stages[index].module
-        if group.tied is not None:
-            name = self._tied_name(group.tied, index)
-            gradient = module.get_parameter(name).grad
-            return sum_over_owners(gradient, member, len(group.members), self.device)
-        gradients = {}
-        for name in replica_shapes(index, module, plan):
-            parameter = module.get_parameter(name)
-            gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        context = ReplicaContext(
-            replica=self.replica,
-            num_replicas=plan.num_replicas,
-            step=self.step,
-            epoch=self.step // plan.steps_per_epoch,
-            steps_per_epoch=plan.steps_per_epoch,
-            seed=config.seed,
-            stage=index,
-            num_stages=plan.num_stages,
-            batch_size=config.batch_size,
-            learning_rate=learning_rate(config.optimizer, self.step, plan.steps_per_epoch, plan.num_steps),
-            momentum=config.optimizer.momentum or 0.0,
-            step_s=step_s,
-        )
-        return plan.replica_methods[index].average(gradients, self.memories[index], context)
-
-    def _tied_name(self, place: int, stage: int) -> str:
-        return dict(self.plan.tied[place])[stage]
-
-    def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
-        """Put the result of a group's rounds in the place of this member's gradients."""
-        assert exchange.over, f"{group} took more rounds than it stated"
-        index = group.members[member][1]
-        module, count = self.stages[index].module, len(group.members)
-        decisions: tuple[Decision, ...] = ()
-        if group.tied is None:
-            averaged: Averaged = exchange.result
-            self._averaged[index] = averaged
-            decisions = tuple(averaged.decisions)
-            for name, gradient in averaged.gradients.items():
-                parameter = module.get_parameter(name)
-                parameter.grad = gradient.view_as(parameter)
-            num_values = sum(gradient.numel() for gradient in averaged.gradients.values())
-        else:
-            parameter = module.get_parameter(self._tied_name(group.tied, index))
-            num_values = parameter.numel()
-            if exchange.result is not None:
-                shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
-                parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
-        self._groups.append(
-            GroupAccount(
-                stage=index,
-                tied=group.tied is not None,
-                packets=exchange.packets,
-                wire_bytes=exchange.wire_bytes,
-                dense_bytes=ring_bytes(num_values, count),
-                num_rounds=exchange.num_rounds,
-                codec_s=exchange.codec_s,
-                decisions=decisions,
-            )
-        )
 
     def _act(self, action: Action, packet: Packet | None) -> Packet | None:
         profiled = self.plan.profiles(self.step)

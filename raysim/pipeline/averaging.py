@@ -1,0 +1,173 @@
+"""A worker's part in the groups that end a step: gradients go in, and what the group makes of them takes their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import NonFiniteError, kernels
+from raysim.compressors.gathered import Dense
+from raysim.compressors.replica import (
+    Averaged,
+    Memory,
+    Packets,
+    ReplicaContext,
+    ReplicaMethod,
+    Rounds,
+    average_together,
+)
+from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import Plan, replica_shapes
+from raysim.pipeline.replicas import Exchange, Group, GroupAccount, ring_bytes, sum_over_owners
+from raysim.pipeline.stage import Stage
+
+Where = tuple[int, int, int]  # phase, group and member
+
+
+class Averaging:
+    """Takes the turns of one worker's members, and holds the memories of its replica methods."""
+
+    def __init__(self, plan: Plan, replica: int, stages: Mapping[int, Stage], device: torch.device) -> None:
+        self.plan = plan
+        self.replica = replica
+        self.stages = stages
+        self.device = device
+        self._memories: dict[int, Memory] = {stage: {} for stage in stages}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._exchanges: dict[Where, Exchange] = {}
+        self._averaged: dict[int, Averaged] = {}
+        self._accounts: list[GroupAccount] = []
+
+    def take_turn(
+        self, where: Where, turn: int, step: int, step_s: float | None, received: Sequence[Packets | None]
+    ) -> list[Packets | None] | None:
+        """Return what a member sends in its turn, see `Exchange.advance`; None in the last one, which takes the result.
+
+        Raises DivergedError where gradients hold NaN or infinity, StageError where a method fails.
+        """
+        phase, place, member = where
+        group = self.plan.groups[phase][place]
+        stage = group.members[member][1]
+        try:
+            if turn == 0:
+                rounds = self._rounds(group, member, step, step_s)
+                self._exchanges[where] = Exchange(group, member, rounds, stages=self.stages)
+                received = ()
+            sent = self._exchanges[where].advance(received)
+        except NonFiniteError:
+            raise DivergedError(step, "update", f"gradient of stage {stage}") from None
+        except Exception as error:
+            raise StageError(f"stage {stage}, averaging of step {step}: {type(error).__name__}: {error}") from error
+        if turn < group.num_rounds:
+            return sent
+        self._conclude(group, member, self._exchanges.pop(where))
+        return None
+
+    def with_momentum(self, stage: int) -> frozenset[str]:
+        """Return the parameters of a stage whose averaged gradients hold their momentum already."""
+        return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
+
+    def end_step(self) -> list[GroupAccount]:
+        """Move the memories on, return the step's accounts and open the next."""
+        for stage, averaged in self._averaged.items():
+            self._memories[stage] = averaged.memory
+        accounts = self._accounts
+        self._begin()
+        return accounts
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the memories, by stage and flat names."""
+        return {
+            f"{stage}.{name}": x.detach().cpu()
+            for stage, memory in self._memories.items()
+            for name, x in memory.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what `state` returned, and forget all of a step that broke off."""
+        for stage in self._memories:
+            prefix = f"{stage}."
+            mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
+        self._begin()
+
+    def _rounds(self, group: Group, member: int, step: int, step_s: float | None) -> Rounds:
+        """Return the generator of a member's rounds: a replica method's, or the sum of a tied parameter's gradients."""
+        config, plan, index = self.plan.config, self.plan, group.members[member][1]
+        module = self.stages[index].module
+        if group.tied is not None:
+            gradient = module.get_parameter(plan.tied_name(group.tied, index)).grad
+            return sum_over_owners(gradient, member, len(group.members), self.device)
+        gradients = {}
+        for name in replica_shapes(index, module, plan):
+            parameter = module.get_parameter(name)
+            gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        context = ReplicaContext(
+            replica=self.replica,
+            num_replicas=plan.num_replicas,
+            step=step,
+            epoch=step // plan.steps_per_epoch,
+            steps_per_epoch=plan.steps_per_epoch,
+            seed=config.seed,
+            stage=index,
+            num_stages=plan.num_stages,
+            batch_size=config.batch_size,
+            learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
+            momentum=config.optimizer.momentum or 0.0,
+            step_s=step_s,
+        )
+        return plan.replica_methods[index].average(gradients, self._memories[index], context)
+
+    def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
+        """Put the result of a group's rounds in the place of this member's gradients."""
+        assert exchange.over, f"{group} took more rounds than it stated"
+        index = group.members[member][1]
+        module = self.stages[index].module
+        if group.tied is None:
+            averaged: Averaged = exchange.result
+            self._averaged[index] = averaged
+            for name, gradient in averaged.gradients.items():
+                parameter = module.get_parameter(name)
+                parameter.grad = gradient.view_as(parameter)
+            num_values = sum(gradient.numel() for gradient in averaged.gradients.values())
+        else:
+            parameter = module.get_parameter(self.plan.tied_name(group.tied, index))
+            num_values = parameter.numel()
+            if exchange.result is not None:
+                shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
+                parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
+        self._accounts.append(
+            GroupAccount(
+                stage=index,
+                tied=group.tied is not None,
+                packets=exchange.packets,
+                wire_bytes=exchange.wire_bytes,
+                dense_bytes=ring_bytes(num_values, len(group.members)),
+                num_rounds=exchange.num_rounds,
+                codec_s=exchange.codec_s,
+                decisions=tuple(self._averaged[index].decisions) if group.tied is None else (),
+            )
+        )
+
+
+def warm(plan: Plan) -> None:
+    """Compile the kernels that a run needs, or load them from disk: of its links' codecs, and of its replica methods."""
+    if plan.compresses:
+        kernels.warm(plan.codecs)
+    if plan.num_replicas > 1:
+        for method in dict.fromkeys(plan.replica_methods):
+            if not isinstance(method, Dense):
+                _rehearse(method)
+
+
+def _rehearse(method: ReplicaMethod) -> None:
+    """Average a small matrix over two replicas, past any warm-up of the method."""
+    context = ReplicaContext(replica=0, num_replicas=2, step=2**40, epoch=2**20, steps_per_epoch=1, seed=0)
+    gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
+    contexts = [context._replace(replica=replica) for replica in range(2)]
+    average_together(method, [gradients, gradients], [{}, {}], contexts)
