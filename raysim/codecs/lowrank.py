@@ -28,9 +28,9 @@ def orthonormal(columns: Tensor) -> Tensor:
 
     By Gram and Schmidt, each against those before it, twice. A column that lies in the span of those before becomes zero.
 
-    >>> orthonormal(torch.tensor([[[3.0, 6.0], [4.0, 8.0]]]))
-    tensor([[[0.6000, 0.0000],
-             [0.8000, 0.0000]]], dtype=torch.float64)
+    >>> orthonormal(torch.tensor([[[3.0, 0.0], [4.0, 5.0]]]))
+    tensor([[[ 0.6000, -0.8000],
+             [ 0.8000,  0.6000]]], dtype=torch.float64)
     """
     turned = columns.detach().double().transpose(1, 2).clone(memory_format=torch.contiguous_format)
     if not turned.numel():
