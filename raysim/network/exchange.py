@@ -42,3 +42,25 @@ def rounds_s(network: Network, hosts: Sequence[int], sent_bytes: float, num_roun
         return 0.0
     first = exchange_s(network, hosts, sent_bytes / (len(hosts) - 1))
     return first + (num_rounds - 1) * exchange_s(network, hosts, 0.0)
+
+
+def tied_s(
+    network: Network,
+    hosts: Sequence[int],
+    num_replicas: int,
+    owners: Sequence[int],
+    sent_bytes: float,
+    num_rounds: float,
+    *,
+    fused: bool,
+) -> float:
+    """Return the seconds in which the owners of a tied parameter sum its gradients at a step's end.
+
+    `hosts` are those of all workers, replica by replica; `owners` are workers of one. Every replica's owners sum on their own,
+    or, `fused`, all together; each sends `sent_bytes` in all.
+    """
+    per = len(hosts) // num_replicas
+    groups = [[hosts[replica * per + worker] for worker in owners] for replica in range(num_replicas)]
+    if fused:
+        groups = [[host for group in groups for host in group]]
+    return max(rounds_s(network, group, sent_bytes, num_rounds) for group in groups)

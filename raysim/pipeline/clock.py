@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.config import ConfigError
 from raysim.network.devices import DEVICES
-from raysim.network.exchange import rounds_s
+from raysim.network.exchange import tied_s
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
@@ -73,17 +73,15 @@ class Clock:
 
     def _tied_s(self, reports: Sequence[StepReport]) -> float:
         """Return the seconds in which owners of tied parameters sum their gradients, one parameter after the other."""
-        plan, total = self.plan, 0.0
-        per = len(plan.rows)
-        hosts = Placement.spread(plan.num_replicas * per, self._network.num_hosts).hosts
-        owner = plan.config.parsed_schedule.workers(plan.num_stages)
-        accounts = [(report.replica, group) for report in reports for group in report.groups if group.tied]
-        for phase in plan.groups:
-            for group in phase:
-                if group.tied is not None:
-                    chosen = [hosts[replica * per + owner[stage]] for replica, stage in group.members]
-                    sent = max(account.wire_bytes for key, account in accounts if (key, account.stage) in group.members)
-                    total = max(total, rounds_s(self._network, chosen, sent, group.num_rounds))
+        plan = self.plan
+        hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
+        total, fused = 0.0, plan.config.fused_embedding
+        for place in range(len(plan.tied)):
+            stages = [stage for stage, _ in plan.tied[place]]
+            accounts = [group for report in reports for group in report.groups if group.tied and group.stage in stages]
+            sent, rounds = max(one.wire_bytes for one in accounts), max(one.num_rounds for one in accounts)
+            owners = [plan.owners[stage] for stage in stages]
+            total += tied_s(self._network, hosts, plan.num_replicas, owners, sent, rounds, fused=fused)
         return total
 
 

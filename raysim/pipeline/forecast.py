@@ -19,7 +19,7 @@ from torch import nn
 from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.network.devices import DEVICES
-from raysim.network.exchange import rounds_s
+from raysim.network.exchange import tied_s
 from raysim.network.memory import StageMemory
 from raysim.network.network import Network
 from raysim.network.placement import Placement
@@ -114,14 +114,12 @@ class Forecast:
 
     def tied_s(self, network: Network) -> float:
         """Return the seconds in which owners of tied parameters exchange their gradients, at the step's end."""
-        replicas = self.num_replicas
-        hosts = Placement.spread(replicas * self.num_workers, network.num_hosts).hosts
-        total = 0.0
+        hosts = Placement.spread(self.num_replicas * self.num_workers, network.num_hosts).hosts
+        total, fused = 0.0, self.config.fused_embedding
         for *stages, size in self.tied:
-            owners = [[hosts[r * self.num_workers + self.owner[stage]] for stage in stages] for r in range(replicas)]
-            if self.config.fused_embedding:
-                owners = [[host for group in owners for host in group]]
-            total += max(rounds_s(network, group, ring_bytes(size, len(group)), 2) for group in owners)
+            owners = [self.owner[stage] for stage in stages]
+            sent = ring_bytes(size, len(stages) * (self.num_replicas if fused else 1))
+            total += tied_s(network, hosts, self.num_replicas, owners, sent, 2, fused=fused)
         return total
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
