@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from analysis.errors import ReplayError
 from analysis.targets import METRICS, Target
 from raysim.network.calibrate import Overheads, read_overheads
-from raysim.network.exchange import rounds_s
+from raysim.network.exchange import tied_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
@@ -114,6 +114,8 @@ class Replay:
             self._owner = self.schedule.workers(self.num_stages)
             self.overheads = self._read_overheads(columns) if overheads == "run" else Overheads(0.0, 0.0, 0.0, 0.0)
             profiles = profiles_from_actions(columns, **self.overheads._asdict())
+            if self.row.get("engine") == "ray":
+                profiles = {step: profile.with_ray_messages() for step, profile in profiles.items()}
         except ValueError as error:
             raise ReplayError(f"{str(error).rstrip('.')} (in {self.run.folder}).") from None
         except KeyError as error:
@@ -246,15 +248,16 @@ class Replay:
         """Return the seconds in which the owners of tied parameters exchange their gradients, at the step's end."""
         if self.tied.empty:
             return 0.0
-        hosts, per = self.placement(network).hosts, len(self.rows)
-        owners = [
-            [hosts[replica * per + self._owner[int(stage)]] for stage in self.tied.index]
-            for replica in range(self.num_replicas)
-        ]
-        if self.row.get("fused_embedding"):
-            owners = [[host for group in owners for host in group]]
         worst = self.tied.max()
-        return max(rounds_s(network, group, float(worst["wire_bytes"]), float(worst["rounds"])) for group in owners)
+        return tied_s(
+            network,
+            self.placement(network).hosts,
+            self.num_replicas,
+            [self._owner[int(stage)] for stage in self.tied.index],
+            float(worst["wire_bytes"]),
+            float(worst["rounds"]),
+            fused=bool(self.row.get("fused_embedding")),
+        )
 
     def timelines(self, network: Network) -> Iterator[Timeline]:
         """Yield the simulated timeline of every priced step."""

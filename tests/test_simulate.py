@@ -17,7 +17,7 @@ from raysim.bench.simulate import CASES, SMALL, _measure, print_table
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
-from raysim.network.profile import Profile
+from raysim.network.profile import RAY_CALL_BYTES, RAY_PULL_BYTES, Profile
 from raysim.network.schedule import ZBH1, Action, GPipe, Interleaved1F1B, OneFOneB, Row, Schedule, calls, needs, sends
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
@@ -267,7 +267,7 @@ def test_many_networks_equal_one_at_a_time() -> None:
     st.integers(2, 5),
     st.integers(1, 6),
     st.integers(0, 10**6),
-    st.sampled_from(["pair", "port", "half", "inbound"]),
+    st.sampled_from(["pair", "fair", "port", "half", "inbound"]),
 )
 def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sharing: str) -> None:
     profile = random_profile(seed, p, m)
@@ -414,6 +414,33 @@ def test_two_replicas_between_two_hosts_share_the_wire() -> None:
     assert apart.pipeline_s == 6.0
 
 
+def test_messages_share_a_fair_wire_evenly() -> None:
+    # The first stage sends at 1, 2 and 3; a packet alone needs 2 seconds.
+    profile = Profile.uniform(2, 1.0, 0.0, wire_bytes=2000)
+    profile = replace(profile, wire_bytes=profile.wire_bytes * np.array([1.0, 0.0]).reshape(1, 1, 2, 1))
+    pair, fair = (
+        simulate(GPipe(), profile, Network(8_000.0, sharing=sharing), num_microbatches=3)
+        for sharing in ("pair", "fair")
+    )
+    assert pair.arrive_s[0, 0, 0].tolist() == [3.0, 5.0, 7.0]
+    # From 2 on two share it, from 3 on three: 1 + 1/2 of the first is over at 3, and 1/2 of the second.
+    assert fair.arrive_s[0, 0, 0].tolist() == [4.5, 6.5, 7.0]
+    assert fair.begin_s[0, 0, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_small_message_overtakes_on_a_fair_wire() -> None:
+    profile = Profile.uniform(2, 1.0, 0.0)
+    sizes = np.zeros((1, 2, 2, 2))
+    sizes[0, 0, 0] = 5000, 1000
+    timeline = simulate(GPipe(), replace(profile, wire_bytes=sizes), Network(8_000.0, sharing="fair"))
+    assert timeline.arrive_s[0, 0, 0].tolist() == [
+        7.0,
+        4.0,
+    ]  # both from 2 to 4; the call of the first still comes first
+    burst = Network(8_000.0, sharing="fair", burst_bytes=1000)
+    assert simulate(GPipe(), replace(profile, wire_bytes=sizes), burst).arrive_s[0, 0, 0].tolist() == [6.0, 4.0]
+
+
 def test_few_cores_are_shared_from_cpu_seconds() -> None:
     profile = Profile.uniform(2, 3.0, 3.0, cpu_s=np.full(1, 2.0))
     one_core = Placement((0, 1, 0, 1), cores=(1.0, 1.0))
@@ -429,6 +456,36 @@ def test_few_cores_are_shared_from_cpu_seconds() -> None:
     tight = simulate(GPipe(), profile, FREE, num_microbatches=1, placement=replace(one_core, threads=2))
     assert tight.pipeline_s == 16.0  # more threads than cores: nothing is won
     check_timeline(tight)
+
+
+def test_hosts_on_one_machine_share_its_cores_and_no_wires() -> None:
+    profile = Profile.uniform(2, 3.0, 3.0, cpu_s=np.full(1, 2.0), wire_bytes=1000)
+    network = Network(8_000.0)
+    namespaces = Placement((0, 1, 2, 3), cores=(1.0,), machines=(0, 0, 0, 0))
+    shared = simulate(GPipe(), profile, network, num_microbatches=1, placement=namespaces)
+    # Two replicas at once on one core, each between hosts of its own: twice the CPU seconds, the wires as alone.
+    assert shared.pipeline_s == 4 * 4.0 + 2 * 1.0
+    with pytest.raises(ValueError, match=r"`machines` must be given for 4 hosts, but got 3 numbers\."):
+        replace(namespaces, machines=(0, 0, 0))
+    with pytest.raises(ValueError, match=r"`cores` must be given for 2 machines, but got 1 numbers\."):
+        replace(namespaces, machines=(0, 0, 1, 1))
+
+
+def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
+    profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
+    sends = profile.wire_bytes > 0
+    beside = replace(profile, message_bytes=500.0 * sends)
+    network = Network(8_000.0)
+    for placement in (None, Placement((0, 1), driver=0)):
+        times = [
+            simulate(GPipe(), one, network, num_microbatches=1, placement=placement).pipeline_s
+            for one in (profile, beside)
+        ]
+        assert times == [6.0, 7.0]
+    for inlined, size in ((True, RAY_CALL_BYTES), (False, RAY_CALL_BYTES + RAY_PULL_BYTES)):
+        of_ray = replace(profile, inlined=np.full(1, inlined)).with_ray_messages()
+        assert set(of_ray.message_bytes[sends]) == {size}
+        assert not of_ray.message_bytes[~sends].any()
 
 
 def test_work_of_shared_cores_is_conserved() -> None:

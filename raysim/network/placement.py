@@ -14,13 +14,15 @@ class Placement:
     """The host of every worker, replica by replica, and what the hosts can do.
 
     >>> Placement.spread(num_workers=4, num_hosts=8)
-    Placement(hosts=(0, 2, 4, 6), cores=None, threads=1, driver=None)
+    Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1, driver=None)
     """
 
     hosts: tuple[int, ...]
     """Host of worker 0, 1, ... of replica 0, then of replica 1, and so on."""
     cores: tuple[float, ...] | None = None
-    """Cores of every host, shared by its workers; None where workers never slow one another down."""
+    """Cores of every machine, shared by its workers; None where workers never slow one another down."""
+    machines: tuple[int, ...] | None = None
+    """Machine of every host, where several hosts, as namespaces or virtual machines, share one's cores; None: each is one."""
     threads: int = 1
     """Cores that one worker's compute can use; read only where `cores` is given."""
     driver: int | None = None
@@ -31,11 +33,18 @@ class Placement:
         object.__setattr__(self, "hosts", hosts)
         object.__setattr__(self, "threads", check_integer("threads", self.threads, 1))
         highest = max(hosts, default=-1)
+        if self.machines is not None:
+            machines = tuple(check_integer("machines", machine, 0) for machine in self.machines)
+            object.__setattr__(self, "machines", machines)
+            if len(machines) <= highest:
+                raise ValueError(f"`machines` must be given for {highest + 1} hosts, but got {len(machines)} numbers.")
+            highest = max(machines)
         if self.cores is not None:
             cores = tuple(check_real("cores", count, 0, math.inf, open_low=True) for count in self.cores)
             object.__setattr__(self, "cores", cores)
             if len(cores) <= highest:
-                raise ValueError(f"`cores` must be given for {highest + 1} hosts, but got {len(cores)} numbers.")
+                what = "hosts" if self.machines is None else "machines"
+                raise ValueError(f"`cores` must be given for {highest + 1} {what}, but got {len(cores)} numbers.")
         if self.driver is not None:
             object.__setattr__(self, "driver", check_integer("driver", self.driver, 0))
 

@@ -22,10 +22,16 @@ from raysim.notation import check_choice, check_real
 
 Floats = NDArray[np.float64]
 
-COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes", "inlined")
+COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "message_bytes", "dense_bytes", "inlined")
 STAGE_COSTS = ("update_s", "gradient_bytes", "sent_bytes", "rounds", "method_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
 FORMAT = "raysim profile 1"
+
+# Bytes that Ray sends beside a packet, as `raysim validate` counts them at the hosts' ports.
+RAY_CALL_BYTES = 1_600
+"""Of a call and its reply: all there is beside a packet that travels in the reply."""
+RAY_PULL_BYTES = 3_900
+"""More, of a packet in the object store: where it lies, asking for it, handing it over."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +55,8 @@ class Profile:
     """CPU seconds of the compute, over all its threads: read where cores are shared. NaN where not known: the wall seconds count."""
     wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the packet that leaves the action."""
+    message_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes that go over the wire beside it: calls and replies."""
     dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the tensor in that packet; reported, not simulated."""
     inlined: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, np.bool_))
@@ -173,6 +181,16 @@ class Profile:
             decode_s=codec[..., None, None] * takes,
             **({"source": f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"} | rest),
         )
+
+    @property
+    def moved_bytes(self) -> Floats:
+        """Return the bytes of every packet and of what goes beside it."""
+        return self.wire_bytes + self.message_bytes
+
+    def with_ray_messages(self) -> Profile:
+        """Return these costs with the bytes that Ray sends beside every packet."""
+        beside = np.where(self.inlined, RAY_CALL_BYTES, RAY_CALL_BYTES + RAY_PULL_BYTES)
+        return replace(self, message_bytes=np.where(self.wire_bytes > 0, beside, 0))
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the packets and codec times of `other`: the same model under another compressor."""

@@ -1,8 +1,9 @@
 """The general kernel: events in order of time, for wires and cores that several workers share.
 
 Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts messages go one after
-another. Cores are fluid too: the threads at work on a host get equal parts of its cores. Every event looks at all workers, so
-it is meant for hundreds of workers, not thousands; where nothing is shared it gives what `ordered.py` gives.
+another, or, where wires are fair, all at once in equal parts. Cores are fluid too: the threads at work on a machine get equal
+parts of its cores. Every event looks at all workers, so it is meant for hundreds of workers, not thousands; where nothing is
+shared it gives what `ordered.py` gives.
 """
 
 from __future__ import annotations
@@ -51,6 +52,20 @@ def _share_ports(
                 left[port] = max(left[port] - lowest, 0.0)
 
 
+@njit(cache=True)
+def _begin_flow(
+    bucket: int, refill: float, size: float, now: float, burst: float, tokens: F64, idle_since: F64, sending: I64
+) -> float:
+    """Count a flow in at its token bucket, and return its bytes without those that the tokens let through at once."""
+    if sending[bucket] == 0 and burst > 0 and now > idle_since[bucket]:
+        tokens[bucket] = min(burst, tokens[bucket] + refill * (now - idle_since[bucket]))
+    sending[bucket] += 1
+    taken = min(tokens[bucket], size)
+    tokens[bucket] -= taken
+    left: float = size - taken
+    return left
+
+
 @njit(cache=True, nogil=True)
 def run_shared(
     offsets: I64,
@@ -69,7 +84,8 @@ def run_shared(
     message_s: float,
     byte_s: float,
     host: I64,  # (replica * worker,)
-    cores: F64,  # (host,): infinite where workers never slow one another down
+    machine: I64,  # (replica * worker,)
+    cores: F64,  # (machine,): infinite where workers never slow one another down
     threads: int,
     driver: int,  # host, or -1
     channel: I32,  # (host, host): number of the channel, -1 within a host
@@ -79,6 +95,7 @@ def run_shared(
     latency_s: F64,
     port_rate: F64,  # (host,): payload bytes/s, infinite where ports are not shared
     half: bool,
+    fair: bool,  # packets under way at once share a wire, instead of going one after another
     burst_bytes: float,
     jitter_s: float,
     seed: int,
@@ -116,7 +133,8 @@ def run_shared(
     after = np.full(num_replicas * per_replica, -1, np.int64)  # the next packet of the same queue
     post_head = np.full(num_actors * num_ops, -1, np.int64)  # packets not yet at the wire
     post_tail = np.full(num_actors * num_ops, -1, np.int64)
-    wire_head = np.full(num_channels, -1, np.int64)  # packets at the wire; the first is on it
+    # Packets at the wire: the first is on it, or, where all are, is the next to be over.
+    wire_head = np.full(num_channels, -1, np.int64)
     wire_tail = np.full(num_channels, -1, np.int64)
     flight_head = np.full(num_channels, -1, np.int64)  # packets sent, arriving after the latency
     flight_tail = np.full(num_channels, -1, np.int64)
@@ -126,6 +144,9 @@ def run_shared(
     flow_since = np.zeros(num_channels)
     flow_finish = np.full(num_channels, np.inf)
     fresh = np.zeros(num_channels, np.bool_)  # the flow has no rate yet
+    on_wire = np.ones(num_channels)  # packets that share it
+    served = np.zeros(num_channels)  # bytes that each packet on the wire since its start has been given
+    over_at = np.zeros(num_replicas * per_replica if fair else 0)  # `served` at which a packet is over
     new_rate = np.zeros(num_channels)
     active = np.empty(num_channels, np.int64)
     # A token bucket stands at every outgoing port, or at every channel where ports are not shared.
@@ -176,10 +197,10 @@ def run_shared(
             threads_at_work[:] = 0
             for a in range(num_actors):
                 if HEAD <= phase[a] <= ENCODE:
-                    threads_at_work[host[a]] += threads if phase[a] == COMPUTE else 1
+                    threads_at_work[machine[a]] += threads if phase[a] == COMPUTE else 1
             for a in range(num_actors):
                 if HEAD <= phase[a] <= ENCODE:
-                    speed = min(1.0, cores[host[a]] / threads_at_work[host[a]])
+                    speed = min(1.0, cores[machine[a]] / threads_at_work[machine[a]])
                     if speed != rate[a]:
                         left[a] -= (now - since[a]) * rate[a]
                         since[a], rate[a] = now, speed
@@ -195,7 +216,7 @@ def run_shared(
                 _share_ports(active, number, source_host, target_host, channel_rate, port_rate, half, new_rate)
             for j in range(number):
                 c = active[j]
-                speed = new_rate[c] if ported else channel_rate[c]
+                speed = (new_rate[c] if ported else channel_rate[c]) / on_wire[c]
                 if fresh[c] or speed != flow_rate[c]:
                     if not fresh[c] and now > flow_since[c]:
                         flow_left[c] -= (now - flow_since[c]) * flow_rate[c]
@@ -274,6 +295,9 @@ def run_shared(
             if wire_head[c] >= 0 and flow_finish[c] <= now and moved < arriving.shape[0]:
                 slot = wire_head[c]
                 wire_head[c] = after[slot]
+                if fair:
+                    on_wire[c] -= 1.0
+                    served[c], flow_since[c] = over_at[slot], now
                 bucket = source_host[c] if ported else c
                 sending[bucket] -= 1
                 idle_since[bucket] = now
@@ -327,35 +351,55 @@ def run_shared(
                 towards = driver
             final_leg[slot] = towards == goal
             c = channel[here, towards]
+            flows_changed = True
             after[slot] = -1
-            if wire_head[c] < 0:
-                wire_head[c] = slot
-                fresh[c] = True
-                flow_finish[c] = np.inf
+            if fair:  # among the others on the wire, by when it will be over
+                if wire_head[c] < 0:
+                    on_wire[c] = 0.0
+                elif not fresh[c]:
+                    served[c] += (now - flow_since[c]) * flow_rate[c]
+                flow_since[c] = now
+                on_wire[c] += 1.0
+                if begin_s[slot] < 0:
+                    begin_s[slot] = now
+                size = wire_bytes[r, stage, op, m if wide_wire else 0]
+                over_at[slot] = served[c] + _begin_flow(
+                    c, channel_rate[c], size, now, burst_bytes, tokens, idle_since, sending
+                )
+                before, following = -1, wire_head[c]
+                while following >= 0 and over_at[following] <= over_at[slot]:
+                    before, following = following, after[following]
+                after[slot] = following
+                if before < 0:
+                    wire_head[c] = slot
+                else:
+                    after[before] = slot
+            elif wire_head[c] < 0:
+                wire_head[c] = wire_tail[c] = slot
             else:
                 after[wire_tail[c]] = slot
-            wire_tail[c] = slot
-            flows_changed = True
+                wire_tail[c] = slot
+                continue
+            fresh[c] = True
+            flow_finish[c] = np.inf
 
         # Packets that have just come to the head of their wire.
         if flows_changed:
             for c in range(num_channels):
                 if wire_head[c] >= 0 and fresh[c]:
                     slot = wire_head[c]
+                    if fair:
+                        flow_left[c] = over_at[slot] - served[c]
+                        continue
                     within = slot % per_replica
                     m = within % num_microbatches
                     op = (within // num_microbatches) % num_ops
                     stage = within // (num_microbatches * num_ops)
                     r = slot // per_replica if own_replica else 0
-                    flow_left[c] = wire_bytes[r, stage, op, m if wide_wire else 0]
                     if begin_s[slot] < 0:
                         begin_s[slot] = now
                     bucket = source_host[c] if ported else c
                     refill = port_rate[source_host[c]] if ported else channel_rate[c]
-                    if sending[bucket] == 0 and burst_bytes > 0 and now > idle_since[bucket]:
-                        tokens[bucket] = min(burst_bytes, tokens[bucket] + refill * (now - idle_since[bucket]))
-                    sending[bucket] += 1
-                    taken = min(tokens[bucket], flow_left[c])
-                    tokens[bucket] -= taken
-                    flow_left[c] -= taken
+                    size = wire_bytes[r, stage, op, m if wide_wire else 0]
+                    flow_left[c] = _begin_flow(bucket, refill, size, now, burst_bytes, tokens, idle_since, sending)
     return count

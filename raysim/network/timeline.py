@@ -41,6 +41,7 @@ class WireUse(NamedTuple):
     target: int
     messages: int
     wire_bytes: float
+    """Of packets and of what goes beside them."""
     busy_s: float
     utilisation: float
     """Share of `pipeline_s` in which bytes moved at full speed."""
@@ -124,7 +125,7 @@ class Timeline:
         hosts = replica_hosts(self.placement, self.table.num_workers)
         stages = self.table.num_stages
         for r in range(self.num_replicas):
-            sizes = self._whole(self.profile.wire_bytes, r)
+            sizes = self._whole(self.profile.moved_bytes, r)
             inlined = self._whole(self.profile.inlined, r)
             for stage in range(stages):
                 for op, neighbour in ((0, stage + 1), (1, stage - 1)):
@@ -156,7 +157,7 @@ class Timeline:
         r = int(np.nanargmax(np.nanmax(self.end_s.reshape(self.num_replicas, -1), axis=1)))
         start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
         begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
-        sizes = self._whole(self.profile.wire_bytes, r)
+        sizes = self._whole(self.profile.moved_bytes, r)
         i = int(place[int(np.nanargmax(end))])
         backwards: list[Segment] = []
         while True:

@@ -117,7 +117,7 @@ def order_wires(
                 table.owner,
                 table.num_microbatches,
                 busy,
-                profile.wire_bytes[r],
+                profile.moved_bytes[r],
                 profile.call_s,
                 profile.message_s,
                 profile.byte_s,
@@ -180,6 +180,7 @@ def share_wires(
     replicas = len(placement.hosts) // table.num_workers
     num_hosts = placement.num_hosts
     hosts = np.array(placement.hosts, np.int64)
+    machines = hosts if placement.machines is None else np.array(placement.machines, np.int64)[hosts]
     ends = [_ends(table, placement, num_ops, replica) for replica in range(replicas)]
     pairs = {(int(a), int(b)) for end in ends for a, b in zip(end.source.flat, end.target.flat, strict=True)}
     if placement.driver is not None:
@@ -205,13 +206,14 @@ def share_wires(
         profile.decode_s,
         alone_s(profile, placement).copy(),  # one type for the kernel: writeable
         profile.encode_s,
-        profile.wire_bytes,
+        profile.moved_bytes,
         profile.inlined,
         profile.call_s,
         profile.message_s,
         profile.byte_s,
         hosts,
-        np.full(num_hosts, math.inf) if placement.cores is None else np.array(placement.cores),
+        machines,
+        np.full(int(machines.max()) + 1, math.inf) if placement.cores is None else np.array(placement.cores),
         placement.threads,
         -1 if placement.driver is None else placement.driver,
         number,
@@ -221,6 +223,7 @@ def share_wires(
         network.latencies_s(source, target),
         network.ports_bps(num_hosts) / payload,
         network.sharing == "half",
+        network.sharing == "fair",
         network.burst_bytes / network.framing,
         network.jitter_s,
         seed * REPLICA_SEEDS,
