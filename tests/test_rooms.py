@@ -44,6 +44,7 @@ ROOMS = {
     "raysim.progress": ({"records", "pipeline", "network"}, {"rich"}),
     "raysim.show": ({"network"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
+    "raysim.validate": ({"*"}, {"pyarrow"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),

@@ -14,36 +14,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from raysim.config import RunConfig, make_config
-from raysim.pipeline.optimizer import make_optimizer
+from raysim.bench.torch_pipeline import run_rank
+from raysim.bench.workload import WARMUP_STEPS, bench_config, median_interval
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
-from raysim.workloads.models import loss as model_loss
 
-WARMUP_STEPS = 3
 TIMEOUT_S = 900.0
-
-
-def bench_config(num_stages: int) -> RunConfig:
-    """Return the bench's run: 8 blocks of width 256, 128 bytes of text a sample, 32 samples in 8 microbatches."""
-    return make_config(
-        {
-            "name": "bench-pipeline",
-            "model": {"name": "gpt", "num_blocks": 8, "width": 256, "num_heads": 8, "tied": False},
-            "data": {"name": "topics", "length": 128},
-            "num_stages": num_stages,
-            "batch_size": 32,
-            "num_microbatches": 8,
-            "steps": 1_000_000,
-            "optimizer": {"name": "adamw", "learning_rate": 3e-4},
-        }
-    )
 
 
 def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) -> dict[str, Any]:
@@ -80,23 +60,6 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         table.add_row(str(result["num_stages"]), f"{torch_s:.4f}", f"{ray_s:.4f}", f"{result['ratio']:.3f}", interval)
     Console().print(table)
     return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
-
-
-def median_interval(ordered: list[float]) -> tuple[float, float]:
-    """Return an interval of the median of at least 95 %, from order statistics: no assumption on the distribution.
-
-    >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    (2, 8)
-    """
-    count = len(ordered)
-    cut, tail, term = 0, 0.0, 0.5**count
-    for k in range(count // 2):  # P(fewer than k+1 of count lie below the median)
-        tail += term
-        if 2 * tail > 0.05:
-            break
-        cut = k + 1
-        term *= (count - k) / (k + 1)
-    return ordered[max(0, cut - 1)], ordered[min(count - 1, count - cut)]
 
 
 def _ray_step_s(workload: Workload, steps: int) -> float:
@@ -136,33 +99,6 @@ def _torch_step_s(workload: Workload, steps: int) -> float:
 
 
 def _torch_rank(rank: int, port: int, workload: Workload, steps: int, answer: Connection) -> None:
-    """Run one stage as torch's users would: PipelineStage, Schedule1F1B, the same optimiser."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    plan, config = workload.plan, workload.plan.config
-    last = plan.num_stages - 1
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=plan.num_stages)
-    module = workload.modules[rank].train()
-    stage = PipelineStage(module, rank, plan.num_stages, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=model_loss)
-    optimizer = make_optimizer(config.optimizer, module.parameters())
-    assert optimizer is not None
-    start = 0.0
-    for step in range(WARMUP_STEPS + steps):
-        if step == WARMUP_STEPS:
-            dist.barrier()
-            start = time.perf_counter()
-        ids = [plan.microbatch(step, m)[1] for m in range(config.num_microbatches)]
-        if rank == 0:
-            schedule.step(torch.cat([workload.data.train.inputs(part, 0, config.seed, True) for part in ids]))
-        elif rank == last:
-            losses: list[torch.Tensor] = []
-            schedule.step(target=torch.cat([workload.data.train.targets(part) for part in ids]), losses=losses)
-        else:
-            schedule.step()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    dist.barrier()
+    seconds = run_rank(rank, workload, steps, address="127.0.0.1", port=port, interface="lo")
     if rank == 0:
-        answer.send((time.perf_counter() - start) / steps)
-    dist.destroy_process_group()
+        answer.send(seconds)

@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -130,7 +130,7 @@ class Training:
         self.engine.check()
         self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event]:
         """Return what happens while it trains; the records are complete when that ends, however it ends.
 
         Raises ConfigError at once where the folder cannot be written. The iteration raises ConfigError where the stages
@@ -143,7 +143,7 @@ class Training:
             raise ConfigError(str(error)) from None
         return self._events()
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Generator[Event]:
         started = time.perf_counter()
         before_s = float(self._row["seconds"])
         status, error_text = "failed", None

@@ -1,0 +1,62 @@
+"""The pipeline of a bench as torch's users would run it: PipelineStage and Schedule1F1B over gloo, a process and a thread a stage.
+
+As a program it is one rank of the GPT of `bench_config`, on a host of its own: `python -m raysim.bench.torch_pipeline RANK RANKS
+ADDRESS PORT STEPS INTERFACE`. The first rank prints the seconds of a step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.pipeline.optimizer import make_optimizer
+from raysim.pipeline.plan import Workload, prepare
+from raysim.workloads.models import loss as model_loss
+
+
+def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: int, interface: str) -> float:
+    """Train one stage, with the others at `address`; return the seconds of a step, from a barrier to a barrier."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    torch.set_num_threads(1)
+    plan, config = workload.plan, workload.plan.config
+    last = plan.num_stages - 1
+    dist.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank, world_size=plan.num_stages)
+    module = workload.modules[rank].train()
+    stage = PipelineStage(module, rank, plan.num_stages, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=model_loss)
+    optimizer = make_optimizer(config.optimizer, module.parameters())
+    assert optimizer is not None
+    start = 0.0
+    for step in range(WARMUP_STEPS + steps):
+        if step == WARMUP_STEPS:
+            dist.barrier()
+            start = time.perf_counter()
+        ids = [plan.microbatch(step, m)[1] for m in range(config.num_microbatches)]
+        if rank == 0:
+            schedule.step(torch.cat([workload.data.train.inputs(part, 0, config.seed, True) for part in ids]))
+        elif rank == last:
+            losses: list[torch.Tensor] = []
+            schedule.step(target=torch.cat([workload.data.train.targets(part) for part in ids]), losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    dist.barrier()
+    seconds = (time.perf_counter() - start) / steps
+    dist.destroy_process_group()
+    return seconds
+
+
+if __name__ == "__main__":
+    _rank, _ranks, _port, _steps = (int(sys.argv[place]) for place in (1, 2, 4, 5))
+    _seconds = run_rank(
+        _rank, prepare(bench_config(_ranks)), _steps, address=sys.argv[3], port=_port, interface=sys.argv[6]
+    )
+    if _rank == 0:
+        print(_seconds)

@@ -1,0 +1,1 @@
+"""Predictions against real Ray clusters over real shaped links, case by case."""
