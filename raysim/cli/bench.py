@@ -1,0 +1,145 @@
+"""Measurements of raysim on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raysim.cli.shared import JsonFile, bad_input_in_one_sentence, check_ours, check_writable, fail, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def bench_pipeline(
+    stages: Annotated[
+        list[int] | None,
+        typer.Option(min=2, max=8, help="Numbers of stages, at most the microbatches [default: 2 and 4]."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of runs.")] = 7,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 20,
+    json_file: JsonFile = None,
+) -> None:
+    """The same GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, in turn."""
+    check_writable("--json", json_file)
+    from raysim.bench.pipeline import bench_pipeline as measure
+
+    result = measure(stages or [2, 4], pairs=pairs, steps=steps)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
+def bench_links(
+    turns: Annotated[int, typer.Option(min=1, help="Runs of every side, in turn.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 10,
+    json_file: JsonFile = None,
+) -> None:
+    """The same GPT over slow links between two hosts made on this machine (Linux, root): torch, and raysim compressed."""
+    check_writable("--json", json_file)
+    with bad_input_in_one_sentence():
+        from raysim.bench.links import bench_links as measure
+
+        result = measure(turns=turns, steps=steps)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
+def bench_backward(
+    stages: Annotated[int, typer.Option(min=2, max=7, help="Number of stages.")] = 4,
+    pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of backwards.")] = 51,
+    json_file: JsonFile = None,
+) -> None:
+    """A backward in two parts, as zero-bubble schedules run it, beside one backward."""
+    check_writable("--json", json_file)
+    from raysim.bench.backward import bench_backward as measure
+
+    result = measure(stages, pairs=pairs)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
+def bench_simulate(json_file: JsonFile = None) -> None:
+    """One very large schedule, and one recorded run on thousands of networks."""
+    check_writable("--json", json_file)
+    from raysim.bench.simulate import bench_simulate as measure
+
+    result = measure()
+    if json_file is not None:
+        write_json(result, json_file)
+
+
+def bench_sweep(
+    trials: Annotated[int, typer.Option(min=2, max=12, help="Configurations.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Of each; the default takes some seconds.")] = 150,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials at once.")] = None,
+    engine: Annotated[str, typer.Option(help="ray or inline, of both.")] = "ray",
+    json_file: JsonFile = None,
+) -> None:
+    """One sweep against the same configurations as separate `raysim train` calls."""
+    check_writable("--json", json_file)
+    check_ours("sweeps")
+    from sweeps.bench import bench_sweep as measure
+
+    if engine not in ("ray", "inline"):
+        fail(f"`--engine` must be one of ray, inline, but got {engine!r}.", 2)
+    try:
+        result = measure(trials=trials, steps=steps, jobs=jobs, engine=engine)
+    except RuntimeError as error:
+        fail(str(error), 1)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
+def bench_codecs(
+    codecs: Annotated[
+        list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1); a choice of all by default.")
+    ] = None,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--size", min=512, help="Values of a tensor; may be repeated.")
+    ] = None,
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recipe",
+            help="Recipes whose activations and gradients are measured too; those that run offline by default.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    others: Annotated[bool, typer.Option(help="Measure plain torch and numcodecs too.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """What codecs cost beside one memcpy of the tensor, what they save, and their error."""
+    check_writable("--json", json_file)
+    from raysim.bench.codecs import DEFAULTS, SIZES, table
+    from raysim.bench.codecs import bench_codecs as measure
+    from raysim.bench.recorded import RECIPES, record_tensors
+    from raysim.codecs import CODECS
+    from raysim.config import ConfigError
+    from raysim.notation import parse
+    from raysim.show import console
+
+    try:
+        chosen = [parse(text, CODECS) for text in codecs] if codecs else DEFAULTS
+    except ValueError as error:
+        fail(f"`codecs`: {error}", 2)
+    out = console()
+    with out.status("") as status:
+        recorded: dict[str, Tensor] = {}
+        for recipe in recipes or RECIPES:
+            status.update(f"training {recipe}")
+            try:
+                recorded |= record_tensors(recipe)
+            except ConfigError as error:
+                fail(str(error), 2)
+        result = measure(
+            tuple(sizes or SIZES),
+            codecs=chosen,
+            recorded=recorded,
+            others=others,
+            threads=threads,
+            progress=lambda name: status.update(f"measuring {name}"),
+        )
+    out.print(table(result))
+    if json_file is not None:
+        write_json(result, json_file)

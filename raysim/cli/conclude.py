@@ -1,0 +1,93 @@
+"""What runs and studies show: claims tested, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysim.cli.shared import JsonFile, Networks, check_ours, check_writable, fail, parse_networks, write_json
+
+
+def findings(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs or studies, at any depth.")],
+    quality: Annotated[
+        str, typer.Option(help="accuracy, loss, or auto: the loss of language models and the accuracy of all others.")
+    ] = "auto",
+    margin: Annotated[
+        float | None,
+        typer.Option(help="What does no harm [default: 0.5 points of accuracy, or 1 % of the loss]."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
+    network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
+    json_file: JsonFile = None,
+) -> None:
+    """Test the papers' claims on your runs: what they support, what they contradict, and what to run to decide the rest.
+
+    For example: raysim findings results
+    """
+    check_writable("--json", json_file)
+    check_ours("analysis")
+    from analysis import AnalysisError, load
+    from analysis import findings as test_claims
+    from raysim.show import findings_figures, show_findings
+
+    try:
+        results = load(folder)
+        if results.runs.empty:
+            fail(" ".join(results.problems), 2)
+        found = test_claims(results, quality=quality, margin=margin, confidence=confidence, network=network)
+    except AnalysisError as error:
+        fail(str(error), 2)
+    show_findings(found, results.problems)
+    if json_file is not None:
+        write_json(findings_figures(found, results.problems), json_file)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report]."
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
+    ] = "html",
+    network: Networks = None,
+    compute: Annotated[
+        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages or runs shared cores.")
+    ] = "wall",
+) -> None:
+    """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
+
+    For example: raysim report results -o report.html
+    """
+    for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("wall", "cpu"))):
+        if value not in known:
+            fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
+    networks = parse_networks(network) if network else None
+    if not folder.is_dir():
+        fail(f"There is no folder {folder}.", 2)
+    target = out or folder / ("report.html" if form == "html" else "report")
+    if form == "html":
+        check_writable("--out", target)
+    elif target.exists() and not target.is_dir():
+        fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
+    check_ours("analysis")
+    from analysis import AnalysisError
+    from analysis.report import NETWORKS, write_report
+    from raysim.show import console
+
+    try:
+        with console().status(f"reading {folder}"):
+            page = write_report(folder, target, form=form, networks=networks or NETWORKS, compute=compute)
+    except AnalysisError as error:
+        fail(str(error), 2)
+    except OSError as error:
+        fail(f"`--out` must be a place that can be written, but got {str(target)!r}: {error.strerror}.", 2)
+    for problem in page.problems:
+        typer.echo(f"- {problem}")
+    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")

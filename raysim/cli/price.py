@@ -1,0 +1,164 @@
+"""Time on networks: of recorded runs, of runs never made, and how near such prices are to real links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raysim.cli.shared import (
+    JsonFile,
+    Networks,
+    TraceFile,
+    bad_input_in_one_sentence,
+    check_ours,
+    check_writable,
+    fail,
+    parse_networks,
+    write_json,
+    write_trace_file,
+)
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a recorded run.")],
+    network: Networks = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The folder of the same run without compression: where does it pay?")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5 or perplexity=20.")
+    ] = None,
+    compute: Annotated[
+        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages shared cores.")
+    ] = "wall",
+    overheads: Annotated[
+        str, typer.Option(help="run: of calls and packets, calibrated on the run. none: for runs over a slow network.")
+    ] = "run",
+    driver: Annotated[
+        int | None, typer.Option(help="Host of Ray's driver, through which packets under 100 KiB go.")
+    ] = None,
+    trace: TraceFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """What a recorded run would take on networks, without training.
+
+    For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
+    """
+    networks = parse_networks(network)
+    check_writable("--trace", trace)
+    check_writable("--json", json_file)
+    check_ours("analysis")
+    from analysis import Replay, ReplayError, Target
+    from analysis import replay as price
+    from raysim.show import replay_figures, show_replay
+
+    try:
+        wanted = Target.parse(target) if target is not None else None
+        options: dict[str, Any] = {"compute": compute, "overheads": overheads, "driver": driver}
+        one = Replay(run, **options)
+        dense = Replay(against, **options) if against is not None else None
+        frame = price(one, networks, against=dense, target=wanted)
+        show_replay(one, networks, frame, dense, wanted)
+        if trace is not None:
+            step, events = one.trace(networks[0])
+            write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
+        if json_file is not None:
+            write_json(replay_figures(one, networks, frame, wanted), json_file)
+    except ReplayError as error:
+        fail(str(error), 2)
+
+
+def simulate(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    network: Networks = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
+    efficiency: Annotated[
+        float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")
+    ] = 0.4,
+    codec_speed: Annotated[
+        float | None,
+        typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
+    ] = None,
+    trace: TraceFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """What a run that was never made would take on networks: nothing is trained.
+
+    For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
+    """
+    networks = parse_networks(network)
+    check_writable("--trace", trace)
+    check_writable("--json", json_file)
+    with bad_input_in_one_sentence():
+        from raysim.network.trace import trace_events
+        from raysim.pipeline.forecast import forecast
+        from raysim.show import forecast_figures, show_forecast
+
+        plan = forecast(
+            recipe,
+            *(overrides or []),
+            device=device,
+            profile=profile,
+            efficiency=efficiency,
+            codec_bytes_per_s=codec_speed,
+        )
+        show_forecast(plan, networks)
+        if trace is not None:
+            write_trace_file(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
+        if json_file is not None:
+            write_json(forecast_figures(plan, networks), json_file)
+
+
+def profile(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    out: Annotated[Path, typer.Option(help="The profile's file, for `raysim simulate --profile`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
+) -> None:
+    """Record what forwards and backwards cost on this machine, by a few steps in this process.
+
+    For example: raysim profile topics-gpt --out topics.json
+    """
+    check_writable("--out", out)
+    with bad_input_in_one_sentence():
+        from raysim.config import read_config
+        from raysim.pipeline.faults import DivergedError, StageError
+        from raysim.pipeline.recorded import record_profile
+        from raysim.show import show_profile
+
+        try:
+            found = record_profile(read_config(recipe, overrides or []), num_steps=steps)
+        except (DivergedError, StageError) as error:
+            fail(f"the run failed: {error}.", 1)
+        show_profile(found)
+        found.save(out)
+        typer.echo(f"Profile: {out}")
+
+
+def validate(
+    hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts [default: 2, then 3].")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 10,
+    out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
+) -> None:
+    """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root)."""
+    with bad_input_in_one_sentence():
+        from raysim.validate.measure import validate as measure
+        from raysim.validate.runs import FailedError
+        from raysim.validate.table import line, summary, write
+
+        cases = []
+        try:
+            for found in measure(out, hosts or [2, 3], rounds):
+                cases += found
+                for case in found:
+                    typer.echo(line(case))
+        except FailedError as error:
+            fail(str(error), 1)
+        write(cases, out)
+        for sentence in summary(cases):
+            typer.echo(sentence)
+        typer.echo(f"Every case is in {out / 'cases.md'} and {out / 'cases.parquet'}.")

@@ -1,0 +1,103 @@
+"""What commands share: options of the same name, and refusing bad input in one sentence, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from raysim.network.network import Network
+
+
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network",
+        help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a .toml or .csv file; may be repeated.",
+    ),
+]
+
+
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."),
+]
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+
+
+@contextmanager
+def bad_input_in_one_sentence() -> Iterator[None]:
+    """Turn what is wrong with a configuration into one sentence and exit code 2."""
+    from raysim.config import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        fail(str(error), 2)
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Say what is wrong on the error stream and exit."""
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {sentence}", markup=False)
+    raise typer.Exit(code)
+
+
+def parse_networks(texts: list[str] | None) -> list[Network]:
+    """Return the networks that `--network` names, at least one."""
+    if not texts:
+        fail("`--network` must be given once or more, as in --network 100mbps.", 2)
+    from raysim.network.presets import parse_network
+
+    try:
+        return [parse_network(text) for text in texts]
+    except ValueError as error:
+        fail(f"`--network`: {error}", 2)
+
+
+def check_writable(option: str, file: Path | None) -> None:
+    """Fail where a file cannot be written, before anything starts; leaves nothing behind."""
+    if file is None:
+        return
+    new = not file.exists()
+    try:
+        with file.open("a"):
+            pass
+    except OSError as error:
+        fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
+    if new:
+        file.unlink()
+
+
+def check_ours(package: str) -> None:
+    """Fail where another package of that name comes first, such as a folder that one stands in."""
+    from importlib.util import find_spec
+
+    here = Path(__file__).resolve().parent.parent.parent / package
+    found = find_spec(package)
+    if found is None or found.origin is None or Path(found.origin).resolve().parent != here:
+        fail(
+            f"`{package}` must be raysim's own, in {here}, but Python finds {found and found.origin}: run it elsewhere.",
+            2,
+        )
+
+
+def write_json(figures: dict[str, Any], file: Path) -> None:
+    """Write the file of `--json` and say where."""
+    file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
+    typer.echo(f"Figures: {file}")
+
+
+def write_trace_file(events: Iterator[dict[str, Any]], file: Path, what: str) -> None:
+    """Write the file of `--trace` and say where."""
+    from raysim.network.trace import write_trace
+
+    typer.echo(f"Trace of {what}: {file}, {write_trace(events, file):,} events")

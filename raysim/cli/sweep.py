@@ -1,0 +1,63 @@
+"""Searching the settings of a model, and what studies there are."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from raysim.cli.shared import bad_input_in_one_sentence, check_ours, fail
+
+
+def sweep(
+    study: Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Trials at once [default: as many as have a CPU a stage].")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The study's own folder, or a bucket's URI [default: results/<name>/<time>].")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
+    address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
+) -> None:
+    """Search the settings of a model over real training, and print what is worth it.
+
+    For example: raysim sweep quickstart --out results/first-sweep
+    """
+    check_ours("sweeps")
+    check_ours("analysis")
+    with bad_input_in_one_sentence():
+        from sweeps.study import read_study
+
+        chosen = read_study(study, overrides or [], trials=trials, jobs=jobs)
+        from sweeps.runner import Sweep, SweepError
+        from sweeps.show import show_result, show_sweep
+
+        one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
+        options = [("--trials", trials), ("--jobs", jobs), ("--address", address), ("--out", one.store.out)]
+        words = [word for option, value in options if value is not None for word in (option, str(value))]
+        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
+        try:
+            show_sweep(one)
+        except KeyboardInterrupt:
+            fail(f"interrupted. To go on: {again}", 130)
+        except SweepError as error:
+            fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
+        show_result(one)
+
+
+def studies() -> None:
+    """List the studies that come along, each with its first line."""
+    from importlib import resources
+
+    found = {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        for entry in resources.files("sweeps").joinpath("studies").iterdir()
+        if entry.name.endswith(".toml")
+    }
+    for name, first in sorted(found.items()):
+        typer.echo(f"{name:<{max(map(len, found))}}  {first}")

@@ -1,0 +1,97 @@
+"""Training a recipe, and what recipes and keys there are."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from raysim.cli.shared import bad_input_in_one_sentence, fail
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    engine: Annotated[str, typer.Option(help="ray: one actor a stage. inline: all in this process.")] = "ray",
+    out: Annotated[Path | None, typer.Option(help="The run's own folder [default: results/<name>/<run_id>].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+) -> None:
+    """Train a pipeline with compressed links, and leave Parquet behind.
+
+    For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
+    """
+    with bad_input_in_one_sentence():
+        from raysim.config import read_config
+        from raysim.pipeline.checkpoint import CheckpointError
+        from raysim.pipeline.faults import StageError, WorkerLostError
+        from raysim.pipeline.training import Training
+        from raysim.progress import show_training, tables
+
+        def again(folder: Path) -> str:
+            words = [
+                "raysim",
+                "train",
+                recipe,
+                *(overrides or []),
+                "--engine",
+                engine,
+                "--out",
+                str(folder),
+                "--resume",
+            ]
+            return shlex.join(words)
+
+        training = Training(read_config(recipe, overrides or []), out=out, engine=engine, resume=resume)
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            show_training(training)
+        except KeyboardInterrupt:
+            fail(f"interrupted. To go on: {again(training.folder)}", 130)
+        except WorkerLostError as error:
+            fail(f"the run failed: {error}. To go on: {again(training.folder)}", 1)
+        except (StageError, CheckpointError) as error:
+            fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
+        from raysim.records import Run
+
+        run = Run(training.folder)
+        tables(run)
+        if run.status == "diverged":
+            fail(f"the run diverged: {run.row['error']}.", 1)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def recipes() -> None:
+    """List the recipes, each with its first line."""
+    from importlib import resources
+
+    from raysim.config import recipe_names
+
+    names = recipe_names()
+    for name in names:
+        first = resources.files("raysim.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+        typer.echo(f"{name:<{max(map(len, names))}}  {first.lstrip('# ')}")
+
+
+def keys() -> None:
+    """List every configuration key, its default and what it does; options of models and data sets are their own."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from raysim.config import OptimizerConfig, RunConfig
+
+    table = Table("key", "default", "what it does", box=None)
+    for prefix, model in (("", RunConfig), ("optimizer.", OptimizerConfig)):
+        for name, field in model.model_fields.items():
+            if name != "optimizer":
+                default = getattr(field.default, "name", field.default)
+                table.add_row(prefix + name, "" if default is None else str(default), field.description)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
