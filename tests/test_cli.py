@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from raysim.cli import app
 from raysim.records import Run
 
 
@@ -12,6 +14,13 @@ def raysim(*arguments, cwd, timeout=120):
     return subprocess.run(
         [sys.executable, "-m", "raysim.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch):
+    """The command line in this process, in an empty folder: what is refused there needs no process of its own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
 def test_training_prints_links_and_evaluations(tmp_path):
@@ -76,9 +85,9 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):
-    done = raysim("train", *arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
+def test_bad_input_is_one_sentence(called, tmp_path, arguments, sentence):
+    done = called("train", *arguments)
+    assert done.exit_code == 2, done.output
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("raysim: ")

@@ -54,9 +54,20 @@ def same_records(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        *["topk-quantize", "feedback", "aqsgd-capacity", "shared", "gpt-tied-clip", "gpt-dropout", "batchnorm"],
-        *["zero-bubble", "zero-bubble-gpt", "interleaved-tied-clip", "custom", "custom-tied-clip"],
-        *["replicas", "replicas-fused", "replicas-gravac"],
+        *["topk-quantize", "feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "interleaved-tied-clip"],
+        *["custom-tied-clip", "replicas-gravac"],
+        *(
+            pytest.param(run, marks=pytest.mark.slow)
+            for run in (
+                "aqsgd-capacity",
+                "shared",
+                "gpt-dropout",
+                "zero-bubble",
+                "custom",
+                "replicas",
+                "replicas-fused",
+            )
+        ),
     ],
 )
 def test_engines_agree_bit_for_bit(engine, small, run):
@@ -159,7 +170,7 @@ def kill_at(training, moments):
     return executed
 
 
-@pytest.mark.parametrize("run", ["identity", "custom"])
+@pytest.mark.parametrize("run", ["identity", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
     codecs = {"forward": "AQSGD(TopK(0.3), warmup=0)", "backward": "ErrorFeedback(TopK(0.2))"}
     config = small(**{**RUNS[run], **codecs, "steps": 7})
@@ -198,6 +209,7 @@ print(kill_at(training, {3: 1, 5: 2}))
 """
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
     """As on a newcomer's machine: as many CPUs as stages, so the dead ones' must come back first."""
     done = subprocess.run(
@@ -212,7 +224,9 @@ def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
     same_records(run, train(small(num_stages=4, forward="TopK(0.3)"), engine="inline", out=tmp_path / "inline"))
 
 
-@pytest.mark.parametrize("moment", ["load", "state", "infer", "clock_s"])
+@pytest.mark.parametrize(
+    "moment", ["state", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("load", "infer", "clock_s"))]
+)
 def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
     """While it loads a checkpoint, saves one, evaluates, or has just come up."""
     config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
@@ -246,6 +260,7 @@ def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
     same_records(run, train(config, engine="inline", out=tmp_path / "inline"))
 
 
+@pytest.mark.slow
 def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
     training = Training(small(), out=tmp_path / "run")
     step = training.engine.step
