@@ -15,7 +15,7 @@ from rich.text import Text
 
 import analysis
 from raysim.network.memory import format_bytes
-from raysim.show import format_seconds
+from raysim.show.terminal import format_seconds
 from sweeps.objectives import Objective
 from sweeps.rows import Rows, TrialRow
 

@@ -117,7 +117,7 @@ def bench_codecs(
     from raysim.codecs import CODECS
     from raysim.config import ConfigError
     from raysim.notation import parse
-    from raysim.show import console
+    from raysim.show.terminal import console
 
     try:
         chosen = [parse(text, CODECS) for text in codecs] if codecs else DEFAULTS

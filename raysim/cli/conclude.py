@@ -31,7 +31,7 @@ def findings(
     check_ours("analysis")
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
-    from raysim.show import findings_figures, show_findings
+    from raysim.show.findings import findings_figures, show_findings
 
     try:
         results = load(folder)
@@ -79,7 +79,7 @@ def report(
     check_ours("analysis")
     from analysis import AnalysisError
     from analysis.report import NETWORKS, write_report
-    from raysim.show import console
+    from raysim.show.terminal import console
 
     try:
         with console().status(f"reading {folder}"):

@@ -52,7 +52,7 @@ def replay(
     check_ours("analysis")
     from analysis import Replay, ReplayError, Target
     from analysis import replay as price
-    from raysim.show import replay_figures, show_replay
+    from raysim.show.replays import replay_figures, show_replay
 
     try:
         wanted = Target.parse(target) if target is not None else None
@@ -96,7 +96,7 @@ def simulate(
     with bad_input_in_one_sentence():
         from raysim.network.trace import trace_events
         from raysim.pipeline.forecast import forecast
-        from raysim.show import forecast_figures, show_forecast
+        from raysim.show.forecasts import forecast_figures, show_forecast
 
         plan = forecast(
             recipe,
@@ -128,7 +128,7 @@ def profile(
         from raysim.config import read_config
         from raysim.pipeline.faults import DivergedError, StageError
         from raysim.pipeline.recorded import record_profile
-        from raysim.show import show_profile
+        from raysim.show.forecasts import show_profile
 
         try:
             found = record_profile(read_config(recipe, overrides or []), num_steps=steps)

@@ -1,0 +1,198 @@
+"""Runs that were never made, and profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raysim.network.memory import format_bytes
+from raysim.network.network import Network
+from raysim.show.terminal import (
+    both_ends,
+    by_name,
+    console,
+    critical_words,
+    format_seconds,
+    show_notes,
+    show_workers,
+    three_digits,
+)
+
+if TYPE_CHECKING:
+    from raysim.network.profile import Profile
+    from raysim.pipeline.forecast import Forecast
+
+
+def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
+    """Print what a run would take: memory, packets, steps by network, and by stage."""
+    out = console()
+    config = plan.config
+    timelines = {network: plan.simulate(network) for network in networks}
+    replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
+    out.print(
+        f"{config.name}: {plan.schedule!r}, {plan.num_stages} stages on {plan.num_workers} workers{replicas}, "
+        f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
+        f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _show_memory(out, plan)
+    _show_links(out, plan)
+    table = Table("network", title="A step by network")
+    first = ["first visits"] if plan.first_steps else []
+    names = ("step", *first, "of it outside actions", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
+    for name in names:
+        table.add_column(name, justify="right")
+    for network, timeline in timelines.items():
+        tied_s = plan.tied_s(network)
+        step_s = timeline.step_s + tied_s
+        busiest = max((wire.utilisation for wire in timeline.wires()), default=0.0)
+        table.add_row(
+            repr(network),
+            format_seconds(step_s),
+            *([format_seconds(plan.step_s(network, first=True))] if first else []),
+            format_seconds(step_s - timeline.pipeline_s),
+            f"{busiest:.0%} busy",
+            three_digits(config.batch_size / step_s),
+            format_seconds(plan.run_s(network)),
+        )
+    out.print(table)
+    show_workers(
+        out,
+        [
+            (repr(network), [by_name(worker._asdict()) for worker in timeline.workers() if not worker.replica])
+            for network, timeline in timelines.items()
+        ],
+    )
+    for network, timeline in timelines.items():
+        out.print(critical_words(repr(network), timeline.explain()), highlight=False, markup=False, soft_wrap=True)
+    show_notes(out, plan.notes)
+
+
+def show_profile(profile: Profile) -> None:
+    """Print what the actions of every stage cost, means over microbatches."""
+    out = console()
+    table = Table("stage", title="An action, mean over microbatches")
+    for name in ("forward", "backward", "update", "encode", "decode", "wire"):
+        table.add_column(name, justify="right")
+    for stage in both_ends(profile.num_stages):
+        if stage is None:
+            table.add_row(*["..."] * 7)
+            continue
+        both = [
+            " + ".join(write(float(costs[0, stage, op].mean())) for op in (0, 1))
+            for write, costs in (
+                (format_seconds, profile.encode_s),
+                (format_seconds, profile.decode_s),
+                (format_bytes, profile.wire_bytes),
+            )
+        ]
+        compute = [format_seconds(float(profile.compute_s[0, stage, op].mean())) for op in (0, 1)]
+        table.add_row(str(stage), *compute, format_seconds(float(profile.update_s[stage])), *both)
+    table.caption = "encode, decode and wire: forward + backward"
+    out.print(table)
+    show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
+
+
+def _show_memory(out: Console, plan: Forecast) -> None:
+    table = Table("worker", "stages", title="Peak memory of a worker, without framework and allocator")
+    for name in ("weights", "gradients", "optimiser", "activations", "memories", "packets", "total", "verdict"):
+        table.add_column(name, justify="right")
+    totals = plan.worker_bytes()
+    for worker in both_ends(len(totals)):
+        if worker is None:
+            table.add_row(*["..."] * 10)
+            continue
+        stages = [stage for stage, owner in enumerate(plan.owner) if owner == worker]
+        mine = [plan.memories[stage] for stage in stages]
+        parts = (
+            sum(m.weights_bytes for m in mine),
+            sum(m.gradients_bytes for m in mine),
+            sum(m.optimizer_bytes for m in mine),
+            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),
+            sum(m.residuals_bytes + m.references_bytes for m in mine),
+            sum(m.messages_bytes for m in mine),
+            totals[worker],
+        )
+        table.add_row(
+            str(worker),
+            ", ".join(map(str, stages)),
+            *map(format_bytes, parts),
+            verdict(totals[worker], plan.capacity_bytes),
+        )
+    out.print(table)
+
+
+def verdict(needed: int, capacity: int | None) -> str:
+    """Return whether it fits, in words.
+
+    >>> verdict(75 * 10**9, 80 * 10**9), verdict(96 * 10**9, 80 * 10**9), verdict(1, None)
+    ('fits 80 GB', 'too much for 80 GB', 'no device named')
+    """
+    if capacity is None:
+        return "no device named"
+    return f"fits {format_bytes(capacity)}" if needed <= capacity else f"too much for {format_bytes(capacity)}"
+
+
+def _show_links(out: Console, plan: Forecast) -> None:
+    """Print what a message costs, boundaries that are alike in one row."""
+    table = Table("boundaries", title="A message")
+    table.add_column("codec", overflow="fold")
+    for name in ("dense", "wire", "factor", "first visit", "encode", "decode"):
+        table.add_column(name, justify="right")
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for link in plan.links:
+        alike.setdefault((link.direction, *link[2:]), []).append(link.boundary)
+    for (direction, codec, dense, first, wire, encode_s, decode_s, *_), boundaries in alike.items():
+        span = f"{boundaries[0]}" if len(boundaries) == 1 else f"{boundaries[0]} to {boundaries[-1]}"
+        table.add_row(
+            f"{span} {direction}",
+            codec,
+            format_bytes(dense),
+            format_bytes(wire),
+            f"{dense / wire:.2f}x" if wire else "-",
+            format_bytes(first),
+            format_seconds(encode_s),
+            format_seconds(decode_s),
+        )
+    if plan.links:
+        out.print(table)
+
+
+def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
+    """Return all that `show_forecast` prints, for JSON."""
+    rows = []
+    for network in networks:
+        timeline = plan.simulate(network)
+        tied_s = plan.tied_s(network)
+        first_s = plan.step_s(network, first=True) if plan.first_steps else None
+        times = {
+            "network": repr(network),
+            "step_s": timeline.step_s + tied_s,
+            "first_step_s": first_s,
+            "tied_s": tied_s,
+        }
+        rows.append(times | {"run_s": plan.run_s(network), "pipeline": timeline.summary()})
+    memories = [
+        {"stage": memory.stage, "total_bytes": memory.total_bytes, "explained": memory.explain()}
+        for memory in plan.memories
+    ]
+    return {
+        "name": plan.config.name,
+        "schedule": repr(plan.schedule),
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.config.num_microbatches,
+        "num_replicas": plan.num_replicas,
+        "flops_forward": list(plan.flops_forward),
+        "memories": memories,
+        "worker_bytes": plan.worker_bytes(),
+        "capacity_bytes": plan.capacity_bytes,
+        "links": [link._asdict() for link in plan.links],
+        "steps": plan.num_steps,
+        "first_steps": plan.first_steps,
+        "notes": list(plan.notes),
+        "networks": rows,
+    }

@@ -1,0 +1,122 @@
+"""Recorded runs on networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raysim.network.memory import format_bytes
+from raysim.network.network import Network
+from raysim.show.terminal import (
+    by_name,
+    console,
+    critical_words,
+    format_bandwidth,
+    format_seconds,
+    is_missing,
+    show_notes,
+    show_workers,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis import Replay, Target
+
+
+def show_replay(
+    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
+) -> None:
+    """Print what a recorded run would take: by network, to the target, and by stage."""
+    out = console()
+    row, rows = replay.row, frame.to_dict("records")
+    out.print(
+        f"{replay.run.folder}: {row['schedule']}, {replay.num_stages} stages, {replay.num_microbatches} microbatches; "
+        f"forward {row['forward']}, backward {row['backward']}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
+        f"as {format_bytes(float(replay.wire_bytes.mean()))}\n"
+        f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
+        f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("network", title="A step by network")
+    names = ["step", "spread", "of it outside actions", "busiest link", f"{replay.num_steps:,} steps"]
+    for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
+        table.add_column(name, justify="right")
+    for one in rows:
+        cells = [
+            format_seconds(one["step_s"]),
+            "one step" if is_missing(one["step_sd_s"]) else f"± {format_seconds(one['step_sd_s'])}",
+            format_seconds(one["outside_s"]),
+            f"{one['busiest_link']:.0%} busy",
+            format_seconds(one["run_s"]),
+        ]
+        if dense:
+            cells += [format_seconds(one["dense_step_s"]), f"{one['speedup']:.2f}x", _break_even(one["break_even_bps"])]
+        table.add_row(one["network"], *cells)
+    out.print(table)
+    if target is not None:
+        _show_target(out, replay, rows, dense, target)
+    splits = [(repr(network), replay.split(network)) for network in networks]
+    show_workers(out, [(name, [by_name(w) for w in split.workers.to_dict("records")]) for name, split in splits])
+    for name, split in splits:
+        out.print(critical_words(name, split.critical_s), highlight=False, markup=False, soft_wrap=True)
+    show_notes(out, replay.notes)
+
+
+def _show_target(
+    out: Console, replay: Replay, rows: Sequence[Mapping[Any, Any]], dense: Replay | None, target: Target
+) -> None:
+    table = Table("network", title=f"To {target}, at the first evaluation that reached it (one run, one seed)")
+    for name in ("evaluated with", "steps", "time", *(("dense steps", "dense time") if dense else ())):
+        table.add_column(name, justify="right")
+    for one in rows:
+        for mode in ("on", "off"):
+            cells = [one["network"] if mode == "on" else "", f"compression {mode}"]
+            for prefix, run in (("", replay), ("dense_", dense)):
+                if run is None:
+                    continue
+                steps = one[f"{prefix}steps_to_target_{mode}"]
+                if is_missing(steps):
+                    best = run.best(target.metric, mode)
+                    nearest = "" if math.isnan(best) else f", best {best:.4g}"
+                    cells += ["-", f"not reached in {run.num_steps} steps{nearest}"]
+                else:
+                    cells += [f"{steps:,}", format_seconds(one[f"{prefix}time_to_target_{mode}_s"])]
+            table.add_row(*cells)
+    out.print(table)
+
+
+def _break_even(bps: object) -> str:
+    if bps is None or is_missing(bps):
+        return "-"
+    assert isinstance(bps, float)
+    return "always" if math.isinf(bps) else format_bandwidth(bps) if bps else "never"
+
+
+def replay_figures(
+    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
+) -> dict[str, Any]:
+    """Return all that `show_replay` prints, for JSON: null where a target was not reached or no bandwidth breaks even."""
+    rows = []
+    for row, network in zip(frame.to_dict("records"), networks, strict=True):
+        one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
+        if "break_even_bps" in one:
+            one["pays_below"] = _break_even(one["break_even_bps"])
+            if one["break_even_bps"] is not None and math.isinf(one["break_even_bps"]):
+                one["break_even_bps"] = None
+        split = replay.split(network)
+        rows.append(one | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
+    return {
+        "run": str(replay.run.folder),
+        "schedule": replay.row["schedule"],
+        "target": None if target is None else str(target),
+        "priced_steps": list(replay.profiles),
+        "overheads": replay.overheads._asdict(),
+        "notes": replay.notes,
+        "networks": rows,
+    }

@@ -1,0 +1,129 @@
+"""What tables share: where they go, units, workers, notes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    pass
+
+
+MOST_ROWS = 16  # workers of one network: of more, those at both ends are shown
+
+PARTS = {
+    "compute_s": "compute",
+    "codec_s": "codec",
+    "overhead_s": "calls",
+    "contention_s": "contention",
+    "wait_s": "wire wait",
+    "bubble_s": "bubble",
+}
+
+CRITICAL = {"overhead": "calls", "path": "host overhead of packets", "queue": "packets queueing"}
+
+
+def console() -> Console:
+    """Return where tables go; a file or a pipe has no width to fit, and gets a fixed one."""
+    found = Console()
+    if not found.is_terminal:
+        found.width = 132
+    return found
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three digits, in the unit that suits it.
+
+    >>> [format_seconds(s) for s in (0.0000123, 0.0456, 0.9996, 12.34, 119.96, 3725, 400_000)]
+    ['12.3 us', '45.6 ms', '1.00 s', '12.3 s', '2.00 min', '1.03 h', '4.63 d']
+    """
+    for limit, unit, size in (
+        (1e-3, "us", 1e-6),
+        (1.0, "ms", 1e-3),
+        (100.0, "s", 1.0),
+        (3600.0, "min", 60.0),
+        (86400.0, "h", 3600.0),
+    ):
+        if seconds < limit * 0.9995:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds / 86400)} d"
+
+
+def format_bandwidth(bps: float) -> str:
+    """Return bits a second with three digits.
+
+    >>> format_bandwidth(1_128_678_908.6), format_bandwidth(8e4)
+    ('1.13 Gbit/s', '80.0 kbit/s')
+    """
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bps >= 0.9995 * size:
+            return f"{three_digits(bps / size)} {unit}"
+    return f"{three_digits(bps)} bit/s"
+
+
+def three_digits(value: float) -> str:
+    """Return three digits, without an exponent."""
+    if value == 0:
+        return "0"
+    digits = max(2 - math.floor(math.log10(abs(value) * 1.0005)), 0)
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a cell is empty: None, pandas' NA, or not a number."""
+    return value is None or repr(value) in ("<NA>", "nan")
+
+
+def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """Print where every worker's seconds went, network by network."""
+    used = _used([worker for _, workers in networks for worker in workers])
+    table = Table("network", "worker", title="Where a worker's time goes")
+    for name in used:
+        table.add_column(name, justify="right")
+    for network, workers in networks:
+        for place, worker in enumerate(both_ends(len(workers))):
+            label = network if place == 0 else ""
+            if worker is None:
+                table.add_row(label, *["..."] * (1 + len(used)))
+                continue
+            one = workers[worker]
+            table.add_row(label, str(one["worker"]), *(format_seconds(one[n]) for n in PARTS if PARTS[n] in used))
+        table.add_section()
+    out.print(table)
+
+
+def critical_words(network: str, seconds: Mapping[str, float]) -> str:
+    """Return in a line what the step hangs on; "path" and "queue" are a packet's way to its wire."""
+    total = sum(seconds.values()) or 1.0
+    shares = sorted(((value / total, kind) for kind, value in seconds.items()), reverse=True)
+    parts = ", ".join(f"{CRITICAL.get(kind, kind)} {share:.0%}" for share, kind in shares if share >= 0.005)
+    return f"{network}: the critical path is {parts or 'empty'}."
+
+
+def _used(rows: Sequence[Mapping[Any, Any]]) -> list[str]:
+    """Return the parts worth a column: calls and contention only where there are any."""
+    always = ("compute_s", "codec_s", "wait_s", "bubble_s")
+    return [text for name, text in PARTS.items() if name in always or any(row[name] for row in rows)]
+
+
+def both_ends(count: int) -> list[int | None]:
+    """Return places 0, 1, ..., or those at both ends with None between."""
+    if count <= MOST_ROWS:
+        return list(range(count))
+    half = MOST_ROWS // 2
+    return [*range(half), None, *range(count - half, count)]
+
+
+def by_name(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row of a frame with text for keys."""
+    return {str(name): value for name, value in row.items()}
+
+
+def show_notes(out: Console, notes: Iterable[str]) -> None:
+    """Print what figures assume or leave open, a line each."""
+    for note in notes:
+        out.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
