@@ -12,7 +12,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from itertools import combinations, permutations
-from types import TracebackType
 
 from raysim.config import ConfigError
 from raysim.network.network import Network
@@ -55,9 +54,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
