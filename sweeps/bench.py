@@ -21,7 +21,7 @@ DENSITIES = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02, 0.01)
 BASE = "digits-cnn"
 
 
-def bench_sweep(*, trials: int = 12, steps: int = 150, jobs: int | None = None, engine: str = "ray") -> dict[str, Any]:
+def bench_sweep(*, trials: int = 12, steps: int = 75, jobs: int | None = None, engine: str = "ray") -> dict[str, Any]:
     """Measure and print; return the figures: seconds of both ways, and of each trial beside its own training.
 
     A trial's own training is its steps and evaluations; the rest of its time is start-up, or what a warm trial costs.

@@ -71,7 +71,7 @@ def bench_simulate(json_file: JsonFile = None) -> None:
 
 def bench_sweep(
     trials: Annotated[int, typer.Option(min=2, max=12, help="Configurations.")] = 12,
-    steps: Annotated[int, typer.Option(min=1, help="Of each; the default takes some seconds.")] = 150,
+    steps: Annotated[int, typer.Option(min=1, help="Of each; the default takes some seconds.")] = 75,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials at once.")] = None,
     engine: Annotated[str, typer.Option(help="ray or inline, of both.")] = "ray",
     json_file: JsonFile = None,
