@@ -308,6 +308,9 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
         assert getattr(found.overheads, name) == pytest.approx(value, rel=0.02), name
     recorded = seconds[seconds["step"].isin(found.profiles)]["seconds"]
     assert found.step_seconds([parse_network("free")])[0].tolist() == pytest.approx(recorded.tolist(), rel=0.02)
+    for step, profile in found.profiles.items():  # what Ray sends beside packets is in runs on Ray, and in no others
+        assert ((profile.message_bytes > 0) == (profile.wire_bytes > 0)).all()
+        assert not bare.profiles[step].message_bytes.any()
 
 
 def test_the_driver_can_be_a_detour(runs, sparse, tmp_path):

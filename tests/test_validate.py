@@ -1,22 +1,32 @@
 """Hosts with shaped links on this machine, and a prediction set beside a real run over them. They need Linux and root."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from raysim.bench.links import BASE, Side
 from raysim.cli import app
 from raysim.config import ConfigError
+from raysim.network.network import FREE
+from raysim.network.placement import Placement
+from raysim.network.profile import Profile
+from raysim.network.schedule import GPipe, OneFOneB
+from raysim.network.simulate import simulate
 from raysim.records import Run
 from raysim.validate import hosts as making
 from raysim.validate.cases import RATES, Pipeline, rates_by_step
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
+from raysim.validate.predict import Prediction
 from raysim.validate.table import markdown, summary
 
 needs_root = pytest.mark.skipif(
@@ -28,7 +38,7 @@ needs_root = pytest.mark.skipif(
 @pytest.fixture
 def two_hosts():
     try:
-        with Hosts(2) as made:
+        with Hosts.made(2) as made:
             yield made
     except ConfigError as error:
         pytest.skip(f"namespaces are not to be had here: {error}")
@@ -73,6 +83,59 @@ def test_every_shaped_step_comes_after_one_that_is_not():
     assert [rates[step] for step in steps[1::2]] == [*RATES, *RATES]
 
 
+def recorded(profiles, schedule, placement):
+    """Return the run that would have been recorded between unshaped links, by the simulator."""
+    actions, seconds = [], []
+    for step, profile in enumerate(profiles):
+        timeline = simulate(schedule, profile, FREE, placement=placement)
+        seconds.append(timeline.step_s)
+        for stage, op, m in np.ndindex(timeline.start_s.shape[1:]):
+            place = (0, stage, op, m)
+            codec_s = profile.decode_s[place] + profile.encode_s[place]
+            took = timeline.end_s[place] - timeline.start_s[place]
+            actions.append(
+                {"step": step, "replica": 0, "stage": stage, "op": "FB"[op], "microbatch": m}
+                | {"start_s": timeline.start_s[place], "end_s": timeline.end_s[place]}
+                | {"decode_s": profile.decode_s[place], "encode_s": profile.encode_s[place]}
+                | {"compute_wall_s": took - codec_s, "compute_cpu_s": profile.cpu_s[place]}
+                | {name: getattr(profile, name)[place] for name in ("wire_bytes", "dense_bytes", "inlined")}
+            )
+    hosts, count = profiles[0].num_stages, profiles[0].num_microbatches
+    row = {"schedule": repr(schedule), "num_stages": hosts, "threads_per_stage": 1, "num_microbatches": count}
+    steps = pd.DataFrame({"step": range(len(profiles)), "seconds": seconds})
+    return SimpleNamespace(row=row, actions=pd.DataFrame(actions), steps=steps)
+
+
+def profile_of(hosts, inlined, random):
+    """Return what a step costs, no two actions of it alike; codecs take nothing."""
+    shape = (1, hosts, 2, 6)
+    sends = np.ones(shape)
+    sends[:, -1, 0] = sends[:, 0, 1] = 0
+    cpu_s = random.uniform(0.05, 0.15, shape)
+    sizes = random.integers(20_000, 200_000, shape) * sends
+    return Profile(compute_s=cpu_s, cpu_s=cpu_s, wire_bytes=sizes, inlined=np.full(shape, inlined))
+
+
+@pytest.mark.parametrize("inlined", [False, True])
+@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=repr)
+@pytest.mark.parametrize(("hosts", "cores"), [(2, None), (3, 1.6)])
+def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, inlined):
+    """From unshaped steps alone: their costs, what Ray sends beside packets, and the cores that three hosts of two shared."""
+    monkeypatch.setattr("raysim.validate.predict.os.cpu_count", lambda: 2)
+    profiles = [profile_of(hosts, inlined, np.random.default_rng(seed)) for seed in range(4)]
+    shared = {"cores": (cores,), "machines": (0,) * hosts} if cores else {}
+    placement = Placement(tuple(range(hosts)), driver=0, **shared)
+    prediction = Prediction(recorded(profiles, schedule, placement), range(4))
+    assert prediction.oversubscribed == (cores is not None)
+    if cores:
+        assert prediction.placement.cores[0] == pytest.approx(cores, rel=1e-3)
+    for rate in (20e6, 100e6):
+        network = Hosts.network(rate)
+        beside = [profile.with_ray_messages() for profile in profiles]
+        truth = [simulate(schedule, one, network, placement=placement).step_s for one in beside]
+        assert prediction.step_s(network) == pytest.approx(np.mean(sorted(truth)[1:-1]), rel=1e-3)
+
+
 def test_the_table_has_every_case_and_counts_errors():
     cases = [
         Case(hosts, "Identity", "1F1B", rate, 5, 1.0, 1.0 + error, error, hosts > 2)
@@ -99,7 +162,6 @@ def test_what_cannot_be_made_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(making.shutil, "which", lambda tool: None)
     with pytest.raises(ConfigError, match="need `ip`, which is not installed"):
         validate(tmp_path / "cases", [2], 1)
-    monkeypatch.setattr(making, "check_machine", lambda: None)
 
 
 @needs_root
@@ -128,3 +190,20 @@ def test_cases_are_measured_and_predicted(two_hosts, tmp_path, monkeypatch):
     slow, fast = (table[table["rate"] == rate]["predicted_s"].item() for rate in ("20mbps", "500mbps"))
     assert slow > fast
     assert "Quantize(4)" in Path(folder / "cases.md").read_text()
+
+
+@needs_root
+@pytest.mark.slow
+def test_the_bench_over_links_has_every_side(two_hosts, tmp_path, monkeypatch):
+    two_hosts.close()
+    monkeypatch.setattr(
+        "raysim.bench.links.SIDES", (BASE, Side("torch", "100mbps"), Side("raysim", "100mbps", "Quantize(4)"))
+    )
+    file = tmp_path / "links.json"
+    done = CliRunner().invoke(app, ["bench", "links", "--turns", "1", "--steps", "1", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    base, of_torch, compressed = json.loads(file.read_text())["sides"]
+    assert (base["ratio"], base["ratio_of_torch"]) == (1.0, None)
+    assert of_torch["ratio_of_torch"] == 1.0
+    assert compressed["ratio_of_torch"] == pytest.approx(compressed["seconds"][0] / of_torch["seconds"][0])
+    assert compressed["ratio"] == pytest.approx(compressed["seconds"][0] / base["seconds"][0])

@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from raysim.bench.workload import bench_config, median_interval
+from raysim.bench.intervals import median_interval
+from raysim.bench.workload import bench_config
 from raysim.config import RunConfig, read_config
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.stage import Stage

@@ -1,7 +1,7 @@
-"""The bench GPT over slow links: torch uncompressed, and raysim compressed, beside raysim uncompressed between free links.
+"""The bench GPT over slow links: torch uncompressed, and raysim compressed, beside raysim uncompressed on loopback.
 
-Two hosts on this machine with shaped links (see `raysim.validate.hosts`), a stage on each. Every side is measured anew in
-every turn, in turn with the others; figures are ratios within a turn, and medians over turns.
+Two hosts on this machine with shaped links (see `raysim.validate.hosts`), a stage on each; on loopback both are on one. Every
+side is measured anew in every turn, in turn with the others; figures are ratios within a turn, and medians over turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from raysim.bench.workload import WARMUP_STEPS, bench_config, median_interval
+from raysim.bench.intervals import median_interval
+from raysim.bench.pipeline import ray_step_s
+from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.pipeline.plan import prepare
 from raysim.show.terminal import console
 from raysim.validate.hosts import Hosts, check_machine
 from raysim.validate.runs import Driver, FailedError, bandwidth_bps, driving
@@ -26,21 +29,26 @@ PORT = 29_500
 TIMEOUT_S = 900.0
 
 
+LOOPBACK, FREE = "loopback", "free"
+
+
 class Side(NamedTuple):
     """What is trained, and over which links."""
 
-    name: str
-    rate: str | None
-    codec: str | None = None
-    """Both ways; None: torch, uncompressed."""
+    trainer: str
+    links: str
+    """A rate; "free" between hosts whose links are not shaped, "loopback" on one host."""
+    codec: str = "Identity"
+    """Both ways."""
     schedule: str = "1F1B"
 
 
-FREE = Side("raysim, free links", None, "Identity")
+BASE = Side("raysim", LOOPBACK)
 SIDES = (
-    FREE,
+    BASE,
+    Side("raysim", FREE),
     Side("torch", "100mbps"),
-    Side("raysim", "100mbps", "Identity"),
+    Side("raysim", "100mbps"),
     Side("raysim", "100mbps", "Quantize(8)"),
     Side("raysim", "100mbps", "Quantize(8)", "1F1B(ahead=2)"),
     Side("torch", "20mbps"),
@@ -50,57 +58,69 @@ SIDES = (
 
 
 def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
-    """Measure and print; return the figures, seconds a step of every turn among them. Needs Linux and root."""
+    """Measure and print; return the figures, seconds a step of every turn among them.
+
+    Raises ConfigError where the machine cannot make hosts (it needs Linux and root), FailedError where a side breaks off.
+    """
     check_machine()
     seconds: dict[Side, list[float]] = {side: [] for side in SIDES}
-    with Hosts(2) as hosts, TemporaryDirectory() as folder:
+    on_cluster = [side for side in SIDES if side.trainer == "raysim" and side.links != LOOPBACK]
+    with Hosts.made(2) as hosts, TemporaryDirectory() as folder:
         for turn in range(turns):
             with driving(hosts) as driver:
-                ray = [side for side in SIDES if side.codec is not None]
-                for place, side in enumerate(ray if turn % 2 == 0 else ray[::-1]):
+                for place, side in enumerate(on_cluster if turn % 2 == 0 else on_cluster[::-1]):
                     seconds[side].append(_raysim_step_s(driver, side, Path(folder) / f"{turn}-{place}", steps))
-            for side in SIDES:  # Ray is down while torch runs
-                if side.codec is None:
-                    seconds[side].append(_torch_step_s(hosts, side, steps))
+            for side in SIDES:  # the cluster is down while others run
+                if side == BASE:
+                    seconds[side].append(ray_step_s(prepare(bench_config(2)), steps))
+                elif side.trainer == "torch":
+                    seconds[side].append(_torch_step_s(hosts, side.links, steps))
             said = ", ".join(f"{values[-1]:.3f}" for values in seconds.values())
             Console(stderr=True).print(f"turn {turn + 1}: seconds a step {said}", highlight=False)
-    results = []
-    table = Table("trained with", title=f"Two hosts, medians of {turns} turns of {steps} steps")
-    for name in ("both ways", "schedule", "links"):
-        table.add_column(name)
-    for name in ("seconds a step", "of free links", "interval", "of torch"):
-        table.add_column(name, justify="right")
-    for side, values in seconds.items():
-        ratios = sorted(a / b for a, b in zip(values, seconds[FREE], strict=True))
-        torch_s = next((v for s, v in seconds.items() if s.codec is None and s.rate == side.rate), None)
-        of_torch = statistics.median(a / b for a, b in zip(values, torch_s, strict=True)) if torch_s else None
-        low, high = median_interval(ratios)
-        results.append(
-            side._asdict() | {"seconds": values, "ratio": statistics.median(ratios), "ratio_of_torch": of_torch}
-        )
-        table.add_row(
-            side.name,
-            side.codec or "uncompressed",
-            side.schedule,
-            side.rate or "free",
-            f"{statistics.median(values):.3f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{low:.2f} to {high:.2f}",
-            "" if of_torch is None else f"{of_torch:.2f}",
-        )
-    console().print(table)
+    results = [_result(side, seconds) for side in SIDES]
+    console().print(_table(results, f"Two stages on two hosts, medians of {turns} turns of {steps} steps"))
     return {"bench": "links", "turns": turns, "steps": steps, "sides": results}
+
+
+def _result(side: Side, seconds: dict[Side, list[float]]) -> dict[str, Any]:
+    """Return a side's seconds, and their ratios to those on loopback and to torch's over the same links."""
+    ratios = sorted(a / b for a, b in zip(seconds[side], seconds[BASE], strict=True))
+    low, high = median_interval(ratios)
+    torch_s = seconds.get(Side("torch", side.links))
+    of_torch = [a / b for a, b in zip(seconds[side], torch_s, strict=True)] if torch_s else None
+    return side._asdict() | {
+        "seconds": seconds[side],
+        "ratio": statistics.median(ratios),
+        "ratio_low": low,
+        "ratio_high": high,
+        "ratio_of_torch": statistics.median(of_torch) if of_torch else None,
+    }
+
+
+def _table(results: list[dict[str, Any]], title: str) -> Table:
+    table = Table("links", "trained with", "both ways", "schedule", title=title)
+    for name in ("seconds a step", "of loopback", "interval", "of torch"):
+        table.add_column(name, justify="right")
+    for one in results:
+        table.add_row(
+            *(one[name] for name in ("links", "trainer", "codec", "schedule")),
+            f"{statistics.median(one['seconds']):.3f}",
+            f"{one['ratio']:.3f}",
+            f"{one['ratio_low']:.3f} to {one['ratio_high']:.3f}",
+            "" if one["ratio_of_torch"] is None else f"{one['ratio_of_torch']:.3f}",
+        )
+    return table
 
 
 def _raysim_step_s(driver: Driver, side: Side, folder: Path, steps: int) -> float:
     changes = {"forward": side.codec, "backward": side.codec, "schedule": side.schedule}
-    rates = {WARMUP_STEPS + step: side.rate for step in range(steps)}
+    rates = {WARMUP_STEPS + step: None if side.links == FREE else side.links for step in range(steps)}
     run = driver.train(bench_config(2).model_dump(mode="json") | changes, folder, rates)
     return float(run.steps[run.steps["step"] >= WARMUP_STEPS]["seconds"].mean())
 
 
-def _torch_step_s(hosts: Hosts, side: Side, steps: int) -> float:
-    hosts.shape(bandwidth_bps(side.rate))
+def _torch_step_s(hosts: Hosts, rate: str, steps: int) -> float:
+    hosts.shape(bandwidth_bps(rate))
     words = [sys.executable, "-m", "raysim.bench.torch_pipeline"]
     ranks = [
         subprocess.Popen(

@@ -18,8 +18,9 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
+from raysim.bench.intervals import median_interval
 from raysim.bench.torch_pipeline import run_rank
-from raysim.bench.workload import WARMUP_STEPS, bench_config, median_interval
+from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
 
@@ -33,7 +34,7 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         workload = prepare(bench_config(stages))
         runs = []
         for pair in range(pairs):
-            sides = [("torch", _torch_step_s), ("ray", _ray_step_s)]
+            sides = [("torch", _torch_step_s), ("ray", ray_step_s)]
             timed = {name: measure(workload, steps) for name, measure in (sides if pair % 2 == 0 else sides[::-1])}
             runs.append(timed)
             Console(stderr=True).print(
@@ -62,7 +63,8 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
     return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
 
 
-def _ray_step_s(workload: Workload, steps: int) -> float:
+def ray_step_s(workload: Workload, steps: int) -> float:
+    """Return the seconds of a step on a Ray of this machine's own."""
     engine = RayEngine(workload)
     try:
         engine.start()

@@ -1,4 +1,4 @@
-"""The GPT that benches and predictions train, and what is common to their figures."""
+"""The GPT that benches and predictions train."""
 
 from __future__ import annotations
 
@@ -21,20 +21,3 @@ def bench_config(num_stages: int) -> RunConfig:
             "optimizer": {"name": "adamw", "learning_rate": 3e-4},
         }
     )
-
-
-def median_interval(ordered: list[float]) -> tuple[float, float]:
-    """Return an interval of the median of at least 95 %, from order statistics: no assumption on the distribution.
-
-    >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    (2, 8)
-    """
-    count = len(ordered)
-    cut, tail, term = 0, 0.0, 0.5**count
-    for k in range(count // 2):  # P(fewer than k+1 of count lie below the median)
-        tail += term
-        if 2 * tail > 0.05:
-            break
-        cut = k + 1
-        term *= (count - k) / (k + 1)
-    return ordered[max(0, cut - 1)], ordered[min(count - 1, count - cut)]

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import JsonFile, bad_input_in_one_sentence, check_ours, check_writable, fail, write_json
+from raysim.cli.shared import (
+    JsonFile,
+    bad_input_in_one_sentence,
+    check_ours,
+    check_writable,
+    end_on_sigterm,
+    fail,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +47,13 @@ def bench_links(
     check_writable("--json", json_file)
     with bad_input_in_one_sentence():
         from raysim.bench.links import bench_links as measure
+        from raysim.validate.runs import FailedError
 
-        result = measure(turns=turns, steps=steps)
+        end_on_sigterm()
+        try:
+            result = measure(turns=turns, steps=steps)
+        except FailedError as error:
+            fail(str(error), 1)
     if json_file is not None:
         write_json(result, json_file)
 

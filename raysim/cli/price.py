@@ -14,6 +14,7 @@ from raysim.cli.shared import (
     bad_input_in_one_sentence,
     check_ours,
     check_writable,
+    end_on_sigterm,
     fail,
     parse_networks,
     write_json,
@@ -151,6 +152,7 @@ def validate(
         from raysim.validate.table import line, summary, write
 
         cases = []
+        end_on_sigterm()
         try:
             for found in measure(out, hosts or [2, 3], rounds):
                 cases += found

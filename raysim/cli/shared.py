@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,3 +102,12 @@ def write_trace_file(events: Iterator[dict[str, Any]], file: Path, what: str) ->
     from raysim.network.trace import write_trace
 
     typer.echo(f"Trace of {what}: {file}, {write_trace(events, file):,} events")
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the command as Ctrl-C does, so that it cleans up."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, fail
+from raysim.cli.shared import bad_input_in_one_sentence, end_on_sigterm, fail
 
 
 def train(
@@ -45,7 +44,7 @@ def train(
             return shlex.join(words)
 
         training = Training(read_config(recipe, overrides or []), out=out, engine=engine, resume=resume)
-        signal.signal(signal.SIGTERM, _interrupt)
+        end_on_sigterm()
         try:
             show_training(training)
         except KeyboardInterrupt:
@@ -60,10 +59,6 @@ def train(
         tables(run)
         if run.status == "diverged":
             fail(f"the run diverged: {run.row['error']}.", 1)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def recipes() -> None:

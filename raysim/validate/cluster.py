@@ -34,7 +34,7 @@ class Cluster:
         self.environment = {
             **os.environ,
             "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
-            "RAY_AUTH_MODE": "disabled",  # a closed network of this machine: the switch has no way out
+            "RAY_AUTH_MODE": "disabled",  # a closed network: its cables lead nowhere else
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # as the driver's: nobody else is to be spared here
             "RAY_TMPDIR": str(self._folder),
@@ -42,23 +42,18 @@ class Cluster:
             "RAY_task_events_report_interval_ms": "0",
         }
 
-    def __enter__(self) -> Cluster:
+    @classmethod
+    @contextmanager
+    def started(cls, hosts: Hosts) -> Iterator[Cluster]:
+        """Start a node on every host, and at the end stop them and what they started, and remove their files."""
+        cluster = cls(hosts)
         try:
-            for host in range(self.hosts.count):
-                self._start(host)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop every node and what it started, and remove their files."""
-        _stop(self._nodes)
-        self._nodes = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+            for host in range(hosts.count):
+                cluster._start(host)
+            yield cluster
+        finally:
+            _stop(cluster._nodes)
+            shutil.rmtree(cluster._folder, ignore_errors=True)
 
     @contextmanager
     def driver(self) -> Iterator[subprocess.Popen[str]]:
@@ -73,6 +68,8 @@ class Cluster:
         )
         try:
             yield process
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=STOP_S)  # it ends with its input
         finally:
             _stop([process])
 

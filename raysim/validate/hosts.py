@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import combinations, permutations
 
 from raysim.config import ConfigError
@@ -19,43 +20,46 @@ from raysim.network.network import Network
 FRAMING = 1514 / 1448 + 66 / (2 * 1448)
 """Bytes that tbf counts for a byte of payload, where as much flows the other way: segments of 1448 bytes, in headers of Ethernet,
 IP and TCP with timestamps, and the other way's acknowledgements, one for two segments."""
-PIECE_S = 4e-3
+PIECE_S = 4e-3  # at a cable's rate, of what TCP hands to a port in one piece
 GSO_BYTES = 65_536  # that TCP hands to a port in one piece, at most
 QUEUE_S = 0.1  # of bytes that may wait at a port before frames are lost
 SUBNET = "10.201.47"
 
 
 class Hosts:
-    """Namespaces `<name>-0`, `<name>-1`, ... with addresses of their own."""
+    """Namespaces `<name>-0`, `<name>-1`, ... with addresses of their own: `with Hosts.made(2) as hosts`."""
 
     def __init__(self, count: int) -> None:
         check_machine()
         self.count = count
         self.name = f"rsv{os.getpid()}"
 
-    def __enter__(self) -> Hosts:
+    @classmethod
+    @contextmanager
+    def made(cls, count: int) -> Iterator[Hosts]:
+        """Make so many hosts, and remove them at the end. Raises ConfigError where this machine cannot."""
+        hosts = cls(count)
         try:
-            for host in range(self.count):
-                _run("ip", "netns", "add", self.namespace(host))
-                self._at(host, "ip", "link", "set", "lo", "up")
-                self._at(host, "ip", "address", "add", f"{self.address(host)}/32", "dev", "lo")
-            for one, other in combinations(range(self.count), 2):
-                ends = ("netns", self.namespace(one)), ("netns", self.namespace(other))
-                _run("ip", "link", "add", f"to{other}", *ends[0], "type", "veth", "peer", "name", f"to{one}", *ends[1])
-                for here, there in ((one, other), (other, one)):
-                    self._at(here, "ip", "link", "set", f"to{there}", "up")
-                    road = ("dev", f"to{there}", "src", self.address(here))
-                    self._at(here, "ip", "route", "add", f"{self.address(there)}/32", *road)
-            for host in range(self.count):  # Ray finds a host's address by its way out
-                way_out = ("dev", f"to{1 if host == 0 else 0}", "src", self.address(host))
-                self._at(host, "ip", "route", "add", "default", *way_out)
-        except BaseException:
-            self.close()
-            raise
-        return self
+            hosts._make()
+            yield hosts
+        finally:
+            hosts.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _make(self) -> None:
+        for host in range(self.count):
+            _run("ip", "netns", "add", self.namespace(host))
+            self._at(host, "ip", "link", "set", "lo", "up")
+            self._at(host, "ip", "address", "add", f"{self.address(host)}/32", "dev", "lo")
+        for one, other in combinations(range(self.count), 2):
+            ends = ("netns", self.namespace(one)), ("netns", self.namespace(other))
+            _run("ip", "link", "add", f"to{other}", *ends[0], "type", "veth", "peer", "name", f"to{one}", *ends[1])
+            for here, there in ((one, other), (other, one)):
+                self._at(here, "ip", "link", "set", f"to{there}", "up")
+                road = ("dev", f"to{there}", "src", self.address(here))
+                self._at(here, "ip", "route", "add", f"{self.address(there)}/32", *road)
+        for host in range(self.count):  # Ray finds a host's address by its way out
+            way_out = ("dev", f"to{1 if host == 0 else 0}", "src", self.address(host))
+            self._at(host, "ip", "route", "add", "default", *way_out)
 
     def close(self) -> None:
         """Remove the namespaces, and their cables with them."""
@@ -98,7 +102,7 @@ class Hosts:
 
 
 def piece_bytes(bandwidth_bps: float) -> int:
-    """Return what TCP hands to a port in one piece: a millisecond's worth, as over a real link (TSO autosizing).
+    """Return what TCP hands to a port in one piece: small, as it makes them by itself over a real slow link (TSO autosizing).
 
     In pieces of 64 KiB, small messages would wait 26 ms for one piece at 20 Mbit/s.
     """

@@ -42,7 +42,7 @@ def validate(out: Path, hosts: Sequence[int], rounds: int) -> Iterator[list[Case
 
 def _validate(out: Path, hosts: Sequence[int], rounds: int) -> Iterator[list[Case]]:
     for count in hosts:
-        with Hosts(count) as made, driving(made) as driver:
+        with Hosts.made(count) as made, driving(made) as driver:
             for pipeline in pipelines(count):
                 yield _measure(pipeline, driver, out / pipeline.name, rounds)
 
@@ -56,9 +56,7 @@ def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> l
     for rate in dict.fromkeys(rate for rate in rates.values() if rate is not None):
         measured = [seconds[step] for step, at in rates.items() if at == rate]
         measured_s = typical(measured)
-        bps = bandwidth_bps(rate)
-        assert bps is not None
-        predicted_s = prediction.step_s(Hosts.network(bps))
+        predicted_s = prediction.step_s(Hosts.network(bandwidth_bps(rate)))
         error = predicted_s / measured_s - 1
         cases.append(Case(*pipeline, rate, len(measured), measured_s, predicted_s, error, prediction.oversubscribed))
     return cases

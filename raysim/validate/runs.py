@@ -31,11 +31,14 @@ class Driver:
 
         Raises FailedError where it breaks off.
         """
+        shaped: str | None = None
         self._hosts.shape(None)
         self._tell(json.dumps({"config": {**config, "steps": 1 + max(rates)}, "out": str(folder)}))
         while "error" not in (answer := self._answer()):
-            if answer["step"] in rates:
-                self._hosts.shape(bandwidth_bps(rates[answer["step"]]))
+            rate = rates.get(answer["step"])
+            if rate != shaped:
+                self._hosts.shape(None if rate is None else bandwidth_bps(rate))
+                shaped = rate
             self._tell("")
         if answer["error"] is not None:
             raise FailedError(f"The run in {folder} broke off: {answer['error']}")
@@ -61,14 +64,12 @@ class Driver:
 @contextmanager
 def driving(hosts: Hosts) -> Iterator[Driver]:
     """Run a cluster and a driver on the hosts, and stop both."""
-    with Cluster(hosts) as cluster, cluster.driver() as process:
+    with Cluster.started(hosts) as cluster, cluster.driver() as process:
         yield Driver(hosts, process)
 
 
-def bandwidth_bps(rate: str | None) -> float | None:
-    """Return a rate's bits a second; None where links are not shaped."""
-    if rate is None:
-        return None
+def bandwidth_bps(rate: str) -> float:
+    """Return a rate's bits a second."""
     found = parse_network(rate).bandwidth_bps
     assert isinstance(found, float)
     return found
