@@ -1,48 +1,28 @@
-"""The configuration of one run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters.
+"""The keys of a run, and what may stand together.
 
 Values are checked here, by field and rule; what needs the data or the model (cuts, divisibility by it, memory) is
-checked by
-`raysim.pipeline.plan`, still before anything starts.
+checked by `raysim.pipeline.plan`, still before anything starts.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
 from raysim.compressors.methods import parse_replica_method
 from raysim.compressors.replica import ReplicaMethod
+from raysim.config.fields import Natural, Positive, Strict
+from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.schedule import Schedule, parse_schedule
 
 Notations = str | tuple[str, ...]
-_LARGEST = 2**31 - 1  # of what is counted: the records hold it
-Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
-Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
-
-
-class ConfigError(ValueError):
-    """A configuration is wrong: one sentence with field, value and rule."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("no_truth", "Input should be no truth value")
-        return value
 
 
 class Named(BaseModel):
@@ -58,58 +38,7 @@ class Named(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
-class OptimizerConfig(_Strict):
-    """How every stage updates its parameters; keys are written `optimizer.KEY`."""
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    """The rule, as torch has it."""
-    learning_rate: float = Field(default=0.1, ge=0)
-    """Before warm-up and decay."""
-    momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of sgd, 0 where not given."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 for sgd, decoupled for adamw."""
-    betas: tuple[float, float] | None = None
-    """Of adamw, (0.9, 0.999) where not given."""
-    epsilon: float | None = Field(default=None, gt=0)
-    """Of adamw, 1e-8 where not given."""
-    warmup_steps: Natural = 0
-    """Steps in which the learning rate rises linearly."""
-    decay: Literal["constant", "cosine", "linear", "steps"] = "constant"
-    """How the learning rate falls after the warm-up: to zero, or at `decay_at` to a tenth each time."""
-    decay_at: tuple[Positive, ...] | None = None
-    """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
-    decay_epochs: float | None = Field(default=None, gt=0)
-    """Epochs until it is zero; the length of the run where not given."""
-    decay_every: Literal["step", "epoch"] = "step"
-    """Whether it falls at every step or between epochs."""
-    clip_norm: float | None = Field(default=None, gt=0)
-    """Greatest gradient norm over all stages together."""
-
-    @model_validator(mode="after")
-    def _only_what_counts(self) -> OptimizerConfig:
-        other = {"sgd": ("betas", "epsilon"), "adamw": ("momentum",)}[self.name]
-        for field in other:
-            if getattr(self, field) is not None:
-                raise ValueError(
-                    f"`optimizer.{field}` has no effect with `optimizer.name` = {self.name!r}. Leave it out."
-                )
-        if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
-        if self.decay in ("constant", "steps"):
-            for field, default in (("decay_epochs", None), ("decay_every", "step")):
-                if getattr(self, field) != default:
-                    raise ValueError(
-                        f"`optimizer.{field}` has no effect with `optimizer.decay` = {self.decay!r}. Leave it out."
-                    )
-        if (self.decay == "steps") != bool(self.decay_at):
-            raise ValueError(
-                f"`optimizer.decay_at` belongs to `optimizer.decay` = 'steps', but got {self.decay_at} with {self.decay!r}."
-            )
-        return self
-
-
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """Everything that decides a run's result, and where it runs.
 
     >>> config = RunConfig(forward="TopK(density=0.1)", steps=100)
@@ -331,166 +260,3 @@ class RunConfig(_Strict):
             else:
                 flat[key] = value
         return flat
-
-
-def make_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of nested values; raises ConfigError with the first thing that is wrong, in one sentence."""
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_sentence(error, values)) from None
-
-
-def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the configuration of a recipe's name or a TOML file, changed by `key=value` texts.
-
-    Raises ConfigError where the recipe, the file, a key or a value is wrong.
-
-    >>> read_config("digits-cnn", ["steps=10", "forward=TopK(density=0.1)"]).forward
-    'TopK(0.1)'
-    """
-    name, values = read_source(source)
-    keys = [apply_override(values, override) for override in overrides]
-    for key in keys:
-        if not _holds(values, key):
-            raise ConfigError(f"The override of `{key}` is undone by another one. Leave one of them out.")
-    values.setdefault("name", name)
-    return make_config(values)
-
-
-def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """Return the name and the values of a recipe or a TOML file; raises ConfigError.
-
-    `derived`: the files that derive from it, whose `base` it is.
-    """
-    path = Path(source)
-    recipes = recipe_names()
-    if str(source) in recipes:
-        text = resources.files("raysim.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
-    elif path.suffix == ".toml" and path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}.") from None
-    elif path.suffix == ".toml":
-        raise ConfigError(f"There is no file {str(source)!r}.")
-    else:
-        raise ConfigError(f"Unknown recipe {str(source)!r}. Known: {', '.join(recipes)}; or give a .toml file.")
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}.") from None
-    base = values.pop("base", None)  # a recipe derives from another by naming what differs
-    if base is not None:
-        if not isinstance(base, str):
-            raise ConfigError(f"`base` must be a recipe or a .toml file, but got {base!r}.")
-        below = (*derived, path.absolute())
-        parent_source: str | Path = path.parent / base if base.endswith(".toml") else base
-        if Path(parent_source).absolute() in below:
-            raise ConfigError(f"`base` must not lead back to where it came from, but {source} has {base!r}.")
-        parent = read_source(parent_source, below)[1]
-        for key, value in values.items():
-            _merge(parent, key, value)
-        for key in values:
-            if key not in parent:
-                raise ConfigError(f"Just one of `{key}` and `{_EXCLUSIVE[key]}` may be given, but {source} has both.")
-        values = parent
-    return path.stem, values
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with raysim."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in resources.files("raysim.recipes").iterdir()
-        if entry.name.endswith(".toml")
-    )
-
-
-def apply_override(values: dict[str, Any], override: str) -> str:
-    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; return the key.
-
-    Raises ConfigError where it is no such text, or the key cannot be one.
-    """
-    key, equals, text = override.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ConfigError(f"An override is written key=value, but got {override!r}.")
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        parsed = {}
-    _merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
-    return key
-
-
-_UNION = (
-    "str",
-    "tuple[str, ...]",
-    "constrained-int",
-    "tuple[constrained-int, ...]",
-)  # what pydantic names, and no key is
-_EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
-_EMPTIES = {
-    ("optimizer.name", "sgd"): ("betas", "epsilon"),
-    ("optimizer.name", "adamw"): ("momentum",),
-    ("optimizer.decay", "constant"): ("decay_epochs", "decay_every"),
-}
-
-
-def _merge(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
-    if key in ("model.name", "data.name"):
-        key = key.removesuffix(".name")
-    top = values
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = values.setdefault(parent, {})
-        if isinstance(inner, str):
-            inner = {"name": inner}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"`{key}` is no key: `{parent}` is {inner!r}.")
-        values[parent] = inner = dict(inner)
-        values = inner
-    if isinstance(value, dict) and last in ("model", "data", "optimizer") and "name" not in value:
-        for option, option_value in value.items():
-            _merge(values, f"{last}.{option}", option_value)
-        return
-    values.pop(_EXCLUSIVE.get(key, ""), None)
-    values[last] = value
-    optimizer = top.get("optimizer")
-    if isinstance(optimizer, dict):  # what the new choice gives no meaning goes with the old one
-        for option in _EMPTIES.get((key, str(value)), ()):
-            optimizer.pop(option, None)
-
-
-def _holds(values: Any, key: str) -> bool:
-    """Return whether nested values have a dotted key."""
-    first, _, rest = key.partition(".")
-    if not isinstance(values, Mapping):  # a bare name
-        return key == "name"
-    return first in values and (not rest or _holds(values[first], rest))
-
-
-def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Return the first error of pydantic's as one of our sentences."""
-    # of a field that is a number or a list, what is said of the one that was given
-    errors = [
-        each for each in error.errors() if each["type"] != "int_type" or not isinstance(each["input"], (list, tuple))
-    ]
-    first = (errors or error.errors())[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in _UNION)
-    if first["type"] == "value_error":
-        text = str(first["ctx"]["error"]).strip()
-        return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
-    if first["type"] == "extra_forbidden":
-        known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
-        prefix = "optimizer." if key.startswith("optimizer.") else ""
-        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}."
-    if first["type"] == "missing":
-        return f"`{key}` must be given."
-    rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(
-        first["type"],
-        re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
-    )
-    return f"`{key}` must be {rule}, but got {first['input']!r}."

@@ -1,0 +1,41 @@
+"""What is wrong with a configuration, in one sentence."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import ValidationError
+
+from raysim.config.optimizer import OptimizerConfig
+from raysim.config.run import RunConfig
+
+# What pydantic names in the place of a value of several kinds, and no key is.
+_UNION = ("str", "tuple[str, ...]", "constrained-int", "tuple[constrained-int, ...]")
+
+
+class ConfigError(ValueError):
+    """A configuration is wrong: one sentence with field, value and rule."""
+
+
+def sentence(error: ValidationError) -> str:
+    """Return the first error of pydantic's as one of our sentences."""
+    # of a field that is a number or a list, what is said of the one that was given
+    errors = [
+        each for each in error.errors() if each["type"] != "int_type" or not isinstance(each["input"], (list, tuple))
+    ]
+    first = (errors or error.errors())[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in _UNION)
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"]).strip()
+        return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
+    if first["type"] == "extra_forbidden":
+        known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
+        prefix = "optimizer." if key.startswith("optimizer.") else ""
+        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}."
+    if first["type"] == "missing":
+        return f"`{key}` must be given."
+    rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(
+        first["type"],
+        re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
+    )
+    return f"`{key}` must be {rule}, but got {first['input']!r}."

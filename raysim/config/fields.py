@@ -1,0 +1,25 @@
+"""What the tables of a configuration have in common: the kinds of their numbers, and how strictly they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+_LARGEST = 2**31 - 1  # of what is counted: the records hold it
+Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
+
+
+class Strict(BaseModel):
+    """A table of known keys, none of which takes a truth value for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("no_truth", "Input should be no truth value")
+        return value
