@@ -18,10 +18,10 @@ from test_sweeps_ledger import check_agree
 from raysim.config import ConfigError, make_config
 from raysim.pipeline.training import train
 from raysim.records import Run
+from sweeps.reading import read_study
 from sweeps.room import fit
 from sweeps.runner import Sweep, SweepError
 from sweeps.show import frontier
-from sweeps.study import read_study
 from sweeps.trial import Spec, SweepTrial
 
 

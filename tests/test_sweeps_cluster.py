@@ -62,7 +62,7 @@ for name, value in {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 500
     os.environ[f"RAY_health_check_{name}"] = str(value)
 from ray.cluster_utils import Cluster
 from sweeps import runner
-from sweeps.study import read_study
+from sweeps.reading import read_study
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]

@@ -20,7 +20,7 @@ from test_ray_engine import same_records
 
 from raysim.pipeline.training import train
 from raysim.records import Run
-from sweeps.study import read_study
+from sweeps.reading import read_study
 
 KILLS = 10
 

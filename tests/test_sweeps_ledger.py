@@ -9,8 +9,8 @@ from optuna.trial import TrialState
 from studies import write_study
 
 from sweeps.objectives import Figure
+from sweeps.reading import read_study
 from sweeps.search import Ledger
-from sweeps.study import read_study
 from sweeps.trial import Outcome
 
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "waiting": TrialState.WAITING}

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError
-from sweeps.study import Study, most_workers, read_study, study_names
+from sweeps.reading import read_study, study_names
+from sweeps.study import Study, most_workers
 
 
 def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():

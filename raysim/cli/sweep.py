@@ -31,7 +31,7 @@ def sweep(
     check_ours("sweeps")
     check_ours("analysis")
     with bad_input_in_one_sentence():
-        from sweeps.study import read_study
+        from sweeps.reading import read_study
 
         chosen = read_study(study, overrides or [], trials=trials, jobs=jobs)
         from sweeps.runner import Sweep, SweepError

@@ -1,0 +1,89 @@
+"""Checks of a whole study: its parts fit together, and every choice of its space is in some valid configuration."""
+
+from __future__ import annotations
+
+from optuna.trial import FixedTrial
+
+from raysim.config import ConfigError, RunConfig
+from sweeps.objectives import PRICED
+from sweeps.study import Baseline, Study
+
+NEVER = 5  # draws of a choice, none of them valid, that say that none is
+
+
+def check_fields(study: Study, config: RunConfig) -> None:
+    """Raise ConfigError where a field does not fit the others or `config`, which is the base's."""
+    for seed in study.seeds:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"`seeds` must be at least 0, but got {seed}.")
+    for what, names in (
+        ("seeds", study.seeds),
+        ("objectives", [one.name for one in study.objectives]),
+        ("constraints", [one.name for one in study.constraints]),
+        ("baselines", [one.name for one in study.baselines]),
+    ):
+        twice = [one for one in names if list(names).count(one) > 1]
+        if twice:
+            raise ConfigError(f"`{what}` must differ, but {twice[0]} is there twice.")
+    if any(one.kind in PRICED for one in study.objectives) and not config.profile_every_steps:
+        raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
+    for constraint in study.constraints:
+        if constraint.objective not in [one.name for one in study.objectives]:
+            known = ", ".join(one.name for one in study.objectives)
+            raise ConfigError(
+                f"`constraints.objective` must be one of `objectives` ({known}), but got {constraint.objective!r}."
+            )
+        if constraint.of is not None and constraint.of not in [one.name for one in study.baselines]:
+            known = ", ".join(one.name for one in study.baselines) or "none"
+            raise ConfigError(f"`constraints.of` must name one of `baselines` ({known}), but got {constraint.of!r}.")
+
+
+def check_baseline(study: Study, baseline: Baseline) -> None:
+    """Raise ConfigError where a baseline is no point of the space, or no valid configuration."""
+    if (baseline.params is None) == (baseline.set is None):
+        raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
+    if baseline.params is None and study.sampler == "nsga2":
+        raise ConfigError(
+            f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which crosses what all trials share."
+        )
+    try:
+        trial = FixedTrial(dict(baseline.params or {}))
+        overrides = study.overrides(trial, baseline.name)
+        unused = sorted(set(baseline.params or {}) - set(trial.distributions))
+        if unused:
+            raise ValueError(f"`{unused[0]}` is not asked for")
+        study.config(overrides)
+    except ConfigError as error:
+        raise ConfigError(f"The baseline {baseline.name}: {error}") from None
+    except ValueError as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
+        raise ConfigError(
+            f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}."
+        ) from None
+
+
+def check_draws(study: Study) -> None:
+    """Raise ConfigError where the space fails, or where a choice is in no valid configuration."""
+    good: set[tuple[str, str]] = set()
+    bad: dict[tuple[str, str], list[str]] = {}
+    try:
+        drawn = study.drawn()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"The space cannot be drawn from: {type(error).__name__}: {error}.") from None
+    for params, overrides in drawn:
+        chosen = {(name, value) for name, value in params.items() if isinstance(value, (str, bool))}
+        choices = {(name.rpartition(".")[2], repr(value)) for name, value in chosen} | {("", "")}  # wherever it stands
+        try:
+            study.config(overrides)
+            good |= choices
+        except ConfigError as error:
+            for choice in choices:
+                bad.setdefault(choice, []).append(str(error))
+    enough = 1 if study.sampler == "grid" else NEVER
+    for (name, value), errors in sorted(bad.items()):
+        if (name, value) not in good and (len(errors) >= enough or not name):
+            raise ConfigError(
+                f"`space`: {f'`{name}` = {value}' if name else 'what it draws'} is never valid: {errors[0]}"
+            )
