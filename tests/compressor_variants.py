@@ -144,6 +144,7 @@ VARIANTS = [
     Variant("GraVAC(cf_max=8.0, epsilon=0.8, window=2, memory='sample', throughput='link', decide='message')"),
     Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
     Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
+    Variant("GraVAC(window=1, budget=0.5)"),
     Variant("WarmStart(LowRank(1))"),
     Variant("WarmStart(LowRank(1, per='sample'))"),
 ]

@@ -77,6 +77,11 @@ RUNS = {
         "backward": "GraVAC(epsilon=0.5, window=2, ladder='bits', memory='slot')",
         "replica_gradient": "GraVAC(2, 50, epsilon=0.5, window=1, ewma_alpha=1, min_values=16)",
     },
+    "replicas-budget": {
+        **REPLICAS,
+        "forward": "GraVAC(budget=0.4, window=1, promote='passing', simultaneous=True)",
+        "backward": "GraVAC(budget=0.7, window=1, ladder='bits', simultaneous=True)",
+    },
     "replicas-optimus": {
         **REPLICAS,
         **TIED,

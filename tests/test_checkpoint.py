@@ -71,7 +71,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "checkpoints") == [written]
     assert same(read_checkpoint(written), parts(7, 3))
     manifest = json.loads((written.path / "manifest.json").read_text())
-    assert (manifest["format"], manifest["step"]) == (1, 7)
+    assert (manifest["format"], manifest["step"]) == (checkpoint.FORMAT, 7)
     assert sorted(manifest["files"]) == [f"worker-{worker}.safetensors" for worker in range(3)]
 
 
@@ -155,10 +155,10 @@ def damage(path: Path, how: str) -> str:
             manifest.write_text("[]")
             return "its manifest cannot be read ("
         case "a manifest of lists":
-            manifest.write_text('{"format": 1, "files": []}')
+            manifest.write_text('{"format": 2, "files": []}')
             return "its manifest cannot be read ("
         case "a manifest without sizes":
-            manifest.write_text('{"format": 1, "files": {"worker-1.safetensors": {}}}')
+            manifest.write_text('{"format": 2, "files": {"worker-1.safetensors": {}}}')
             return "its manifest cannot be read ("
         case "binary manifest":
             manifest.write_bytes(b"\xff\xfe\x00")
@@ -197,10 +197,10 @@ def test_a_corrupt_checkpoint_is_refused_in_one_sentence(tmp_path: Path, how: st
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     found = write_checkpoint(tmp_path, 2, parts(2))
-    (found.path / "manifest.json").write_text('{"format": 2, "files": {}}')
+    (found.path / "manifest.json").write_text('{"format": 1, "files": {}}')
     with pytest.raises(CheckpointError) as error:
         read_checkpoint(found)
-    assert str(error.value) == f"The checkpoint {found.path} is of format 2, but this raysim reads {checkpoint.FORMAT}."
+    assert str(error.value) == f"The checkpoint {found.path} is of format 1, but this raysim reads {checkpoint.FORMAT}."
 
 
 def test_weights_have_the_names_of_the_uncut_model(tmp_path: Path) -> None:

@@ -173,12 +173,12 @@ class Sender:
         self.messages, self.told = messages, {"direction": direction, "boundary": boundary, "num_stages": stages}
         self.packets: list = []
 
-    def step(self, step: int, scale: float = 1.0, step_s: float | None = 1.0, x=None):
+    def step(self, step: int, scale: float = 1.0, step_s: float | None = 1.0, floor: float | None = None, x=None):
         self.packets = []
         for i in range(self.messages):
             message = x(step, i) if x else scale * student(2, 10, 8, seed=10 * step + i)
             self.packets.append(self.link.send(message, context(step, i, ids=(0, 1), **self.told)))
-        (decision,) = self.link.end_step(step_s=step_s, batch_size=32).decisions
+        (decision,) = self.link.end_step(step_s=step_s, floor=floor, batch_size=32).decisions
         return decision
 
 

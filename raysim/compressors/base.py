@@ -39,7 +39,15 @@ class Context(NamedTuple):
     support: Support | None = None  # what the forward packet of this microbatch kept, for shared indices
     learning_rate: float = 0.0
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
+    floor: float | None = None  # what the link must keep, of a budget that it shares
     batch_size: int = 1  # samples of the step, over all replicas
+
+
+class Offer(NamedTuple):
+    """What a link could send in place of its messages as they are."""
+
+    fidelity: float  # of what arrives, at most 1
+    factor: float  # dense bytes over wire bytes
 
 
 class Decision(NamedTuple):
@@ -56,6 +64,7 @@ class Decision(NamedTuple):
     event: str | None = None  # "promote", "advance", "saturate", ...
     reason: str = ""
     layer: str | None = None
+    offers: tuple[Offer, ...] = ()  # of a link on a budget; not recorded: gains and factors are
 
 
 class Compressor(Notation, ABC):

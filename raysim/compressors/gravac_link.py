@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
-from raysim.compressors.base import KEYS, Compressor, Context, Decision, State, as_rows, memory_keys, recall, remember
+from raysim.compressors.base import (
+    KEYS,
+    Compressor,
+    Context,
+    Decision,
+    Offer,
+    State,
+    as_rows,
+    memory_keys,
+    recall,
+    remember,
+)
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
@@ -31,7 +42,9 @@ class GraVAC(Compressor):
     time, in turn, so that a change of speed has one cause.
 
     `ladder` "topk" (per sample, factors from `cf_min` to `cf_max` by `policy`), "bits" (Quantize 8 to 2), "rank" (LowRank 64 to
-    4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `throughput` "step": samples a
+    4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `budget` stands in for it: what the
+    links of a direction that have one must keep together, as a product, compression going to the slowest links first
+    (`raysim.compressors.budget`); each has its own epsilon then, of what was seen a step before. `throughput` "step": samples a
     second by the clock; "link": dense bytes over wire bytes, which needs no clock. `memory` keeps a residual, under the keys of
     ErrorFeedback. `promote` as of GraVAC on replica gradients. `decide="message"` chooses for every message by its own
     fidelity. `reopen_every`: windows until a settled controller explores again.
@@ -55,6 +68,7 @@ class GraVAC(Compressor):
     ewma_alpha: float = 0.1
     simultaneous: bool = False
     reopen_every: int | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         low, high = check_real("cf_min", self.cf_min, 1, 1e9), check_real("cf_max", self.cf_max, 1, 1e9)
@@ -70,6 +84,11 @@ class GraVAC(Compressor):
         )
         if self.epsilon is not None:
             self._coerce(epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True))
+        if self.budget is not None:
+            self._coerce(budget=check_real("budget", self.budget, 0, 1, open_low=True))
+            for field, default in (("epsilon", None), ("decide", "step")):
+                if getattr(self, field) != default:
+                    raise ValueError(f"`{field}` must be {default} with `budget`, but got {getattr(self, field)!r}.")
         if self.reopen_every is not None:
             self._coerce(reopen_every=check_integer("reopen_every", self.reopen_every, 1))
         if self.memory is not None:
@@ -178,6 +197,7 @@ class GraVAC(Compressor):
             gain=_fidelity(tally.lost_sent, tally.norm2) if tally.probed else None,
             throughput=throughput,
             event="+".join(events) or None,
+            offers=self._offers(tally, gains),
             reason=(
                 f"of {self._at(ends[1])!r} {gains[1]:.3f} arrives, of {self._at(ends[0])!r} {gains[0]:.3f}; "
                 f"{epsilon:g} must, and then {self._at(following.level)!r} is sent"
@@ -202,7 +222,18 @@ class GraVAC(Compressor):
         return (*self.levels, Identity())[level]
 
     def _epsilon(self, context: Context) -> float:
-        return EPSILON[context.direction] if self.epsilon is None else self.epsilon
+        if self.budget is None:
+            return EPSILON[context.direction] if self.epsilon is None else self.epsilon
+        if context.floor is None:  # nothing was seen yet: equal shares
+            return float(self.budget ** (1 / max(1, context.num_stages - 1)))
+        return context.floor
+
+    def _offers(self, tally: Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
+        """Return what minimum and candidate would do to this link's messages."""
+        if self.budget is None or not tally.probed:
+            return ()
+        wires = tally.wire_minimum, tally.wire_candidate
+        return tuple(Offer(min(1.0, gain), tally.dense_probed / wire) for gain, wire in zip(gains, wires, strict=True))
 
     def _rules(self, context: Context) -> Rules:
         return Rules(

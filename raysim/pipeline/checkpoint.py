@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
 
 
@@ -47,10 +47,12 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
         raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
 
 
-def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray], step_s: float | None = None) -> Checkpoint:
+def write_checkpoint(
+    folder: Path, step: int, parts: Iterable[np.ndarray], signals: Mapping[str, Any] | None = None
+) -> Checkpoint:
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
 
-    `step_s`: the clock's time of the step before, which adaptive methods have yet to see.
+    `signals`: what the step before says to adaptive methods, which have yet to see it, as JSON.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
@@ -64,7 +66,7 @@ def write_checkpoint(folder: Path, step: int, parts: Iterable[np.ndarray], step_
         files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
     _write(
         draft / "manifest.json",
-        json.dumps({"format": FORMAT, "step": step, "step_s": step_s, "files": files}, indent=1).encode(),
+        json.dumps({"format": FORMAT, "step": step, "signals": signals, "files": files}, indent=1).encode(),
     )
     aside = folder / f".{path.name}.old"
     if path.exists():  # written again by a run that went back: out of the way whole, too
@@ -110,10 +112,10 @@ def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
     return parts
 
 
-def read_step_s(checkpoint: Checkpoint) -> float | None:
-    """Return the clock's time of the step before a checkpoint, None where it has none; raises CheckpointError."""
-    step_s: float | None = _manifest(checkpoint).get("step_s")
-    return step_s
+def read_signals(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return the signals of the step before a checkpoint, None where it has none; raises CheckpointError."""
+    signals: dict[str, Any] | None = _manifest(checkpoint).get("signals")
+    return signals
 
 
 def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from raysim.config import ConfigError
 from raysim.network.devices import DEVICES
 from raysim.network.exchange import tied_s
+from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
@@ -31,9 +32,8 @@ class Clock:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.simulated = plan.config.clock != "measured"
-        if self.simulated:
-            self._network = parse_network(plan.config.clock)
+        self.network = None if plan.config.clock == "measured" else parse_network(plan.config.clock)
+        if self.network is not None:
             self._profile = _frozen_profile(plan)
 
     def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
@@ -41,7 +41,7 @@ class Clock:
 
         The packets of a link are taken as alike within a step. Time that codecs take is the frozen profile's, if it has any.
         """
-        if not self.simulated:
+        if self.network is None:
             return seconds
         plan = self.plan
         replicas, stages = plan.num_replicas, plan.num_stages
@@ -65,23 +65,23 @@ class Clock:
         timeline = simulate(
             plan.config.parsed_schedule,
             profile,
-            self._network,
+            self.network,
             num_microbatches=plan.config.num_microbatches,
             num_replicas=replicas,
         )
-        return timeline.step_s + self._tied_s(reports)
+        return timeline.step_s + self._tied_s(self.network, reports)
 
-    def _tied_s(self, reports: Sequence[StepReport]) -> float:
+    def _tied_s(self, network: Network, reports: Sequence[StepReport]) -> float:
         """Return the seconds in which owners of tied parameters sum their gradients, one parameter after the other."""
         plan = self.plan
-        hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
+        hosts = Placement.spread(plan.num_replicas * len(plan.rows), network.num_hosts).hosts
         total, fused = 0.0, plan.config.fused_embedding
         for place in range(len(plan.tied)):
             stages = [stage for stage, _ in plan.tied[place]]
             accounts = [group for report in reports for group in report.groups if group.tied and group.stage in stages]
             sent, rounds = max(one.wire_bytes for one in accounts), max(one.num_rounds for one in accounts)
             owners = [plan.owners[stage] for stage in stages]
-            total += tied_s(self._network, hosts, plan.num_replicas, owners, sent, rounds, fused=fused)
+            total += tied_s(network, hosts, plan.num_replicas, owners, sent, rounds, fused=fused)
         return total
 
 

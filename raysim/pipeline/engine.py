@@ -25,8 +25,10 @@ from raysim.network.schedule import Action, calls, needs, order, sinks
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.replicas import Group
+from raysim.pipeline.signals import Signals
 from raysim.pipeline.worker import Evaluated, StepReport, Worker
 
+NO_SIGNALS = Signals()
 Ref = Any  # a value inline, a reference on Ray
 
 
@@ -81,8 +83,8 @@ class Engine(ABC):
     def _worker(self, replica: int, stage: int) -> int:
         return replica * len(self.plan.rows) + self.plan.owners[stage]
 
-    def step(self, step: int, step_s: float | None = None) -> list[StepReport]:
-        """Run one training step on all workers: all of them step, or none does. `step_s`: the clock's time of the last step.
+    def step(self, step: int, signals: Signals = NO_SIGNALS) -> list[StepReport]:
+        """Run one training step on all workers: all of them step, or none does. `signals`: those of the last step.
 
         Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and
         only a checkpoint brings them back.
@@ -104,14 +106,14 @@ class Engine(ABC):
             done: list[Ref] = [packets.pop((first + worker, place)) for first in firsts for worker, place in self._ends]
             packets.clear()
             for phase, groups in enumerate(self.plan.groups):
-                done = self._exchange(inside, phase, groups, step_s, done)
+                done = self._exchange(inside, phase, groups, signals.step_s, done)
             if clip:
                 norms = [self._submit(w, "gradient_norm2", *inside, *done) for w in everyone]
                 per = len(self.plan.rows)  # replicas hold the same gradients: each worker needs those of its own only
                 dones = [norms[w - w % per : w - w % per + per] for w in everyone]
             else:
                 dones = [done] * self.num_workers
-            return self._fetch([self._submit(w, "update", *inside, step_s, *dones[w]) for w in everyone])
+            return self._fetch([self._submit(w, "update", *inside, signals, *dones[w]) for w in everyone])
         except (DivergedError, StageError) as error:
             raise self._first_fault() or error from None
 

@@ -18,12 +18,13 @@ from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.network.schedule import Custom
 from raysim.network.torch_csv import rows_to_csv
+from raysim.pipeline.budgets import Budgets
 from raysim.pipeline.checkpoint import (
     Checkpoint,
     CheckpointError,
     checkpoints,
     read_checkpoint,
-    read_step_s,
+    read_signals,
     write_checkpoint,
 )
 from raysim.pipeline.clock import Clock
@@ -32,6 +33,7 @@ from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
+from raysim.pipeline.signals import Signals
 from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.workloads.data import Data
@@ -109,7 +111,7 @@ class Training:
         self._parts: list[Any] | None = None
         self._resumed = resume
         self._reached = 0  # the most steps done, over all restarts
-        self._last_step_s: float | None = None  # by the clock
+        self._signals = Signals()  # of the last step
         if resume:
             self._find_resumable()
         elif self.folder.is_dir() and any(self.folder.iterdir()):
@@ -117,6 +119,7 @@ class Training:
         self.workload = prepare(config, data)
         self.plan = self.workload.plan
         self._clock = Clock(self.plan)
+        self._budgets = Budgets(self.plan, self._clock.network)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
         custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
@@ -207,9 +210,9 @@ class Training:
         last_flush = time.monotonic()
         while step < self.plan.num_steps:
             before = time.perf_counter()
-            reports = self.engine.step(step, self._last_step_s)
+            reports = self.engine.step(step, self._signals)
             seconds = time.perf_counter() - before
-            self._last_step_s = self._clock.step_s(reports, seconds)
+            self._signals = Signals(self._clock.step_s(reports, seconds), self._budgets.floors(reports))
             yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)
@@ -220,7 +223,7 @@ class Training:
             if last or (every and step % every == 0):
                 self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
                 parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._last_step_s)
+                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._signals.as_json())
                 self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
                 last_flush = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
@@ -230,13 +233,14 @@ class Training:
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step, self._last_step_s = 0, None
+        step, self._signals = 0, Signals()
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._parts if self._parts is not None else read_checkpoint(self._checkpoint)
             self.engine.load(step, parts)
             self._parts = None
-            self._last_step_s = read_step_s(self._checkpoint)
+            signals = read_signals(self._checkpoint)
+            self._signals = Signals.from_json(signals) if signals else Signals()
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step

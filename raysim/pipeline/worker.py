@@ -24,6 +24,7 @@ from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.replicas import GroupAccount
+from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
@@ -182,10 +183,10 @@ class Worker:
                 for index, stage in self.stages.items()
             }
 
-    def update(self, step: int, incarnation: int, step_s: float | None, *done: dict[int, float] | None) -> StepReport:
+    def update(self, step: int, incarnation: int, signals: Signals, *done: dict[int, float] | None) -> StepReport:
         """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens.
 
-        `step_s` is the clock's time of the last step, for links that adapt.
+        `signals` are those of the last step, for links that adapt.
         Only now do the memories of replica methods move, with the parameters or not at all.
         """
         with self._called(step, incarnation):
@@ -203,7 +204,15 @@ class Worker:
             groups = self.averaging.end_step()
             self._synchronize()
             measure, size = self.plan.measures(step), self.plan.config.batch_size
-            links = [link.end_step(measure=measure, step_s=step_s, batch_size=size) for link in self.links.values()]
+            links = [
+                link.end_step(
+                    measure=measure,
+                    step_s=signals.step_s,
+                    floor=signals.floor(self.replica, boundary, direction),
+                    batch_size=size,
+                )
+                for (boundary, direction, _), link in self.links.items()
+            ]
             losses = [self._losses[m] for m in sorted(self._losses)]
             report = StepReport(self.replica, losses, links, groups, self._actions, norm)
         self._begin(step + 1)

@@ -1,0 +1,55 @@
+"""A common error budget over links (ours; gravac.md 4.3, option `budget`): compression goes where messages are slowest.
+
+Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the product
+of what its links keep. What is spent on a link that nobody waits for is lost to one that everybody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Way(NamedTuple):
+    """One way to send a link's messages."""
+
+    fidelity: float
+    seconds: float  # of a message on the wire
+
+
+def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float]:
+    """Return for each link the fidelity that it must keep; their product is `budget`, in (0, 1].
+
+    The first of a link's ways is the tensor as it is, of fidelity 1. The slowest link takes its next faster way for as long as
+    the product of fidelities stays at least `budget`; then the next slowest one does. What remains is shared out, so that a link
+    whose fidelity falls a little stays above its floor.
+
+    >>> fast, slow = [Way(1, 2), Way(0.8, 1)], [Way(1, 20), Way(0.8, 10), Way(0.6, 5)]
+    >>> {name: round(floor, 3) for name, floor in floors({"fast": fast, "slow": slow}, 0.6).items()}
+    {'fast': 1.0, 'slow': 0.6}
+    """
+    if not links:
+        return {}
+    taken = spend(links, budget)
+    rest = min(1.0, budget / math.prod(way.fidelity for way in taken.values())) ** (1 / len(taken))
+    return {key: way.fidelity * rest for key, way in taken.items()}
+
+
+def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
+    """Return the way that each link takes, the slowest first served; links equally slow in their order.
+
+    Where stronger ways keep less, nothing within the budget makes the slowest message faster.
+    """
+    taken = {key: ways[0] for key, ways in links.items()}
+    while True:
+        for key, now in sorted(taken.items(), key=lambda item: -item[1].seconds):
+            others = math.prod(way.fidelity for other, way in taken.items() if other != key)
+            faster = [way for way in links[key] if way.seconds < now.seconds and others * way.fidelity >= budget]
+            if faster:
+                taken[key] = max(faster, key=lambda way: (way.fidelity, -way.seconds))
+                break
+        else:
+            return taken

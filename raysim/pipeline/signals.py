@@ -1,0 +1,31 @@
+"""What adaptive methods are told of the step before: the same for all workers, and part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Signals(NamedTuple):
+    """What one step says to the next."""
+
+    step_s: float | None = None  # what it took, by the clock
+    floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
+
+    def floor(self, replica: int, boundary: int, direction: str) -> float | None:
+        """Return the fidelity that a link must keep, None where it has no budget or nothing was seen of it."""
+        return self.floors.get(link_name(replica, boundary, direction))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        return {"step_s": self.step_s, "floors": dict(self.floors)}
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> Signals:
+        """Return the signals that a checkpoint holds."""
+        return cls(entries["step_s"], dict(entries["floors"]))
+
+
+def link_name(replica: int, boundary: int, direction: str) -> str:
+    """Return what a link goes by among the signals."""
+    return f"{replica}/{boundary}/{direction}"
