@@ -82,6 +82,20 @@ RUNS = {
         "forward": "GraVAC(budget=0.4, window=1, promote='passing', simultaneous=True)",
         "backward": "GraVAC(budget=0.7, window=1, ladder='bits', simultaneous=True)",
     },
+    "replicas-marina": {
+        **REPLICAS,
+        "forward": "TopK(0.3)",
+        "backward": "Quantize(4, rounding='stochastic')",
+        "replica_gradient": "MARINA(RandomK(0.25, unbiased=True), probability=0.4, min_values=16)",
+    },
+    "replicas-marina-tied": {
+        **REPLICAS,
+        **TIED,
+        "schedule": "ZBH1",
+        "recompute": True,
+        "model": {**TIED["model"], "dropout": 0.2},
+        "replica_gradient": "MARINA(Natural, probability=0.3, min_values=16)",
+    },
     "replicas-optimus": {
         **REPLICAS,
         **TIED,

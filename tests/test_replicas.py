@@ -47,6 +47,54 @@ def test_replicas_never_part(small, run):
         assert all(torch.equal(first[name], x) for name, x in weights(engine, replica).items())
 
 
+MARINA = "MARINA(Identity, probability=1e-9)"  # gradients at two steps' parameters in every step but the first
+
+
+@pytest.mark.parametrize("kind", [{}, {**DROPOUT, "num_stages": 2}, {"schedule": "ZBH1", "recompute": True}, TIED])
+def test_marina_on_all_samples_at_once_is_the_mean(small, kind):
+    """Where every step has the same samples, g(x_0) + the differences since is g(x_t), which takes the gradients at x_{t-1}."""
+    model = kind.get("model", {})
+    kind = {**kind, "model": {**model, "dropout": 0.0}} if model else kind  # masks are other ones in each step
+    runs = [
+        start(small(**{**REPLICAS, **kind, "batch_size": 64, "replica_gradient": method}))
+        for method in ("Identity", MARINA)
+    ]
+    for step in range(4):
+        expected, found = (losses_of(engine, step) for engine in runs)
+        torch.testing.assert_close(torch.tensor(found).mean(), torch.tensor(expected).mean(), rtol=1e-4, atol=1e-5)
+    for name, parameter in weights(runs[0], 0).items():
+        torch.testing.assert_close(weights(runs[1], 0)[name], parameter, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small):
+    """At equal parameters both are equal bit for bit, dropout masks among them; statistics are those of one pass."""
+    for kind in (
+        {**DROPOUT},
+        {"model": {"name": "tests.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]},
+    ):
+        config = small(**{**REPLICAS, **kind, "replica_gradient": MARINA, "optimizer": {"learning_rate": 0.0}})
+        twin, single = start(config), start(config.model_copy(update={"replica_gradient": "Identity"}))
+        for step in range(2):
+            reports = [engine.step(step) for engine in (twin, single)]
+            assert [r.losses for r in reports[0]] == [r.losses for r in reports[1]]
+        sent = [sum(link.wire_bytes for r in each for link in r.links if link.sender) for each in reports]
+        assert sent[0] == 2 * sent[1]
+        for one, other in zip(twin.workers, single.workers, strict=True):
+            for a, b in zip(one.stages.values(), other.stages.values(), strict=True):
+                assert all(
+                    torch.equal(x, y)
+                    for x, y in zip(a.module.state_dict().values(), b.module.state_dict().values(), strict=True)
+                )
+        packets = {}
+        for worker, place, source in twin._calls:  # of one replica, to before its averages and update
+            packets[worker, place] = twin.workers[worker].run(2, 0, place, packets.get(source))
+        for worker in twin.workers[: len(twin.plan.rows)]:
+            for stage in worker.stages.values():
+                present, previous = stage.gradients(), stage.previous_gradients()
+                assert present.keys() == previous.keys()
+                assert all(torch.equal(present[name], x) for name, x in previous.items())
+
+
 def test_a_method_that_fails_is_named(small, monkeypatch):
     engine = start(small(**REPLICAS, replica_gradient="PowerSGD(1)"))
 
@@ -123,6 +171,11 @@ def test_dense_averages_send_what_a_ring_does(small):
         (
             {"num_replicas": 2, "replica_gradient": ["Identity"]},
             "`replica_gradient` must be one method or a list of one a stage (3), but got 1.",
+        ),
+        (
+            {"num_replicas": 2, "replica_gradient": "MARINA(Natural)", "backward": "ErrorFeedback(TopK(0.1))"},
+            "`forward` and `backward` must be codecs without a memory with MARINA(Natural), which sends twice as much between "
+            "stages in some steps, but got ErrorFeedback(TopK(0.1)).",
         ),
         (
             {"profile": "T4"},

@@ -2,7 +2,7 @@
 
 from raysim.codecs import CODECS, Codec, Identity
 from raysim.compressors.accordion import Accordion
-from raysim.compressors.differences import DIANA, EF21
+from raysim.compressors.differences import DIANA, EF21, MARINA
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.compressors.gathered import Dense, Gathered
 from raysim.compressors.gravac import GraVAC
@@ -16,7 +16,8 @@ from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
 METHODS: dict[str, type[ReplicaMethod]] = {
-    cls.name(): cls for cls in (Accordion, DGC, DIANA, EF21, Gathered, GraVAC, GTopK, PowerSGD, RedSync, SignSGD)
+    cls.name(): cls
+    for cls in (Accordion, DGC, DIANA, EF21, Gathered, GraVAC, GTopK, MARINA, PowerSGD, RedSync, SignSGD)
 }
 
 

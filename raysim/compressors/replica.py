@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class ReplicaContext(NamedTuple):
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
+    previous: Gradients | None = None  # at the parameters of the step before, on this step's samples: if `looks_back`
 
 
 @dataclass
@@ -72,6 +73,8 @@ class Averaged:
 class ReplicaMethod(Notation, ABC):
     """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
 
+    twin: ClassVar[bool] = False  # whether some steps look back
+
     @abstractmethod
     def num_rounds(self, num_replicas: int) -> int:
         """Return the most rounds that a step takes; a step may take fewer."""
@@ -85,6 +88,10 @@ class ReplicaMethod(Notation, ABC):
         All replicas yield equally often, and return the same gradients bit for bit. Raises NonFiniteError at NaN or
         infinity.
         """
+
+    def looks_back(self, step: int, seed: int) -> bool:
+        """Whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
+        return False
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         """Raise ValueError, by field and rule, where the method cannot average gradients of these shapes.

@@ -120,6 +120,7 @@ class Averaging:
             learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
+            previous=self.stages[index].previous_gradients(),
         )
         return plan.replica_methods[index].average(gradients, self._memories[index], context)
 
@@ -166,8 +167,12 @@ def warm(plan: Plan) -> None:
 
 
 def _rehearse(method: ReplicaMethod) -> None:
-    """Average a small matrix over two replicas, past any warm-up of the method."""
-    context = ReplicaContext(replica=0, num_replicas=2, step=2**40, epoch=2**20, steps_per_epoch=1, seed=0)
+    """Average a small matrix over two replicas, past any warm-up of the method, twice."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
-    contexts = [context._replace(replica=replica) for replica in range(2)]
-    average_together(method, [gradients, gradients], [{}, {}], contexts)
+    context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, previous=gradients)
+    following = next((step for step in range(2**40 + 1, 2**40 + 100) if method.looks_back(step, 0)), 2**40 + 1)
+    memories: list[Memory] = [{}, {}]
+    for step in (context.step, following):  # the first may be dense, to have something to differ from
+        contexts = [context._replace(replica=replica, step=step) for replica in range(2)]
+        averaged, _ = average_together(method, [gradients, gradients], memories, contexts)
+        memories = [one.memory for one in averaged]

@@ -64,6 +64,11 @@ class Plan:
         """How the replicas of each stage average its gradients."""
         return self.config.replica_methods()
 
+    def looks_back(self, step: int) -> bool:
+        """Return whether a step also needs gradients at the parameters of the step before."""
+        seed = self.config.seed
+        return self.num_replicas > 1 and any(method.looks_back(step, seed) for method in self.replica_methods)
+
     @cached_property
     def groups(self) -> list[list[Group]]:
         """The groups that end a step, phase by phase: replicas of each stage first, then the owners of tied parameters.
@@ -187,6 +192,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         owners=tuple(schedule.workers(config.stages)),
     )
     _check_groups(plan, parts)
+    _check_twins(plan)
     return Workload(plan, parts.stages, data)
 
 
@@ -213,6 +219,17 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
 
+def _check_twins(plan: Plan) -> None:
+    """Raise ConfigError where messages that double in some steps would meet a memory of their shape."""
+    twins = [method for method in plan.replica_methods if method.twin and plan.num_replicas > 1]
+    for compressor in (one for ends in plan.compressors for one in ends):
+        if twins and not isinstance(compressor, Plain):
+            raise ConfigError(
+                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
+                f"stages in some steps, but got {compressor!r}."
+            )
+
+
 def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Return the owners of each tied parameter, by stage: pairs that share an owner belong together."""
     groups: list[list[tuple[int, str]]] = []
@@ -229,6 +246,8 @@ def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
     num_stages, num_microbatches = len(parts.stages), config.num_microbatches
+    twin = config.num_replicas > 1 and any(method.twin for method in config.replica_methods())
+    copies = 2 if twin else 1  # of what the parameters make and hold: those of the step before take part
     itemsize = DTYPES[config.dtype].itemsize
     residuals, references = [0] * num_stages, [0] * num_stages
     for boundary, methods in enumerate(config.compressors()):
@@ -248,14 +267,15 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     schedule = config.parsed_schedule
     rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
     messages = [
-        [math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
+        [copies * math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
         for stage in range(num_stages)
     ]
+    saved_bytes, kept_bytes = ([copies * each for each in one] for one in (parts.saved_bytes, parts.kept_bytes))
     if config.recompute:  # inputs, and from B to W all that was computed again
         saved = [0, *(sizes[0] for sizes in messages[1:])]
-        waits = [here + caught for here, caught in zip(parts.saved_bytes, parts.kept_bytes, strict=True)]
+        waits = [here + caught for here, caught in zip(saved_bytes, kept_bytes, strict=True)]
     else:
-        saved, waits = list(parts.saved_bytes), list(parts.kept_bytes)
+        saved, waits = saved_bytes, kept_bytes
     waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
     held = held_at_worst(rows, saved, waits)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
@@ -264,14 +284,14 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     for stage, module in enumerate(parts.stages):
         in_flight, waiting = held[stage]
         computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
-        weights = 4 * sum(parameter.numel() for parameter in module.parameters())
+        weights = copies * 4 * sum(parameter.numel() for parameter in module.parameters())
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers,
                 gradients_bytes=weights,
-                optimizer_bytes=weights * slots_per_parameter(config.optimizer),
+                optimizer_bytes=weights // copies * slots_per_parameter(config.optimizer),
                 saved_bytes=saved[stage],
                 in_flight=in_flight,
                 kept_bytes=waits[stage] if waiting else 0,
@@ -280,7 +300,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 packets=packets[stage],
                 residuals_bytes=residuals[stage],
                 references_bytes=references[stage],
-                workspace_bytes=parts.saved_bytes[stage] if computes_again else 0,
+                workspace_bytes=saved_bytes[stage] if computes_again else 0,
             )
         )
     return tuple(memories)

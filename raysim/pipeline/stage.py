@@ -38,6 +38,8 @@ class Stage:
         self.first = first
         self.last = last
         self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
+        self.twin = False  # whether microbatches go through with the parameters of the step before, too
+        self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}
         self._caught: dict[int, list[Caught]] = {}  # between the two parts of a backward
         self._arrived: dict[int, Tensor | None] = {}  # the same on the first stage
@@ -46,7 +48,10 @@ class Stage:
         self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
 
     def forward(self, microbatch: int, x: Tensor, key: int, targets: Tensor | None = None) -> Tensor:
-        """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout."""
+        """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
+
+        Of a `twin` step it holds two: of the present parameters, then of those of the step before; so does `x`, but data.
+        """
         x = x.detach()
         if not self.first:  # nobody wants the gradient of the data
             x.requires_grad_()
@@ -101,6 +106,24 @@ class Stage:
         """Return the accumulated gradients by parameter name."""
         return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
 
+    def begin(self, *, twin: bool) -> None:
+        """Begin a step, one of which the last one's parameters take part if it is `twin`; else they are forgotten."""
+        self.twin = twin
+        if not twin:
+            self._previous = {}
+
+    def keep_parameters(self) -> None:
+        """Keep a copy of the parameters, before `update`, for a twin step that follows."""
+        self._previous = {name: x.detach().clone() for name, x in self.module.named_parameters()}
+        for name, parameter in self.module.named_parameters():
+            self._previous[name].requires_grad_(parameter.requires_grad)
+
+    def previous_gradients(self) -> dict[str, Tensor] | None:
+        """Return the accumulated gradients at the parameters of the step before, None where it is no twin step."""
+        if not self.twin:
+            return None
+        return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in self._previous.items()}
+
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
         """Step the optimiser on the gradients times `scale`, and clear them.
 
@@ -139,6 +162,7 @@ class Stage:
         if self.optimizer is not None:
             for index, slots in self.optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{index}.{slot}": x for slot, x in slots.items() if isinstance(x, Tensor)}
+        tensors |= {f"previous.{name}": x for name, x in self._previous.items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -153,6 +177,14 @@ class Stage:
                     slots.setdefault(int(index), {})[slot] = x
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.module.zero_grad(set_to_none=True)
+        prefix = "previous."
+        self._previous = {
+            name.removeprefix(prefix): x.to(self.device, copy=True)
+            for name, x in tensors.items()
+            if name.startswith(prefix)
+        }
+        for name, x in self._previous.items():
+            x.requires_grad_(self.module.get_parameter(name).requires_grad)
         for kept in (self._saved, self._caught, self._arrived):
             kept.clear()
 
@@ -190,16 +222,28 @@ class Stage:
         self._restorable, self._aside = [], []
 
     def _compute(self, x: Tensor, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        if not self.twin:
+            return self._compute_with(x, key, targets, buffers)
+        present, past = (x, x) if self.first else x.chunk(2)
+        aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # statistics are the present's
+        both = (
+            self._compute_with(present, key, targets, buffers),
+            self._compute_with(past, key, targets, {**self._previous, **aside}),
+        )
+        return torch.stack(both) if self.last else torch.cat(both)
+
+    def _compute_with(self, x: Tensor, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Tensor:
+        """Return the activation or the loss, of the module with `tensors` in the place of its own."""
         torch.default_generator.manual_seed(
             key
         )  # counter-based: no random state to keep, whatever the order of actions
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
-        y = self._call(x, buffers)
+        y = self._call(x, tensors)
         return y if targets is None else model_loss(y, targets)
 
-    def _call(self, x: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
+    def _call(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         low_precision = self.config.dtype == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low_precision):
-            y: Tensor = torch.func.functional_call(self.module, buffers, (x,)) if buffers else self.module(x)
+            y: Tensor = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
         return y.to(torch.bfloat16) if low_precision and not self.last else y

@@ -120,6 +120,8 @@ class Worker:
 
     def _begin(self, step: int) -> None:
         self.step = step
+        for stage in self.stages.values():
+            stage.begin(twin=self.plan.looks_back(step))
         self._next_call = 0
         self._fault: Fault | None = None
         self._losses: dict[int, float] = {}
@@ -200,6 +202,8 @@ class Worker:
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
             rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
             for index, stage in self.stages.items():
+                if self.plan.looks_back(step + 1):
+                    stage.keep_parameters()
                 stage.update(rate, scale, self.averaging.with_momentum(index))
             groups = self.averaging.end_step()
             self._synchronize()
@@ -353,7 +357,7 @@ class Worker:
             return packet
         if action.op == "F":
             assert y is not None
-            loss = float(y)
+            loss = float(y.view(-1)[0])  # of a twin step, that of the present parameters
             if not math.isfinite(loss):
                 raise DivergedError(self.step, str(action), "loss")
             self._losses[action.microbatch] = loss
