@@ -88,6 +88,12 @@ RUNS = {
         "backward": "Quantize(4, rounding='stochastic')",
         "replica_gradient": "MARINA(RandomK(0.25, unbiased=True), probability=0.4, min_values=16)",
     },
+    "replicas-gossip": {
+        **REPLICAS,
+        "forward": "ErrorFeedback(TopK(0.3))",
+        "optimizer": {"learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
+        "replica_gradient": "PowerGossip(rank=2, min_values=16)",
+    },
     "replicas-marina-tied": {
         **REPLICAS,
         **TIED,

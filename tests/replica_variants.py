@@ -98,6 +98,8 @@ VARIANTS = [
     Variant("MARINA(RandomK(0.25, unbiased=True))"),
     Variant("MARINA(QSGD(5), probability=0.3, warmup=2)"),
     Variant("MARINA(Identity, probability=0.3)", exact=True),
+    Variant("PowerGossip"),
+    Variant("PowerGossip(rank=2, iterations=3, warmup=1)"),
     Variant("GraVAC(4.0, 100.0, window=2)", conserves=True),
     Variant("GraVAC(2.0, 50.0, epsilon=0.4, window=1, policy='geometric', select='sampled')", conserves=True),
     Variant("GraVAC(2.0, 50.0, epsilon=0.5, window=2, select='bisect', warmup=2)", conserves=True),
@@ -184,17 +186,29 @@ class Team:
         self.fed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self.sent = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self.wire_bytes = 0
+        self.parameters = [
+            {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+        ] * num_replicas
         self.before: list[Gradients] = [{name: torch.zeros(shape) for name, shape in shapes.items()}] * num_replicas
 
     def step(self, step: int, given: list[Gradients] | None = None, **changes: object) -> list[Averaged]:
         given = given or [gradients(replica, step, self.shapes) for replica in range(self.count)]
         # as if the samples were the same in all steps, the last step's gradients are those at the last step's parameters
         contexts = [
-            context(replica, self.count, step, **{"previous": self.before[replica], **changes})
+            context(
+                replica,
+                self.count,
+                step,
+                **{"previous": self.before[replica], "parameters": self.parameters[replica], **changes},
+            )
             for replica in range(self.count)
         ]
         results, sent = average(self.method, given, self.memories, contexts)
         self.before = given
+        self.parameters = [
+            {name: result.parameters.get(name, x) - 0.1 * result.gradients[name] for name, x in own.items()}
+            for own, result in zip(self.parameters, results, strict=True)
+        ]
         self.memories = [result.memory for result in results]
         self.wire_bytes = sum(sent)
         for name in self.shapes:

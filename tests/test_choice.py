@@ -19,7 +19,7 @@ from raysim.network.presets import parse_network
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(POINTS)
 def test_the_front_is_what_nothing_beats(points):
     frame = pd.DataFrame(points, columns=["loss", "accuracy", "wire_bytes"])

@@ -179,7 +179,7 @@ def test_random_k() -> None:
 # Thresholds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=50), tau=st.floats(0.01, 200))
 def test_threshold_keeps_just_what_reaches_it(values: list[float], tau: float) -> None:
     x = torch.tensor(values)
@@ -336,7 +336,7 @@ def test_tah_quant() -> None:
 # Error bounds
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300),
     bound=st.floats(1e-6, 1e6),
@@ -361,7 +361,7 @@ def test_relative_bounds_hold_and_bytes_follow(relative: str, bound: float) -> N
 # Low rank
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 90), rank=st.integers(1, 9), power=st.sampled_from([-30, 0, 30]), seed=st.integers(0, 99))
 def test_orthonormal_columns(rows: int, rank: int, power: int, seed: int) -> None:
     columns = normal(3, rows, rank, seed=seed).double() * 10.0**power

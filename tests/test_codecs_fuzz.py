@@ -58,7 +58,7 @@ def fuzz(variant: Variant, cases: int) -> None:
     packets = [variant.codec.encode(normal(*shape), KEY) for shape in SHAPES]
     packets.append(variant.codec.encode(normal(3, 50).relu().bfloat16(), KEY))
 
-    @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=cases, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         packet = data.draw(st.composite(lambda draw: damaged(draw, draw(st.sampled_from(packets))))())

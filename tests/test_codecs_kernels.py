@@ -44,7 +44,7 @@ def test_kernel_is_the_reference(variant: Variant) -> None:
             assert_alike(variant.codec, x, name)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     shape=st.lists(st.integers(1, 70), min_size=1, max_size=3),
     bits=st.integers(1, 8),
@@ -71,7 +71,7 @@ def test_quantize_across_blocks(bits: int, count: int) -> None:
     assert_alike(Quantize(bits, per="row"), normal(3, count))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     rows=st.integers(1, 40),
     length=st.integers(1, 700),
@@ -174,7 +174,7 @@ def test_memory_is_added_on_the_way(variant: Variant) -> None:
         assert not x.numel() or residual.data_ptr() not in (x.data_ptr(), memory.data_ptr()), name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 60), min_size=2, max_size=3),
     notation=st.sampled_from(

@@ -182,7 +182,7 @@ def test_topk_keeps_the_greatest_and_of_ties_the_first(name: str, density: float
     assert_topk(LAW_TENSORS[name], TopK(density, per="tensor"))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     values=st.lists(
         st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.sampled_from([0.0, -0.0, 1.0, -1.0])),
@@ -255,7 +255,7 @@ def test_absmax_keeps_zero_and_its_bound(bits: int, rounding: str) -> None:
     assert ((x - y).abs() <= step * (0.5 if rounding == "nearest" else 1) * (1 + 1e-6)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=60),
     bits=st.integers(1, 8),

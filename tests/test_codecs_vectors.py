@@ -45,7 +45,7 @@ def test_packing_vectors() -> None:
     assert {pair: packed_bytes(*pair) for pair in counts} == counts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), width=st.integers(0, 31))
 def test_packing_is_the_concatenation_of_fields(data: st.DataObject, width: int) -> None:
     values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=50))
@@ -63,7 +63,7 @@ def test_bitmaps(flags: list[bool]) -> None:
     assert unpack_bits(packed, len(flags)).tolist() == flags
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(total=st.integers(1, 5000), data=st.data(), form=st.sampled_from(FORMS))
 def test_positions(total: int, data: st.DataObject, form: str) -> None:
     chosen = sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=60)))

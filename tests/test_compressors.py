@@ -56,9 +56,7 @@ remembering = pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if not isinstance(v.method, Plain)], ids=lambda variant: variant.notation
 )
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-laws = settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+laws = settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 
 def test_every_compressor_has_a_variant() -> None:

@@ -103,7 +103,7 @@ compressors = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 @given(compressors)
 def test_parse_is_the_inverse_of_repr(method: Compressor) -> None:
     assert parse(repr(method)) == method
@@ -245,7 +245,7 @@ def test_great_numbers_are_refused_too() -> None:
     assert repr(parse("TopK(0." + "1" * 900 + ")")) == "TopK(0.1111111111111111)"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(st.text(alphabet="TopKQuantize(),=.'\"0123456789 []*-+:{}#\\\n_F", max_size=40))
 def test_any_text_is_a_compressor_or_refused(text: str) -> None:
     try:

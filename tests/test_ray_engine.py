@@ -66,6 +66,9 @@ def same_records(one: Run, other: Run) -> None:
                 "custom",
                 "replicas",
                 "replicas-fused",
+                "replicas-budget",
+                "replicas-marina-tied",
+                "replicas-gossip",
             )
         ),
     ],

@@ -10,7 +10,7 @@ from raysim.pipeline.faults import StageError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.replicas import ring_bytes
 
-REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1]
+REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name != "replicas-gossip"]
 
 
 def weights(engine, replica):
@@ -176,6 +176,15 @@ def test_dense_averages_send_what_a_ring_does(small):
             {"num_replicas": 2, "replica_gradient": "MARINA(Natural)", "backward": "ErrorFeedback(TopK(0.1))"},
             "`forward` and `backward` must be codecs without a memory with MARINA(Natural), which sends twice as much between "
             "stages in some steps, but got ErrorFeedback(TopK(0.1)).",
+        ),
+        (
+            {**TIED, "num_replicas": 2, "replica_gradient": "PowerGossip"},
+            "`replica_gradient` cannot be PowerGossip with parameters that are tied between stages: their copies would part.",
+        ),
+        (
+            {"num_replicas": 2, "replica_gradient": "PowerGossip(99)"},
+            "`replica_gradient` at stage 2: `rank` must be at most 32, the rank of the largest matrix of the stage "
+            "(hidden.1.weight), but got 99.",
         ),
         (
             {"profile": "T4"},

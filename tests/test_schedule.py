@@ -69,13 +69,13 @@ def test_every_action_once_and_in_order(schedule: Schedule) -> None:
         check_laws(schedule, num_stages, num_microbatches)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(families, st.integers(1, 20), st.integers(1, 50))
 def test_every_action_once_and_in_order_at_any_size(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
     check_laws(schedule, num_stages, num_microbatches)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
 def test_interleaved_keeps_the_laws(num_workers: int, each: int, turns: int) -> None:
     check_laws(Interleaved1F1B(each), num_workers * each, num_workers * turns)

@@ -140,7 +140,7 @@ def test_interleaved_packets_cross_between_the_same_workers() -> None:
     np.testing.assert_allclose(general.end_s, timeline.end_s, rtol=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(2, 5), st.integers(1, 7), st.integers(0, 10**6))
 def test_both_kernels_agree_on_zero_bubble(p: int, m: int, seed: int) -> None:
     profile = random_profile(seed, p, m, call_s=0.1).split_backward(0.4, 1.1)
@@ -183,7 +183,7 @@ def test_protocol_nanogpt(
 # Agreement.
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6))
 def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed: int) -> None:
     profile = random_profile(seed, p, m, message_s=0.01, byte_s=1e-5)
@@ -210,7 +210,7 @@ def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed:
     check_timeline(simulate(schedule, profile, network))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans())
 def test_both_kernels_agree_where_nothing_is_shared(
     schedule: Schedule, p: int, m: int, seed: int, extras: bool
@@ -261,7 +261,7 @@ def test_many_networks_equal_one_at_a_time() -> None:
 # Bounds and monotony.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(FAMILIES),
     st.integers(2, 5),
@@ -288,7 +288,7 @@ def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sh
             assert timeline.pipeline_s >= 8 * (sent[host] + received[host]) / ports[host] - 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(FAMILIES),
     st.integers(2, 5),

@@ -5,6 +5,7 @@ from raysim.compressors.accordion import Accordion
 from raysim.compressors.differences import DIANA, EF21, MARINA
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.compressors.gathered import Dense, Gathered
+from raysim.compressors.gossip import PowerGossip
 from raysim.compressors.gravac import GraVAC
 from raysim.compressors.gtopk import GTopK
 from raysim.compressors.momentum import DGC
@@ -17,7 +18,7 @@ from raysim.notation import parse as parse_notation
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
-    for cls in (Accordion, DGC, DIANA, EF21, Gathered, GraVAC, GTopK, MARINA, PowerSGD, RedSync, SignSGD)
+    for cls in (Accordion, DGC, DIANA, EF21, Gathered, GraVAC, GTopK, MARINA, PowerGossip, PowerSGD, RedSync, SignSGD)
 }
 
 

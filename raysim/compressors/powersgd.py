@@ -128,13 +128,7 @@ class PowerSGD(Layered):
         step = 0 if self.warm_start else context.step
         key = derive_key(context.seed, "PowerSGD", context.stage, name, side, step)
         drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
-        kept = memory.get(f"{side}/{name}") if self.warm_start else None
-        if kept is None:
-            return drawn
-        kept = orthonormal(kept.to(matrix.device)[:, :rank])  # it may be of another rank, where a method adapts that
-        width = kept.shape[1]
-        alive = kept.any(dim=0)  # a column that became zero would stay there
-        return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
+        return revived(memory.get(f"{side}/{name}") if self.warm_start else None, drawn)
 
     def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
         """Return the means of thin matrices over replicas, all in one all-reduce."""
@@ -147,6 +141,18 @@ class PowerSGD(Layered):
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the rows and columns of a tensor as a matrix."""
     return shape[0], math.prod(shape[1:])
+
+
+def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
+    """Return the orthonormal columns of `kept`, and in place of those that are missing or became zero the ones of `drawn`."""
+    if kept is None:
+        return drawn
+    kept = orthonormal(
+        kept.to(drawn.device)[:, : drawn.shape[1]]
+    )  # it may be of another rank, where a method adapts that
+    width = kept.shape[1]
+    alive = kept.any(dim=0)  # a column that became zero would stay there
+    return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
 
 
 def orthonormal(x: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class ReplicaContext(NamedTuple):
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
+    parameters: Gradients | None = None  # of this replica, for a method with which replicas `part`
     previous: Gradients | None = None  # at the parameters of the step before, on this step's samples: if `looks_back`
 
 
@@ -68,12 +69,14 @@ class Averaged:
     memory: Memory
     decisions: list[Decision] = field(default_factory=list)
     with_momentum: frozenset[str] = frozenset()  # of these the optimiser's momentum is part already
+    parameters: Gradients = field(default_factory=dict)  # in place of this replica's, before it steps
 
 
 class ReplicaMethod(Notation, ABC):
     """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
 
     twin: ClassVar[bool] = False  # whether some steps look back
+    parts: ClassVar[bool] = False  # whether replicas go by parameters of their own, each by its own gradient
 
     @abstractmethod
     def num_rounds(self, num_replicas: int) -> int:
@@ -85,7 +88,7 @@ class ReplicaMethod(Notation, ABC):
     ) -> Generator[Round, Received, Averaged]:
         """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
 
-        All replicas yield equally often, and return the same gradients bit for bit. Raises NonFiniteError at NaN or
+        All replicas yield equally often, and return the same gradients bit for bit, unless they `part`. Raises NonFiniteError at NaN or
         infinity.
         """
 

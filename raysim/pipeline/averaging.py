@@ -11,6 +11,7 @@ from raysim.codecs import NonFiniteError, kernels
 from raysim.compressors.gathered import Dense
 from raysim.compressors.replica import (
     Averaged,
+    Gradients,
     Memory,
     Packets,
     ReplicaContext,
@@ -72,6 +73,10 @@ class Averaging:
         """Return the parameters of a stage whose averaged gradients hold their momentum already."""
         return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
 
+    def parameters(self, stage: int) -> Gradients:
+        """Return what takes the place of a stage's parameters before it steps, where its replicas part."""
+        return self._averaged[stage].parameters if stage in self._averaged else {}
+
     def end_step(self) -> list[GroupAccount]:
         """Move the memories on, return the step's accounts and open the next."""
         for stage, averaged in self._averaged.items():
@@ -107,6 +112,7 @@ class Averaging:
         for name in replica_shapes(index, module, plan):
             parameter = module.get_parameter(name)
             gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        method = plan.replica_methods[index]
         context = ReplicaContext(
             replica=self.replica,
             num_replicas=plan.num_replicas,
@@ -120,9 +126,10 @@ class Averaging:
             learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
+            parameters={name: module.get_parameter(name) for name in gradients} if method.parts else None,
             previous=self.stages[index].previous_gradients(),
         )
-        return plan.replica_methods[index].average(gradients, self._memories[index], context)
+        return method.average(gradients, self._memories[index], context)
 
     def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
         """Put the result of a group's rounds in the place of this member's gradients."""
@@ -169,7 +176,7 @@ def warm(plan: Plan) -> None:
 def _rehearse(method: ReplicaMethod) -> None:
     """Average a small matrix over two replicas, past any warm-up of the method, twice."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
-    context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, previous=gradients)
+    context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
     following = next((step for step in range(2**40 + 1, 2**40 + 100) if method.looks_back(step, 0)), 2**40 + 1)
     memories: list[Memory] = [{}, {}]
     for step in (context.step, following):  # the first may be dense, to have something to differ from

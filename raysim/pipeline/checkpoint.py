@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -45,6 +46,14 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
         return load(data.tobytes())
     except SafetensorError as error:
         raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
+
+
+def mean_of(replicas: Sequence[Tensor]) -> Tensor:
+    """Return the mean of a tensor over replicas, itself where they are one."""
+    first = replicas[0]
+    if all(torch.equal(first, other) for other in replicas[1:]):
+        return first
+    return torch.stack([x.double() for x in replicas]).mean(dim=0).to(first.dtype)
 
 
 def write_checkpoint(
@@ -140,7 +149,9 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
-    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
+    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model: those that are evaluated.
+
+    They are the mean of parameters where replicas part. BatchNorm statistics are the first replica's.
 
     Raises CheckpointError where there is none, or it is corrupt.
 
@@ -153,10 +164,14 @@ def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     found = checkpoints(Path(run_folder) / "checkpoints")
     if not found:
         raise CheckpointError(f"There is no checkpoint in {run_folder}.")
-    weights = {}
+    weights: dict[str, list[Tensor]] = {}
     for part in read_checkpoint(found[-1]):
         for name, tensor in unpack_tensors(part).items():
             stage, model, parameter = name.partition(".model.")
             if model and stage.startswith("stage."):
-                weights[parameter] = tensor
-    return weights
+                weights.setdefault(parameter, []).append(tensor)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        name: tensors[0] if name.rpartition(".")[2] in statistics else mean_of(tensors)
+        for name, tensors in weights.items()
+    }

@@ -163,8 +163,19 @@ class Engine(ABC):
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
         """Return loss and correct predictions summed over a split, with links in an evaluation `mode`.
 
-        Replicas differ in nothing but BatchNorm statistics; those of the first are the run's.
+        Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
+        their mean is evaluated.
         """
+        if self.plan.parts:
+            per = len(self.plan.rows)
+            held = [self._submit(worker, "parameters", self.incarnation) for worker in range(self.num_workers)]
+            self._fetch([self._submit(w, "take_mean", self.incarnation, *held[w::per]) for w in range(per)])
+            total = self._evaluate(mode, split, num_batches)
+            self._fetch([self._submit(w, "take_mean", self.incarnation) for w in range(per)])
+            return total
+        return self._evaluate(mode, split, num_batches)
+
+    def _evaluate(self, mode: str, split: str, num_batches: int | None) -> Evaluated:
         total = Evaluated(0.0, 0, 0, 0)
         window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)

@@ -69,6 +69,11 @@ class Plan:
         seed = self.config.seed
         return self.num_replicas > 1 and any(method.looks_back(step, seed) for method in self.replica_methods)
 
+    @property
+    def parts(self) -> bool:
+        """Whether replicas go by parameters of their own."""
+        return self.num_replicas > 1 and any(method.parts for method in self.replica_methods)
+
     @cached_property
     def groups(self) -> list[list[Group]]:
         """The groups that end a step, phase by phase: replicas of each stage first, then the owners of tied parameters.
@@ -212,6 +217,11 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
         return
     if plan.config.fused_embedding and not plan.tied:
         raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
+    if plan.parts and plan.tied:
+        method = next(method for method in plan.replica_methods if method.parts)
+        raise ConfigError(
+            f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
+        )
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         try:
             method.check(replica_shapes(stage, module, plan), plan.num_replicas, plan.config.optimizer.momentum)

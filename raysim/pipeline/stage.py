@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,15 @@ class Stage:
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients by parameter name."""
         return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+
+    def parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters with their names, detached."""
+        return [(name, parameter.detach()) for name, parameter in self.module.named_parameters()]
+
+    def place(self, parameters: Mapping[str, Tensor]) -> None:
+        """Put other values in the place of those parameters that are named."""
+        for name, values in parameters.items():
+            self.module.get_parameter(name).data.copy_(values)
 
     def begin(self, *, twin: bool) -> None:
         """Begin a step, one of which the last one's parameters take part if it is `twin`; else they are forgotten."""

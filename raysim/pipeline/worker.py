@@ -18,7 +18,7 @@ from raysim.compressors import Context
 from raysim.compressors.replica import Packets
 from raysim.network.schedule import Action, calls, needs, phase, sends
 from raysim.pipeline.averaging import Averaging, warm
-from raysim.pipeline.checkpoint import pack_tensors, unpack_tensors
+from raysim.pipeline.checkpoint import mean_of, pack_tensors, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
@@ -112,6 +112,7 @@ class Worker:
                         )
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
+        self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
         row = plan.rows[place]
         self._calls = calls(row, plan.num_stages)
         self._phases = {action: phase(row, place) for place, action in enumerate(row)}
@@ -204,6 +205,7 @@ class Worker:
             for index, stage in self.stages.items():
                 if self.plan.looks_back(step + 1):
                     stage.keep_parameters()
+                stage.place(self.averaging.parameters(index))
                 stage.update(rate, scale, self.averaging.with_momentum(index))
             groups = self.averaging.end_step()
             self._synchronize()
@@ -248,6 +250,26 @@ class Worker:
             return Evaluated(
                 float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
             )
+
+    def parameters(self, incarnation: int) -> np.ndarray:
+        """Return the parameters of all stages, as bytes of safetensors."""
+        self._check_incarnation(incarnation)
+        return pack_tensors(
+            {f"{s}.{name}": x.cpu() for s, stage in self.stages.items() for name, x in stage.parameters()}
+        )
+
+    def take_mean(self, incarnation: int, *replicas: np.ndarray) -> None:
+        """Take the mean of what `parameters` returned at all replicas, or of none: one's own, put aside before, again."""
+        self._check_incarnation(incarnation)
+        if replicas:
+            self._aside = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self.stages.items()}
+            held = [unpack_tensors(part) for part in replicas]
+        for index, stage in self.stages.items():
+            if replicas:
+                names = [name for name, _ in stage.parameters()]
+                stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in held]) for name in names})
+            else:
+                stage.place(self._aside.pop(index))
 
     def batchnorm(self, incarnation: int, change: str) -> None:
         """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
