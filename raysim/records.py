@@ -100,7 +100,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("layer", pa.string()),  # null where it holds for all
             ("method", pa.string()),
             ("branch", pa.string()),
-            ("factor", pa.float64()),  # dense values over values sent
+            ("factor", pa.float64()),  # dense values over values sent, or bytes over bytes
             ("minimum", pa.float64()),  # factors between which the method explores
             ("candidate", pa.float64()),
             ("gain_minimum", pa.float64()),  # as the rule saw them

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from raysim.codecs import Packet, derive_key
 from raysim.compressors import (
+    ACGC,
     Compressor,
     Context,
     Epilogue,
@@ -62,7 +63,7 @@ class Variant:
 
 def key_of(method: Compressor) -> str:
     match method:
-        case Plain():
+        case Plain() | ACGC():
             return "none"
         case Epilogue():
             return key_of(method.inner)
@@ -145,6 +146,7 @@ VARIANTS = [
     Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
     Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
     Variant("GraVAC(window=1, budget=0.5)"),
+    Variant("ACGC(0.1)"),
     Variant("WarmStart(LowRank(1))"),
     Variant("WarmStart(LowRank(1, per='sample'))"),
 ]
@@ -205,7 +207,7 @@ class Pair:
         return sent
 
     def end_step(self) -> None:
-        self.sender.end_step()
+        self.sender.end_step(sensitivity=1.0)
         self.receiver.end_step()
 
     def restored(self) -> Pair:

@@ -54,3 +54,8 @@ def exploding(shape) -> nn.Sequential:
             return x / 0.0
 
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Explodes(), nn.Linear(16, 10))
+
+
+def unread(shape) -> nn.Sequential:
+    """A model whose second layer has no weights to read what it is given."""
+    return nn.Sequential(nn.Conv2d(shape.input_shape[0], 1, 3, padding=1), nn.Flatten(), nn.Linear(64, 10))

@@ -1,6 +1,7 @@
 """A common error budget over links (ours; gravac.md 4.3): how it is shared out, and that a pipeline keeps to it."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -125,8 +126,10 @@ def test_a_pipeline_keeps_to_its_budget(small) -> None:
 
 
 def test_signals_are_the_same_after_a_checkpoint() -> None:
-    signals = Signals(0.25, {link_name(1, 0, "backward"): 0.7})
-    assert Signals.from_json(signals.as_json()) == signals
+    signals = Signals(0.25, {link_name(1, 0, "backward"): 0.7}, {link_name(0, 1, "forward"): 1 / 3})
+    assert Signals.from_json(json.loads(json.dumps(signals.as_json()))) == signals
+    assert signals.sensitivity(0, 1, "forward") == 1 / 3
+    assert signals.sensitivity(1, 1, "forward") is None
     assert signals.floor(1, 0, "backward") == 0.7
     assert signals.floor(0, 0, "backward") is None
 

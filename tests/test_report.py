@@ -21,6 +21,7 @@ from analysis.report.html import write_html
 from analysis.report.markdown import write_markdown
 from analysis.report.material import ACCURACY, WORTH, Job, Setting, Spread
 from analysis.report.reproduce import recipe
+from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
@@ -276,6 +277,17 @@ def test_decisions_are_drawn_over_time(runs, tmp_path, monkeypatch):
     cells = next(block for block in section(written, "decisions").blocks if isinstance(block, Table)).rows[0]
     assert [cell.text for cell in cells[3:5]] == ["6", "minimum 50%, candidate 50%"]
     assert write_html(written)
+
+
+def test_decisions_without_a_gain_are_drawn_without_it(small, tmp_path):
+    train(small(forward="ACGC(0.1)", steps=4), engine="inline", out=tmp_path / "runs" / "acgc")
+    written = section(compose(tmp_path / "runs", NETWORKS), "decisions")
+    figure = next(block for block in written.blocks if isinstance(block, Figure))
+    assert [panel.title for panel in figure.panels] == ["Factor sent"]
+    rows = next(block for block in written.blocks if isinstance(block, Table)).rows
+    assert {row[1].text for row in rows} == {f"forward, boundary {boundary}, replica 0" for boundary in range(2)}
+    assert {tuple(cell.text for cell in row[3:5]) for row in rows} == {("4", "dense 50%, bounded 50%")}
+    assert {row[6].text for row in rows} == {"none"}
 
 
 def test_a_study_has_importances(runs, tmp_path):

@@ -65,17 +65,23 @@ def _figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
         Panel(
             "Factor sent",
             Axis("step", "step"),
-            Axis("factor", "factor of values sent", log=True),
+            Axis("factor", "factor sent", log=True),
             _lines(rows, places, "factor"),
-        ),
-        Panel("Gain", Axis("step", "step"), Axis("gain", "gain of what was sent"), _lines(rows, places, "gain")),
+        )
     ]
+    text = (
+        "The compression factor that the method chose for each step: of values where some of them are sent, else of bytes; "
+        "1 is dense. Points mark events."
+    )
+    if rows["gain"].notna().any():  # methods that follow a budget of errors measure none
+        panels.append(
+            Panel("Gain", Axis("step", "step"), Axis("gain", "gain of what was sent"), _lines(rows, places, "gain"))
+        )
+        text = f"Left: {text[0].lower()}{text[1:]} Right: the gain that it reached, the share of the squared norm that arrived."
     return Figure(
         f"{job.key}-decisions{number}",
         f"Decisions of {run}",
-        "Left, the compression factor of values that the method chose for each step: 1 is dense. Right, the gain "
-        "that it reached: the share of the "
-        "squared norm that arrived. Points mark events.",
+        text,
         panels,
     )
 
@@ -121,7 +127,9 @@ def _table(job: Job, rows: pd.DataFrame) -> Table:
                 Cell(f"{len(mine):,}", len(mine)),
                 Cell(", ".join(f"{name} {count / len(mine):.0%}" for name, count in branches.items() if count)),
                 Cell(f"{mine['factor'].mean():.3g}", float(mine["factor"].mean())),
-                Cell(f"{mine['gain'].mean():.3f}", float(mine["gain"].mean())),
+                Cell("none")
+                if mine["gain"].isna().all()
+                else Cell(f"{mine['gain'].mean():.3f}", float(mine["gain"].mean())),
                 Cell(", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
             ]
         )

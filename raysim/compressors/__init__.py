@@ -1,6 +1,7 @@
 """A codec and a memory: what a link does to the tensors that cross it. A bare codec means `Plain`, and is written bare."""
 
 from raysim.codecs import CODECS, Codec
+from raysim.compressors.acgc import ACGC
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
@@ -16,6 +17,7 @@ from raysim.notation import parse as parse_notation
 COMPRESSORS: dict[str, type[Compressor]] = {
     cls.name(): cls
     for cls in (
+        ACGC,
         AQSGD,
         EF21,
         Epilogue,
@@ -48,6 +50,7 @@ def parse(text: str) -> Compressor:
 
 
 __all__ = [
+    "ACGC",
     "AQSGD",
     "COMPRESSORS",
     "EF21",

@@ -40,6 +40,7 @@ class Context(NamedTuple):
     learning_rate: float = 0.0
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
     floor: float | None = None  # what the link must keep, of a budget that it shares
+    sensitivity: float | None = None  # of the receiving stage's gradients to errors, see `raysim.pipeline.sensitivity`
     batch_size: int = 1  # samples of the step, over all replicas
 
 
@@ -53,8 +54,8 @@ class Offer(NamedTuple):
 class Decision(NamedTuple):
     """What an adaptive method decided in a step, and why: a row of `decisions`."""
 
-    branch: str  # "candidate", "minimum", "dense"; "mild", "strong"
-    factor: float  # dense values over values sent
+    branch: str  # "candidate", "minimum", "dense"; "mild", "strong"; "bounded"
+    factor: float  # dense values over values sent, or bytes over bytes
     minimum: float | None = None  # factors between which the method explores
     candidate: float | None = None
     gain_minimum: float | None = None  # as the rule saw them
@@ -72,6 +73,7 @@ class Compressor(Notation, ABC):
 
     two_ended: ClassVar[bool] = False  # whether the receiver keeps a memory too, which must stay equal to the sender's
     directions: ClassVar[tuple[str, ...]] = ("forward", "backward")  # in which it has a meaning
+    needs_sensitivity: ClassVar[bool] = False  # whether the stage that receives must measure that, for `end_step`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
 
     codec: Codec

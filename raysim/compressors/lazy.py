@@ -164,8 +164,8 @@ def _feedback(inner: Plain) -> ErrorFeedback:
 def _compressor(inner: object) -> Compressor:
     if isinstance(inner, Codec):
         return Plain(inner)
-    if not isinstance(inner, Compressor) or isinstance(inner, Epilogue):
-        raise ValueError(f"`inner` must be a codec or a compressor, but got {inner!r}.")
+    if not isinstance(inner, Compressor) or inner.directions != Compressor.directions:
+        raise ValueError(f"`inner` must be a codec or a compressor of both directions, but got {inner!r}.")
     return inner
 
 

@@ -1,4 +1,4 @@
-"""The budgets that links share, of the driver: what each must keep, worked out of what all said of the step before."""
+"""The budgets of links, of the driver: what each is told, worked out of what all said of the step before."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ class Budgets:
         dense_bytes = account.dense_bytes / account.packets
         offers = [(1.0, 1.0), *account.decisions[-1].offers]
         return [Way(fidelity, self._network.p2p_s(here, there, dense_bytes / factor)) for fidelity, factor in offers]
+
+
+def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Return what stages measured of the gradients behind their links in a step of these reports, by `link_name`."""
+    return {
+        link_name(report.replica, boundary, "forward"): measured
+        for report in reports
+        for boundary, measured in report.sensitivities.items()
+    }
 
 
 def _budget(plan: Plan, direction: str) -> float | None:

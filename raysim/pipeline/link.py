@@ -89,17 +89,25 @@ class Link:
         self._account = self._empty_account()
 
     def end_step(
-        self, *, measure: bool = False, step_s: float | None = None, floor: float | None = None, batch_size: int = 1
+        self,
+        *,
+        measure: bool = False,
+        step_s: float | None = None,
+        floor: float | None = None,
+        sensitivity: float | None = None,
+        batch_size: int = 1,
     ) -> LinkAccount:
         """Publish the changes that wait for the step's end, let the compressor decide; return the step's account, open the next.
 
-        `step_s`, `floor`: what the step before this one says, see `Context`. `batch_size`: samples of a step, over all replicas.
+        `step_s`, `floor`, `sensitivity`: what the step before this one says, see `Context`. `batch_size`: samples of a step, over all
+        replicas.
         """
         for changes in self._unpublished:
             self.compressor.commit(self.state, changes)
         self._unpublished.clear()
         if self._told is not None:
-            told, self._told = self._told._replace(step_s=step_s, floor=floor, batch_size=batch_size), None
+            told = self._told._replace(step_s=step_s, floor=floor, sensitivity=sensitivity, batch_size=batch_size)
+            self._told = None
             changes, decisions = self.compressor.end_step(self.state, told)
             self.compressor.commit(self.state, changes)
             self._account = self._account._replace(decisions=tuple(decisions))

@@ -85,6 +85,8 @@ def link_costs(
             else f"{config.threads_per_stage} thread(s) of this machine's CPU"
         )
         speed = f"measured on {where}" + ("; `--codec-speed` says how fast the device is" if named else "")
+    if any(method.needs_sensitivity for methods in config.compressors() for method in methods):
+        notes.append("Bounds of ACGC follow from gradients: before a run its messages are priced as they are.")
     notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {speed}.")
     return tuple(links)
 

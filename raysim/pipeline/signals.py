@@ -11,19 +11,24 @@ class Signals(NamedTuple):
 
     step_s: float | None = None  # what it took, by the clock
     floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of what it sends, by `link_name`
 
     def floor(self, replica: int, boundary: int, direction: str) -> float | None:
         """Return the fidelity that a link must keep, None where it has no budget or nothing was seen of it."""
         return self.floors.get(link_name(replica, boundary, direction))
 
+    def sensitivity(self, replica: int, boundary: int, direction: str) -> float | None:
+        """Return what the stage that receives measured, None where it did not, or nothing came of it."""
+        return self.sensitivities.get(link_name(replica, boundary, direction))
+
     def as_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""
-        return {"step_s": self.step_s, "floors": dict(self.floors)}
+        return self._asdict()
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Signals:
         """Return the signals that a checkpoint holds."""
-        return cls(entries["step_s"], dict(entries["floors"]))
+        return cls(**entries)
 
 
 def link_name(replica: int, boundary: int, direction: str) -> str:

@@ -18,7 +18,7 @@ from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.network.schedule import Custom
 from raysim.network.torch_csv import rows_to_csv
-from raysim.pipeline.budgets import Budgets
+from raysim.pipeline.budgets import Budgets, sensitivities
 from raysim.pipeline.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -212,7 +212,9 @@ class Training:
             before = time.perf_counter()
             reports = self.engine.step(step, self._signals)
             seconds = time.perf_counter() - before
-            self._signals = Signals(self._clock.step_s(reports, seconds), self._budgets.floors(reports))
+            self._signals = Signals(
+                self._clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
+            )
             yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)

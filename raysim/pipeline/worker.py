@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.replicas import GroupAccount
+from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.workloads.models import loss as model_loss
@@ -56,6 +57,7 @@ class StepReport(NamedTuple):
     groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, where it is clipped
+    sensitivities: Mapping[int, float] = {}  # by boundary, of the stages behind those that need it
 
 
 class Fault(NamedTuple):
@@ -110,6 +112,11 @@ class Worker:
                         self.links[boundary, direction, sender] = Link(
                             method, boundary, direction, sender=sender, device=self.device
                         )
+        self._sensitivities = {
+            boundary: Sensitivity(self.stages[boundary + 1].module)
+            for boundary, (method, _) in enumerate(plan.compressors)
+            if method.needs_sensitivity and boundary + 1 in self.stages
+        }
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
@@ -128,6 +135,9 @@ class Worker:
         self._losses: dict[int, float] = {}
         self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
         self._actions: list[ActionRecord] = []
+        self._measured: dict[int, float] = {}  # sensitivities, by boundary
+        for sensitivity in self._sensitivities.values():
+            sensitivity.clear()
 
     # A step: `run` for every call of the row, then the rounds that end it, `update` last.
 
@@ -147,6 +157,9 @@ class Worker:
                     self._fault = Fault(action, error)
                     raise
             self._next_call += 1
+            if self._next_call == len(self._calls):  # all backwards have run, and replicas have yet to average
+                found = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
+                self._measured = {boundary: value for boundary, value in found.items() if value is not None}
         return packet
 
     def exchange(
@@ -215,12 +228,13 @@ class Worker:
                     measure=measure,
                     step_s=signals.step_s,
                     floor=signals.floor(self.replica, boundary, direction),
+                    sensitivity=signals.sensitivity(self.replica, boundary, direction),
                     batch_size=size,
                 )
                 for (boundary, direction, _), link in self.links.items()
             ]
             losses = [self._losses[m] for m in sorted(self._losses)]
-            report = StepReport(self.replica, losses, links, groups, self._actions, norm)
+            report = StepReport(self.replica, losses, links, groups, self._actions, norm, self._measured)
         self._begin(step + 1)
         return report
 
