@@ -109,7 +109,7 @@ class Engine(ABC):
                 done = self._exchange(inside, phase, groups, signals.step_s, done)
             if clip:
                 norms = [self._submit(w, "gradient_norm2", *inside, *done) for w in everyone]
-                per = len(self.plan.rows)  # replicas hold the same gradients: each worker needs those of its own only
+                per = len(self.plan.rows)  # a replica is clipped by its own norm, the same at all unless they part
                 dones = [norms[w - w % per : w - w % per + per] for w in everyone]
             else:
                 dones = [done] * self.num_workers

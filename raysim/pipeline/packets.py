@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 LATE = 2**20  # an epoch after any warm-up
 VISITS = 4  # of one message: the first, and what is timed after it
-AVERAGES = 3  # of replica gradients: the last one counts
+AVERAGES = 3  # of replica gradients: the last two count, as methods may send one side and then the other
 
 
 class LinkCost(NamedTuple):
@@ -192,11 +192,16 @@ def replica_costs(
 ) -> list[ReplicaCost]:
     """Return what averaging costs each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
 
-    Raises ConfigError where the gradients of all replicas would not fit this machine.
+    Raises ConfigError where the gradients of all replicas would not fit this machine, or steps are not alike.
     """
     count = config.num_replicas
     costs = []
     for stage, (method, mine) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
+        if method.twin:
+            raise ConfigError(
+                f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
+                "some. Record a run, and `raysim replay` it."
+            )
         values = sum(math.prod(shape) for shape in mine.values())
         if isinstance(method, Dense):
             ring = ring_bytes(values, count)
@@ -219,11 +224,11 @@ def replica_costs(
 def _averaged(
     method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[int, ...]], config: RunConfig
 ) -> ReplicaCost:
-    """Return what the last of a few averages of one stage costs; the slowest replica's bytes, the mean replica's seconds."""
+    """Return what an average of one stage costs, after the first; the slowest replica's bytes, the mean replica's seconds."""
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
     memories: list[Memory] = [{} for _ in range(count)]
-    exchanges: list[Exchange] = []
+    last: list[list[Exchange]] = []
     for step in range(AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
         exchanges = []
@@ -241,6 +246,7 @@ def _averaged(
                 batch_size=config.batch_size,
                 learning_rate=config.optimizer.learning_rate,
                 momentum=config.optimizer.momentum or 0.0,
+                parameters=gradients,
             )
             exchanges.append(Exchange(group, replica, method.average(gradients, memories[replica], context)))
         sent = [one.advance(()) for one in exchanges]
@@ -255,11 +261,12 @@ def _averaged(
             ]
             sent = [one.advance(parts) for one, parts in zip(exchanges, received, strict=True)]
         memories = [one.result.memory for one in exchanges]
+        last = [*last[-1:], exchanges]
     return ReplicaCost(
         stage,
         repr(method),
         ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
-        max(one.wire_bytes for one in exchanges),
-        exchanges[0].num_rounds,
-        statistics.fmean(one.codec_s for one in exchanges),
+        round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
+        max(step[0].num_rounds for step in last),
+        statistics.fmean(one.codec_s for step in last for one in step),
     )
