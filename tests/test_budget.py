@@ -17,8 +17,8 @@ from raysim.pipeline.budgets import Budgets
 from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.reports import StepReport
 from raysim.pipeline.signals import Signals, link_name
-from raysim.pipeline.worker import StepReport
 
 fidelity = st.floats(0.05, 1.0)
 

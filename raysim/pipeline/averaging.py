@@ -19,6 +19,7 @@ from raysim.compressors.replica import (
     Rounds,
     average_together,
 )
+from raysim.pipeline.checkpoint import under
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
@@ -96,8 +97,7 @@ class Averaging:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take what `state` returned, and forget all of a step that broke off."""
         for stage in self._memories:
-            prefix = f"{stage}."
-            mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            mine = under(f"{stage}.", tensors)
             self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
         self._begin()
 

@@ -11,8 +11,8 @@ from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import Plan
+from raysim.pipeline.reports import StepReport
 from raysim.pipeline.signals import link_name
-from raysim.pipeline.worker import StepReport
 
 DIRECTIONS = ("forward", "backward")
 EVEN = Network(bandwidth_bps=1e9)  # where a run's network is not known: seconds go by bytes

@@ -48,6 +48,11 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
         raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, by the rest of them."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
 def mean_of(replicas: Sequence[Tensor]) -> Tensor:
     """Return the mean of a tensor over replicas, itself where they are one."""
     first = replicas[0]

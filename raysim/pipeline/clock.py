@@ -19,7 +19,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.table import make_table
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.worker import StepReport
+from raysim.pipeline.reports import StepReport
 
 EFFICIENCY = 0.4  # of a datasheet's peak, as `raysim simulate` assumes
 

@@ -25,8 +25,9 @@ from raysim.network.schedule import Action, calls, needs, order, sinks
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.replicas import Group
+from raysim.pipeline.reports import Evaluated, StepReport
 from raysim.pipeline.signals import Signals
-from raysim.pipeline.worker import Evaluated, StepReport, Worker
+from raysim.pipeline.worker import Worker
 
 NO_SIGNALS = Signals()
 Ref = Any  # a value inline, a reference on Ray

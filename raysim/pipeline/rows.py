@@ -11,7 +11,7 @@ from raysim.codecs import Identity
 from raysim.compressors import Plain
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.worker import StepReport
+from raysim.pipeline.reports import StepReport
 
 INLINE_LIMIT_BYTES = (
     100 * 1024

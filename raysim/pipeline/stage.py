@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.config import RunConfig
+from raysim.pipeline.checkpoint import under
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.workloads.backward import Caught, input_gradient, run_branches
 from raysim.workloads.models import loss as model_loss
@@ -177,22 +178,15 @@ class Stage:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take what `state` returned; what the optimiser has not begun to keep is cleared."""
-        prefix = "model."
-        self.module.load_state_dict({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
+        self.module.load_state_dict(under("model.", tensors))
         if self.optimizer is not None:
             slots: dict[int, dict[str, Tensor]] = {}
-            for name, x in tensors.items():
-                if name.startswith("optimizer."):
-                    _, index, slot = name.split(".", 2)
-                    slots.setdefault(int(index), {})[slot] = x
+            for name, x in under("optimizer.", tensors).items():
+                index, slot = name.split(".", 1)
+                slots.setdefault(int(index), {})[slot] = x
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.module.zero_grad(set_to_none=True)
-        prefix = "previous."
-        self._previous = {
-            name.removeprefix(prefix): x.to(self.device, copy=True)
-            for name, x in tensors.items()
-            if name.startswith(prefix)
-        }
+        self._previous = {name: x.to(self.device, copy=True) for name, x in under("previous.", tensors).items()}
         for name, x in self._previous.items():
             x.requires_grad_(self.module.get_parameter(name).requires_grad)
         for kept in (self._saved, self._caught, self._arrived):

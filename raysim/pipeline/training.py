@@ -32,9 +32,9 @@ from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.ray_engine import RayEngine
+from raysim.pipeline.reports import StepReport
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.signals import Signals
-from raysim.pipeline.worker import StepReport
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.workloads.data import Data
 

@@ -4,76 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
-from raysim.codecs.sparse import Support
-from raysim.compressors import Context
+from raysim.codecs import NonFiniteError, Packet, derive_key
 from raysim.compressors.replica import Packets
-from raysim.network.schedule import Action, calls, needs, phase, sends
+from raysim.network.schedule import Action, calls, needs, sends
 from raysim.pipeline.averaging import Averaging, warm
-from raysim.pipeline.checkpoint import mean_of, pack_tensors, unpack_tensors
+from raysim.pipeline.checkpoint import mean_of, pack_tensors, under, unpack_tensors
 from raysim.pipeline.faults import DivergedError, StageError
-from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
+from raysim.pipeline.links import Links
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.replicas import GroupAccount
+from raysim.pipeline.reports import ActionRecord, Evaluated, Fault, StepReport
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
 from raysim.workloads.splits import Data, Split
-
-
-class ActionRecord(NamedTuple):
-    """What one action took, in seconds of this worker's clock, and what it sent."""
-
-    stage: int
-    op: str
-    microbatch: int
-    start_s: float
-    end_s: float
-    decode_s: float
-    compute_wall_s: float
-    compute_cpu_s: float
-    encode_s: float
-    wire_bytes: int
-    dense_bytes: int
-
-
-class StepReport(NamedTuple):
-    """What a worker says of a finished step."""
-
-    replica: int
-    losses: list[float]  # one a microbatch, of the last stage
-    links: list[LinkAccount]
-    groups: list[GroupAccount]  # of the groups that ended the step
-    actions: list[ActionRecord]  # of profiled steps
-    gradient_norm: float | None  # over all stages, where it is clipped
-    sensitivities: Mapping[int, float] = {}  # by boundary, of the stages behind those that need it
-
-
-class Fault(NamedTuple):
-    """Where a worker's step broke off, at an action or after all of them, and why."""
-
-    action: Action | None
-    error: DivergedError | StageError
-
-
-class Evaluated(NamedTuple):
-    """Sums over evaluated samples; a sample of text is many predictions."""
-
-    loss: float  # a sample's mean over its predictions
-    samples: int
-    correct: int
-    predictions: int
 
 
 class Worker:
@@ -103,15 +56,6 @@ class Worker:
             s: Stage(module, config, self.device, first=s == 0, last=s == plan.num_stages - 1)
             for s, module in modules.items()
         }
-        self.links: dict[tuple[int, str, bool], Link] = {}
-        for boundary, methods in enumerate(plan.compressors):
-            ends = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
-            for method, (direction, source, target) in zip(methods, ends, strict=True):
-                for stage, sender in ((source, True), (target, False)):
-                    if stage in self.stages:
-                        self.links[boundary, direction, sender] = Link(
-                            method, boundary, direction, sender=sender, device=self.device
-                        )
         self._sensitivities = {
             boundary: Sensitivity(self.stages[boundary + 1].module)
             for boundary, (method, _) in enumerate(plan.compressors)
@@ -121,8 +65,8 @@ class Worker:
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
         row = plan.rows[place]
+        self.links = Links(plan, self.replica, list(self.stages), row, self.device)
         self._calls = calls(row, plan.num_stages)
-        self._phases = {action: phase(row, place) for place, action in enumerate(row)}
         self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
         self._begin(0)
 
@@ -130,10 +74,10 @@ class Worker:
         self.step = step
         for stage in self.stages.values():
             stage.begin(twin=self.plan.looks_back(step))
+        self.links.begin()
         self._next_call = 0
         self._fault: Fault | None = None
         self._losses: dict[int, float] = {}
-        self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
         self._actions: list[ActionRecord] = []
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
@@ -222,17 +166,7 @@ class Worker:
                 stage.update(rate, scale, self.averaging.with_momentum(index))
             groups = self.averaging.end_step()
             self._synchronize()
-            measure, size = self.plan.measures(step), self.plan.config.batch_size
-            links = [
-                link.end_step(
-                    measure=measure,
-                    step_s=signals.step_s,
-                    floor=signals.floor(self.replica, boundary, direction),
-                    sensitivity=signals.sensitivity(self.replica, boundary, direction),
-                    batch_size=size,
-                )
-                for (boundary, direction, _), link in self.links.items()
-            ]
+            links = self.links.end_step(step, signals)
             losses = [self._losses[m] for m in sorted(self._losses)]
             report = StepReport(self.replica, losses, links, groups, self._actions, norm, self._measured)
         self._begin(step + 1)
@@ -256,7 +190,7 @@ class Worker:
             if not stage.last:
                 key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
                 try:
-                    return self.links[index, "forward", True].send_evaluation(y, mode, key)
+                    return self.links.ends[index, "forward", True].send_evaluation(y, mode, key)
                 except NonFiniteError:
                     where = f"activation at boundary {index}, forward"
                     raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
@@ -301,9 +235,7 @@ class Worker:
         tensors: dict[str, Tensor] = {}
         for index, stage in self.stages.items():
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
-        for (boundary, direction, sender), link in self.links.items():
-            if sender and link.state:
-                tensors |= {f"link.{boundary}.{direction}.{name}": x for name, x in pack_state(link.state).items()}
+        tensors |= {f"link.{name}": x for name, x in self.links.state().items()}
         tensors |= {f"replicas.{name}": x for name, x in self.averaging.state().items()}
         return pack_tensors(tensors)
 
@@ -311,14 +243,9 @@ class Worker:
         """Take the state in which `step` begins from the parts of a checkpoint, whichever workers' they are."""
         tensors = {name: x for part in parts for name, x in unpack_tensors(part).items()}
         for index, stage in self.stages.items():
-            prefix = f"stage.{index}."
-            stage.load({name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
-        for (boundary, direction, sender), link in self.links.items():
-            prefix = f"link.{boundary}.{direction}."
-            held = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
-        prefix = "replicas."
-        self.averaging.load({name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
+            stage.load(under(f"stage.{index}.", tensors))
+        self.links.load(under("link.", tensors))
+        self.averaging.load(under("replicas.", tensors))
         self._begin(step)
 
     def clock_s(self) -> float:
@@ -345,7 +272,7 @@ class Worker:
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
         if profiled:
             (start, _), (decoded, decoded_cpu), (computed, computed_cpu) = marks
-            link = self._link(action, sender=True) if sent is not None else None
+            link = self.links.end(action, sender=True) if sent is not None else None
             coded = (link.last_codec_s, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0, 0)
             times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
             self._actions.append(ActionRecord(*action, *times, *coded))
@@ -382,15 +309,7 @@ class Worker:
         """Return the packet of what was computed, where the action sends one; the last forward's loss is kept instead."""
         if sends(action, self.plan.num_stages):
             assert y is not None
-            link = self._link(action, sender=True)
-            try:
-                packet = link.send(y, self._context(action, link), measure=self.plan.measures(self.step))
-            except NonFiniteError:
-                what = "activation" if action.op == "F" else "gradient"
-                where = f"{what} at boundary {link.boundary}, {link.direction}"
-                raise DivergedError(self.step, str(action), where) from None
-            self._remember_support(link, action.microbatch, packet)
-            return packet
+            return self.links.send(action, self.step, y)
         if action.op == "F":
             assert y is not None
             loss = float(y.view(-1)[0])  # of a twin step, that of the present parameters
@@ -403,10 +322,7 @@ class Worker:
         """Return what the action works on: a decoded packet, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
             assert packet is not None
-            link = self._link(action, sender=False)
-            x = link.receive(packet, self._context(action, link))
-            self._remember_support(link, action.microbatch, packet)
-            return x
+            return self.links.receive(action, self.step, packet)
         if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
@@ -427,37 +343,6 @@ class Worker:
     def _split(self, name: str) -> Split:
         assert self.data is not None, "only workers with the first or the last stage hold data"
         return self.data.train if name == "train" else self.data.test
-
-    def _link(self, action: Action, *, sender: bool) -> Link:
-        if action.op == "F":
-            return self.links[action.stage if sender else action.stage - 1, "forward", sender]
-        return self.links[action.stage - 1 if sender else action.stage, "backward", sender]
-
-    def _context(self, action: Action, link: Link) -> Context:
-        config, microbatch = self.plan.config, action.microbatch
-        epoch, ids = self.plan.microbatch(self.step, microbatch, self.replica)
-        return Context(
-            direction=link.direction,
-            boundary=link.boundary,
-            step=self.step,
-            epoch=epoch,
-            microbatch=microbatch,
-            sample_ids=tuple(ids.tolist()),
-            replica=self.replica,
-            num_stages=self.plan.num_stages,
-            num_microbatches=config.num_microbatches,
-            phase=self._phases[action],
-            key=derive_key(config.seed, self.replica, link.boundary, link.direction, self.step, microbatch),
-            support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
-            learning_rate=learning_rate(config.optimizer, self.step, self.plan.steps_per_epoch, self.plan.num_steps),
-        )
-
-    def _remember_support(self, link: Link, microbatch: int, packet: Packet) -> None:
-        """Keep the positions of a forward packet, at both ends, for the gradient that comes back at them."""
-        if self.plan.config.shared_indices and link.direction == "forward":
-            codec = link.compressor.codec
-            assert isinstance(codec, TopK)
-            self._supports[link.boundary, microbatch] = codec.support(packet, self.device)
 
     @contextmanager
     def _called(self, step: int, incarnation: int) -> Iterator[None]:

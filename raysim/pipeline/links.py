@@ -1,0 +1,121 @@
+"""The ends of links that a worker holds: which of them an action uses, and what its compressor is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
+from raysim.codecs.sparse import Support
+from raysim.compressors import Context
+from raysim.network.schedule import Action, Row, phase
+from raysim.pipeline.checkpoint import under
+from raysim.pipeline.faults import DivergedError
+from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.signals import Signals
+
+
+class Links:
+    """Sends and receives what the actions of one row need, and holds the memories of their compressors."""
+
+    def __init__(self, plan: Plan, replica: int, stages: Sequence[int], row: Row, device: torch.device) -> None:
+        self.plan = plan
+        self.replica = replica
+        self.device = device
+        self.ends: dict[tuple[int, str, bool], Link] = {}  # by boundary, direction and whether it sends
+        for boundary, methods in enumerate(plan.compressors):
+            ways = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
+            for method, (direction, source, target) in zip(methods, ways, strict=True):
+                for stage, sender in ((source, True), (target, False)):
+                    if stage in stages:
+                        link = Link(method, boundary, direction, sender=sender, device=device)
+                        self.ends[boundary, direction, sender] = link
+        self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
+
+    def end(self, action: Action, *, sender: bool) -> Link:
+        """Return the end by which an action sends or receives."""
+        if action.op == "F":
+            return self.ends[action.stage if sender else action.stage - 1, "forward", sender]
+        return self.ends[action.stage - 1 if sender else action.stage, "backward", sender]
+
+    def send(self, action: Action, step: int, y: Tensor) -> Packet:
+        """Return the packet of what an action computed; raises DivergedError where that holds NaN or infinity."""
+        link = self.end(action, sender=True)
+        try:
+            packet = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
+        except NonFiniteError:
+            what = "activation" if action.op == "F" else "gradient"
+            where = f"{what} at boundary {link.boundary}, {link.direction}"
+            raise DivergedError(step, str(action), where) from None
+        self._remember_support(link, action.microbatch, packet)
+        return packet
+
+    def receive(self, action: Action, step: int, packet: Packet) -> Tensor:
+        """Return the tensor that an action works on."""
+        link = self.end(action, sender=False)
+        x = link.receive(packet, self._context(action, link, step))
+        self._remember_support(link, action.microbatch, packet)
+        return x
+
+    def end_step(self, step: int, signals: Signals) -> list[LinkAccount]:
+        """Let the compressors decide, by what the last step says, and return the accounts of this one."""
+        return [
+            link.end_step(
+                measure=self.plan.measures(step),
+                step_s=signals.step_s,
+                floor=signals.floor(self.replica, boundary, direction),
+                sensitivity=signals.sensitivity(self.replica, boundary, direction),
+                batch_size=self.plan.config.batch_size,
+            )
+            for (boundary, direction, _), link in self.ends.items()
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return one end's copy of every memory, by boundary, direction and flat names."""
+        return {
+            f"{boundary}.{direction}.{name}": x
+            for (boundary, direction, sender), link in self.ends.items()
+            if sender and link.state
+            for name, x in pack_state(link.state).items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what `state` returned, of this worker and its neighbours, and forget all of a step that broke off."""
+        for (boundary, direction, sender), link in self.ends.items():
+            held = under(f"{boundary}.{direction}.", tensors)
+            link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
+
+    def _context(self, action: Action, link: Link, step: int) -> Context:
+        config, microbatch = self.plan.config, action.microbatch
+        epoch, ids = self.plan.microbatch(step, microbatch, self.replica)
+        return Context(
+            direction=link.direction,
+            boundary=link.boundary,
+            step=step,
+            epoch=epoch,
+            microbatch=microbatch,
+            sample_ids=tuple(ids.tolist()),
+            replica=self.replica,
+            num_stages=self.plan.num_stages,
+            num_microbatches=config.num_microbatches,
+            phase=self._phases[action],
+            key=derive_key(config.seed, self.replica, link.boundary, link.direction, step, microbatch),
+            support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
+            learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
+        )
+
+    def _remember_support(self, link: Link, microbatch: int, packet: Packet) -> None:
+        """Keep the positions of a forward packet, at both ends, for the gradient that comes back at them."""
+        if self.plan.config.shared_indices and link.direction == "forward":
+            codec = link.compressor.codec
+            assert isinstance(codec, TopK)
+            self._supports[link.boundary, microbatch] = codec.support(packet, self.device)

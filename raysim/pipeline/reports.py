@@ -1,0 +1,55 @@
+"""What a worker says: of an action, of a step, of what broke one off, of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from raysim.network.schedule import Action
+from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.replicas import GroupAccount
+
+
+class ActionRecord(NamedTuple):
+    """What one action took, in seconds of this worker's clock, and what it sent."""
+
+    stage: int
+    op: str
+    microbatch: int
+    start_s: float
+    end_s: float
+    decode_s: float
+    compute_wall_s: float
+    compute_cpu_s: float
+    encode_s: float
+    wire_bytes: int
+    dense_bytes: int
+
+
+class StepReport(NamedTuple):
+    """What a worker says of a finished step."""
+
+    replica: int
+    losses: list[float]  # one a microbatch, of the last stage
+    links: list[LinkAccount]
+    groups: list[GroupAccount]  # of the groups that ended the step
+    actions: list[ActionRecord]  # of profiled steps
+    gradient_norm: float | None  # over all stages, where it is clipped
+    sensitivities: Mapping[int, float] = {}  # by boundary, of the stages behind those that need it
+
+
+class Fault(NamedTuple):
+    """Where a worker's step broke off, at an action or after all of them, and why."""
+
+    action: Action | None
+    error: DivergedError | StageError
+
+
+class Evaluated(NamedTuple):
+    """Sums over evaluated samples; a sample of text is many predictions."""
+
+    loss: float  # a sample's mean over its predictions
+    samples: int
+    correct: int
+    predictions: int
