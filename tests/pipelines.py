@@ -103,7 +103,6 @@ RUNS = {
         "replica_gradient": "MARINA(Natural, probability=0.3, min_values=16)",
     },
     "acgc": {"forward": "ACGC(0.1)"},
-    "acgc-zero-bubble-gpt": {**DROPOUT, **ADAM, "schedule": "ZBH1", "recompute": True, "forward": "ACGC(0.01)"},
     "replicas-acgc": {**REPLICAS, "forward": ["ACGC(0.1)", "TopK(0.3)"], "replica_gradient": "EF21(TopK(0.3))"},
     "replicas-optimus": {
         **REPLICAS,

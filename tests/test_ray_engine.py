@@ -54,11 +54,12 @@ def same_records(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        *["topk-quantize", "feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "interleaved-tied-clip"],
+        *["feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "interleaved-tied-clip"],
         *["custom-tied-clip", "replicas-gravac"],
         *(
             pytest.param(run, marks=pytest.mark.slow)
             for run in (
+                "topk-quantize",
                 "aqsgd-capacity",
                 "shared",
                 "gpt-dropout",
