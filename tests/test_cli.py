@@ -54,7 +54,10 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         (["digits-cnn", "densty=1"], "Unknown key `densty`. Known: name, model, data"),
         (["digits-cnn", "optimizer.lr=1"], "Unknown key `optimizer.lr`. Known: optimizer.name"),
         (["digits-cnn", "model.widht=1"], "widht"),
-        (["digits-cnn", "forward=TopKk(0.1)"], "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: ACGC, AQSGD"),
+        (
+            ["digits-cnn", "forward=TopKk(0.1)"],
+            "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: ACGC, AQSGD",
+        ),
         (["digits-cnn", "forward=TopK(0)"], "`density` must be in (0, 1], but got 0"),
         (["digits-cnn", "forward=TopK(1.5)"], "`density` must be in (0, 1], but got 1.5"),
         (["digits-cnn", "forward=TopK('abc')"], "`density` must be in (0, 1], but got 'abc'"),
