@@ -95,6 +95,20 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
                 assert all(torch.equal(present[name], x) for name, x in previous.items())
 
 
+def test_the_memory_of_two_passes_is_stated(small):
+    """Weights, gradients, what is saved for backwards and packets are there twice; what the optimiser keeps is not."""
+    single, twin = (
+        prepare(small(**REPLICAS, replica_gradient=method)).plan.memories
+        for method in ("Identity", "MARINA(Natural, min_values=16)")
+    )
+    for one, two in zip(single, twin, strict=True):
+        for name in ("gradients_bytes", "saved_bytes", "packet_bytes"):
+            assert getattr(two, name) == 2 * getattr(one, name) > 0
+        assert two.weights_bytes == 2 * one.weights_bytes  # the model has no buffers
+        assert two.optimizer_bytes == one.optimizer_bytes > 0
+        assert two.residuals_bytes > one.residuals_bytes == 0  # the estimate
+
+
 def test_a_method_that_fails_is_named(small, monkeypatch):
     engine = start(small(**REPLICAS, replica_gradient="PowerSGD(1)"))
 
