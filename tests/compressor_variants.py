@@ -171,6 +171,7 @@ def context(step: int, microbatch: int = 0, ids: tuple[int, ...] | None = None, 
         "sample_ids": sample_ids(step, microbatch) if ids is None else ids,
         "num_stages": 2,
         "num_microbatches": MICROBATCHES,
+        "phase": "cooldown" if microbatch == MICROBATCHES - 1 else "steady",
         "key": derive_key("test", step, microbatch),
     }
     return Context(**{**fields, **changes})

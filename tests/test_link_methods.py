@@ -6,6 +6,7 @@ import pytest
 import torch
 from codec_variants import normal, student
 from compressor_variants import Pair, bits_of, context, copy_of, same_packet, same_state
+from pipelines import GPT, ZBV
 from torch import Tensor
 
 from raysim.codecs import Identity, LowRank, Quantize, TopK
@@ -14,8 +15,10 @@ from raysim.compressors.controller import candidate_factors
 from raysim.compressors.gravac_link import REAL, TALLY, WHOLE, Tally
 from raysim.compressors.lazy import RESIDUAL
 from raysim.config import ConfigError, make_config
-from raysim.network.schedule import OneFOneB, phase
+from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.link import Link
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.signals import Signals
 
 
 def backward(step: int, microbatch: int, *, boundary: int = 0, stages: int = 2, count: int = 4, **changes: object):
@@ -96,20 +99,49 @@ def test_full_rank_is_no_compression() -> None:
 # The epilogue.
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 6, 8])
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 9, 16])
-def test_the_epilogue_is_what_1f1b_sends_after_its_last_forward(stages: int, count: int) -> None:
-    for stage in range(1, stages):
-        row = OneFOneB().row(stage, stages, count)
-        places = [place for place, action in enumerate(row) if action.op == "B"]
-        expected = {row[place].microbatch for place in places if phase(row, place) == "cooldown"}
+COOLING = [
+    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B", "1F1B(ahead=2)", "1F1B(extra_warmup=2)", "ZBH1")),
+    *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2), (2, 8))),
+    ("Interleaved1F1B(2)", 4, 4),
+    ("Interleaved1F1B(2)", 8, 8),
+    (ZBV["schedule"], 4, 4),
+]
+
+
+@pytest.mark.parametrize(("schedule", "stages", "count"), COOLING)
+def test_the_epilogue_is_what_the_schedule_sends_in_its_cooldown(small, schedule: str, stages: int, count: int) -> None:
+    """The gradients sent after their worker's last forward are compressed, and no others; both ends know which."""
+    config = small(
+        **{**GPT, "model": {**GPT["model"], "num_blocks": 8}},
+        schedule=schedule,
+        num_stages=stages,
+        num_microbatches=count,
+        profile_every_steps=1,
+        backward="Epilogue(EF21(TopK(0.1)))",
+    )
+    engine = InlineEngine(prepare(config))
+    engine.start()
+    for step in range(2):
+        reports = engine.step(step, Signals())
         found = {
-            i
-            for i in range(count)
-            if Epilogue.compresses(backward(0, i, boundary=stage - 1, stages=stages, count=count))
+            (action.stage, action.microbatch)
+            for report in reports
+            for action in report.actions
+            if action.op == "B" and 0 < action.wire_bytes < action.dense_bytes
         }
-        assert found == expected
-        assert len(found) == min(stages - stage, count)
+    expected = set()
+    for row in engine.plan.rows:
+        last = max(place for place, action in enumerate(row) if action.op == "F")
+        expected |= {(a.stage, a.microbatch) for a in row[last:] if a.op == "B" and a.stage > 0}
+    assert found == expected
+    if schedule == "1F1B":
+        assert len(found) == sum(min(stages - stage, count) for stage in range(1, stages))
+    ends = [end for worker in engine.workers for end in worker.links.ends.items()]
+    senders, receivers = (
+        {key[0]: link.state for key, link in ends if key[1:] == ("backward", side)} for side in (True, False)
+    )
+    assert senders.keys() == receivers.keys() == set(range(stages - 1))
+    assert all(same_state(senders[boundary], receivers[boundary]) for boundary in senders)
 
 
 def test_messages_before_the_epilogue_are_dense_and_leave_the_residual_alone() -> None:
@@ -119,7 +151,7 @@ def test_messages_before_the_epilogue_are_dense_and_leave_the_residual_alone() -
     for step in range(3):
         for i in range(4):
             x, held = gradient(4 * step + i), copy_of(pair.sender.state)
-            packet, y = pair.send(x, backward(step, i, stages=3, boundary=0))
+            packet, y = pair.send(x, backward(step, i, phase="steady" if i < 2 else "cooldown"))
             wire_bytes.append(packet.wire_bytes)
             if i < 2:
                 assert torch.equal(x, y)
@@ -133,7 +165,7 @@ def test_messages_before_the_epilogue_are_dense_and_leave_the_residual_alone() -
 
 def test_flushing_sends_the_residual_with_the_next_dense_message() -> None:
     pair = Pair(parse("Epilogue(LazyErrorPropagation(TopK(0.1)), flush=True)"))
-    pair.send(gradient(0), backward(0, 3))
+    pair.send(gradient(0), backward(0, 3, phase="cooldown"))
     left = pair.sender.state[RESIDUAL].clone()
     packet, y = pair.send(gradient(1), backward(1, 0))
     assert packet.wire_bytes == packet.dense_bytes

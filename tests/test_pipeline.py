@@ -112,13 +112,15 @@ def test_microbatches_average_to_the_whole_batch(small):
 @pytest.mark.parametrize("run", RUNS)
 def test_schedules_give_the_same_bits(small, run, tmp_path):
     """Gradients of weights add up by microbatch, links see microbatches in order, and what is summed over stages is summed in
-    their order: so the schedule cannot matter, nor who owns which stage."""
+    their order: so the schedule cannot matter, nor who owns which stage. `Epilogue` goes by the cool-down of the schedule:
+    there, schedules with the same cool-down agree."""
     config = small(**{**RUNS[run], "schedule": "GPipe"})
     engine, losses = trained(config)
     state, evaluated = tensors(engine), engine.evaluate("on")
     own = RUNS[run].get("schedule", "1F1B")
     custom = two_workers(config.stages, config.num_microbatches, tmp_path / "rows.csv")
-    for schedule in dict.fromkeys([own, "1F1B", custom]):
+    by_cooldown = "Epilogue" in str(RUNS[run].get("backward"))
+    for schedule in [custom] if by_cooldown else dict.fromkeys([own, "1F1B", custom]):
         engine, others = trained(config.model_copy(update={"schedule": schedule}))
         assert others == losses
         found = tensors(engine)

@@ -34,7 +34,7 @@ class Context(NamedTuple):
     replica: int = 0
     num_stages: int = 1
     num_microbatches: int = 1
-    phase: str = "steady"  # of the schedule: warmup, steady or cooldown
+    phase: str = "steady"  # in which the schedule sends the message: warmup, steady or cooldown; the same at both ends
     key: int | None = None  # of a random codec, from (seed, replica, boundary, direction, step, microbatch)
     support: Support | None = None  # what the forward packet of this microbatch kept, for shared indices
     learning_rate: float = 0.0

@@ -82,13 +82,16 @@ class LazyErrorPropagation(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class Epilogue(Compressor):
-    """Compresses only the last backward messages of a step, which no computation hides: of stage s of P, the last min(P - s, M) of
-    M (Song et al. 2023, for 1F1B). Others are sent as they are, and no memory moves.
+    """Compresses the backward messages that the cool-down of the schedule sends, which no computation hides (Song et al. 2023).
 
-    `flush`: a message that is sent as it is carries the residual of LazyErrorPropagation with it.
+    The cool-down of a worker begins after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
+    gradients in it. Other messages are sent dense, and leave the memory as it is.
 
-    >>> [Epilogue.compresses(Context("backward", 1, 0, 0, i, (), num_stages=4, num_microbatches=4)) for i in range(4)]
-    [False, False, True, True]
+    `flush`: a dense message carries the residual of LazyErrorPropagation with it.
+
+    >>> message = Context("backward", boundary=1, step=0, epoch=0, microbatch=0, sample_ids=())
+    >>> [Epilogue.compresses(message._replace(phase=phase)) for phase in ("steady", "cooldown")]
+    [False, True]
     """
 
     directions: ClassVar[tuple[str, ...]] = ("backward",)
@@ -120,10 +123,8 @@ class Epilogue(Compressor):
 
     @staticmethod
     def compresses(context: Context) -> bool:
-        """Whether a message of the stage behind the boundary is of the epilogue."""
-        stage = context.boundary + 1
-        epilogue = min(context.num_stages - stage, context.num_microbatches)
-        return context.microbatch >= context.num_microbatches - epilogue
+        """Return whether the schedule sends this message in its cool-down."""
+        return context.phase == "cooldown"
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         if self.compresses(context):

@@ -10,7 +10,7 @@ from torch import Tensor
 from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
-from raysim.network.schedule import Action, Row, phase
+from raysim.network.schedule import Action, needs, phase
 from raysim.pipeline.checkpoint import under
 from raysim.pipeline.faults import DivergedError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
@@ -22,7 +22,7 @@ from raysim.pipeline.signals import Signals
 class Links:
     """Sends and receives what the actions of one row need, and holds the memories of their compressors."""
 
-    def __init__(self, plan: Plan, replica: int, stages: Sequence[int], row: Row, device: torch.device) -> None:
+    def __init__(self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device) -> None:
         self.plan = plan
         self.replica = replica
         self.device = device
@@ -34,7 +34,12 @@ class Links:
                     if stage in stages:
                         link = Link(method, boundary, direction, sender=sender, device=device)
                         self.ends[boundary, direction, sender] = link
-        self._phases = {action: phase(row, place) for place, action in enumerate(row)}
+        self._phases = {
+            action: phase(row, place)
+            for row in plan.rows
+            for place, action in enumerate(row)
+            if any(abs(action.stage - stage) <= 1 for stage in stages)
+        }
         self.begin()
 
     def begin(self) -> None:
@@ -97,6 +102,8 @@ class Links:
     def _context(self, action: Action, link: Link, step: int) -> Context:
         config, microbatch = self.plan.config, action.microbatch
         epoch, ids = self.plan.microbatch(step, microbatch, self.replica)
+        sends = action if link.sender else needs(action, self.plan.num_stages)
+        assert sends is not None, f"{action} receives nothing"
         return Context(
             direction=link.direction,
             boundary=link.boundary,
@@ -107,7 +114,7 @@ class Links:
             replica=self.replica,
             num_stages=self.plan.num_stages,
             num_microbatches=config.num_microbatches,
-            phase=self._phases[action],
+            phase=self._phases[sends],
             key=derive_key(config.seed, self.replica, link.boundary, link.direction, step, microbatch),
             support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
             learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),

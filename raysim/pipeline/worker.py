@@ -65,7 +65,7 @@ class Worker:
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
         row = plan.rows[place]
-        self.links = Links(plan, self.replica, list(self.stages), row, self.device)
+        self.links = Links(plan, self.replica, list(self.stages), self.device)
         self._calls = calls(row, plan.num_stages)
         self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
         self._begin(0)
