@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import time
 
 import pandas as pd
 import pytest
@@ -203,11 +204,52 @@ def test_it_fits_a_phone(opened):
     assert all(300 < width <= 390 for width in widths)
 
 
+def test_a_row_is_read_without_scrolling_sideways_on_a_phone(opened):
+    page = opened(390, 844, is_mobile=True, has_touch=True)
+    cells = page.locator("#job1-recommended tbody td")
+    ends = cells.evaluate_all("cells => cells.map(cell => cell.getBoundingClientRect().right)")
+    assert ends
+    assert max(ends) <= 390
+    heads = cells.evaluate_all("cells => cells.map(cell => getComputedStyle(cell, '::before').content)")
+    assert all(len(head.strip('"')) > 2 for head in heads)
+
+
+def test_the_network_is_kept_in_the_address(opened):
+    page = opened()
+    page.get_by_label("Times on the network").select_option("100mbps")
+    page.goto(page.url + "#frontier")
+    page.reload()
+    page.wait_for_function("window.raysimReport !== undefined")
+    assert page.get_by_label("Times on the network").input_value() == "100mbps"
+    assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
+
+
+def test_ticks_of_an_axis_never_repeat(opened):
+    page = opened()
+    page.evaluate("raysimReport.drawAll()")
+    for axis in ("xtick", "ytick"):
+        texts = page.locator(".plot").evaluate_all(
+            f"plots => plots.map(plot => [...plot.querySelectorAll('.{axis} text')].map(text => text.textContent))"
+        )
+        assert all(len(set(of_plot)) == len(of_plot) for of_plot in texts)
+
+
 def test_it_prints_with_all_its_figures(opened):
     page = opened()
+    stale = page.locator("figure[data-stale]")
+    deadline = time.monotonic() + 60
+    while stale.count() and time.monotonic() < deadline:  # drawn when idle, without scrolling
+        page.wait_for_timeout(100)
+    assert stale.count() == 0
+    page.evaluate(
+        "addEventListener('beforeprint', () => { globalThis.printed = [...document.querySelectorAll('.panels')]"
+        ".map(panels => panels.getBoundingClientRect().width); })"
+    )
     paper = page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
-    assert page.locator("figure[data-stale]").count() == 0
+    widths = page.evaluate("printed")
+    assert widths
+    assert all(width <= 182 / 25.4 * 96 + 1 for width in widths)  # of the paper between its margins
 
 
 def test_text_of_runs_stays_text(opened):

@@ -169,7 +169,7 @@ class _Writer:
     def _row(self, table: Table, row: Sequence[Cell]) -> str:
         cells = []
         for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
-            attributes = _class(column)
+            attributes = f'{_class(column)} data-head="{escape(column.text)}"'
             if table.live:
                 attributes += self._sorting(cell)
             inner = self._changing(cell.text, code=cell.code)

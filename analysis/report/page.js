@@ -3,7 +3,9 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const select = document.getElementById("network");
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
-  let network = data.networks.indexOf(data.network);
+  const asked = new URLSearchParams(location.search).get("network"); // the choice is kept in the address
+  let network = data.networks.indexOf(data.networks.includes(asked) ? asked : data.network);
+  if (select) select.value = data.networks[network];
 
   // Plotly reads its texts as markup; ours are texts.
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -62,6 +64,13 @@
     return { ...found, type: "scatter", mode, marker, line, opacity: series.faint ? 0.45 : 1, connectgaps: false };
   }
 
+  /** Digits after the point that tell five ticks over these shares apart: "96.2 %, 96.4 %", not "96 %, 96 %". */
+  function percentDigits(values) {
+    const known = values.filter((one) => typeof one === "number");
+    const step = (100 * (Math.max(...known) - Math.min(...known))) / 5;
+    return step > 0 && Number.isFinite(step) ? Math.min(Math.max(Math.ceil(-Math.log10(step)), 0), 3) : 0;
+  }
+
   function axis(of, values) {
     const found = { title: { text: plain(of.text), standoff: 8 }, automargin: true, gridcolor: "#e8eaee", zeroline: false, linecolor: "#9aa1ab" };
     const ticks = on(of.ticks);
@@ -70,7 +79,7 @@
     if (of.order.length) return { ...found, type: "category", categoryorder: "array", categoryarray: of.order };
     if (values.some((one) => typeof one === "string")) return { ...found, type: "category" };
     if (of.high !== null) found.range = [0, on(of.high)];
-    if (of.unit === "%") found.tickformat = ".0%";
+    if (of.unit === "%") found.tickformat = `.${percentDigits(values)}%`;
     else if (of.unit) Object.assign(found, { tickformat: "~s", ticksuffix: of.unit });
     if (!of.log) return { ...found, nticks: 6 };
     const known = values.filter((one) => one > 0);
@@ -293,7 +302,7 @@
     for (const figure of all("figure[id]")) if (!figure.dataset.drawn || changes(figure)) drawSoon(figure);
   }
 
-  // Figures far down the page are drawn when they come near, or before printing.
+  // Figures far down the page are drawn when they come near, when the browser is idle, or before printing.
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.stale) drawNow(entry.target);
   }, { rootMargin: "800px" });
@@ -308,6 +317,21 @@
     figure.dataset.stale = "yes";
     near.unobserve(figure);
     near.observe(figure);
+    drawWhenIdle();
+  }
+
+  let waiting = false;
+
+  function drawWhenIdle() {
+    if (waiting) return;
+    waiting = true;
+    (globalThis.requestIdleCallback || setTimeout)(() => {
+      waiting = false;
+      const figure = all("figure[data-stale]")[0];
+      if (!figure) return;
+      drawNow(figure);
+      drawWhenIdle();
+    });
   }
 
   for (const figure of all("figure[id]")) {
@@ -331,16 +355,29 @@
   if (select)
     select.addEventListener("change", () => {
       choose();
+      const address = new URL(location.href);
+      address.searchParams.set("network", select.value);
+      history.replaceState(null, "", address);
       document.getElementById("said").textContent = `Times are now for ${select.value}.`;
     });
   if (matchMedia("(max-width: 60rem)").matches) document.querySelector("nav details").open = false;
 
+  function resizeAll() {
+    for (const plot of all(".plot")) if (plot.data) Plotly.Plots.resize(plot);
+  }
+
   function drawAll() {
     for (const figure of all("figure[id]")) if (figure.dataset.stale) drawNow(figure);
-    for (const plot of all(".plot")) Plotly.Plots.resize(plot);
+    resizeAll();
   }
-  addEventListener("beforeprint", drawAll);
-  addEventListener("afterprint", () => all(".plot").forEach((plot) => plot.data && Plotly.Plots.resize(plot)));
+  addEventListener("beforeprint", () => {
+    document.body.classList.add("on-paper"); // figures take the width of the paper before it is laid out
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    document.body.classList.remove("on-paper");
+    resizeAll();
+  });
 
   globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)) };
   choose();
