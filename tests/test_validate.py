@@ -27,7 +27,9 @@ from raysim.validate.cases import RATES, Pipeline, rates_by_step
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
 from raysim.validate.predict import Prediction
+from raysim.validate.runs import link
 from raysim.validate.table import markdown, summary
+from raysim.validate.trips import PATH, trips_of
 
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"),
@@ -70,9 +72,88 @@ def test_ports_get_the_rate_that_is_asked_for_and_lose_it(two_hosts):
     for rate, shown in ((20e6, "rate 20Mbit"), (500e6, "rate 500Mbit")):
         two_hosts.shape(rate)
         assert shown in said(*show)
-        assert two_hosts.network(rate).burst_bytes == burst_bytes(rate)
+        assert making.network("pairs", rate).burst_bytes == burst_bytes(rate)
     two_hosts.shape(None)
     assert "tbf" not in said(*show)
+
+
+ECHO = """
+import socket
+server = socket.create_server(("", 5002))
+print(flush=True)
+connection, _ = server.accept()
+while data := connection.recv(2**20):
+    connection.sendall(data)
+"""
+CALL = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5002))
+took = []
+for payload in (b"a",) * 5 + (bytes(range(256)) * 2000,):
+    begin = time.perf_counter()
+    connection.sendall(payload)
+    back = b""
+    while len(back) < len(payload):
+        back += connection.recv(2**20)
+    assert back == payload
+    took.append(time.perf_counter() - begin)
+print(min(took[:5]))
+"""
+
+
+@needs_root
+def test_packets_between_distant_hosts_arrive_whole_in_order_and_never_early(two_hosts):
+    two_hosts.close()
+    try:
+        with Hosts.made(2, "distant") as hosts:
+            server = subprocess.Popen(hosts.inside(1, sys.executable, "-c", ECHO), stdout=subprocess.PIPE)
+            server.stdout.readline()
+            sent = hosts.sent_bytes()
+            hosts.shape(50e6, 0.02)
+            round_trip_s = float(said(*hosts.inside(0, sys.executable, "-c", CALL, hosts.address(1))))
+            assert server.wait(timeout=30) == 0
+            assert round_trip_s >= 0.04
+            assert all(now - before > 512_000 for now, before in zip(hosts.sent_bytes(), sent, strict=True))
+            hosts.shape(None)
+            assert hosts.port(0, 1) == "to1"
+    except ConfigError as error:
+        pytest.skip(f"hosts with latency are not to be had here: {error}")
+
+
+@needs_root
+def test_hosts_on_a_switch_share_their_ports(two_hosts):
+    two_hosts.close()
+    with Hosts.made(3, "switch") as hosts:
+        hosts.shape(20e6)
+        for host in range(3):
+            assert "rate 20Mbit" in said(*hosts.inside(host, "tc", "qdisc", "show", "dev", "out"))
+        bridge = said("ip", "netns", "exec", f"{hosts.name}-switch", "tc", "qdisc", "show")
+        assert bridge.count("rate 20Mbit") == 3
+        assert making.network("switch", 20e6).sharing == "port"
+    assert hosts.name not in said("ip", "netns", "list")
+
+
+def test_trips_are_read_off_the_steps_with_a_latency():
+    """Of a run that was made up: 3 trips for every packet, 2 for the end of a step, whatever the actions take."""
+    random = np.random.default_rng(0)
+    rates = {step: (None, "free+20ms", None, "free+80ms")[step % 4] for step in range(3, 23)}
+    actions, steps = [], []
+    for step, rate in rates.items():
+        latency_s = link(rate)[1]
+        now = begin = random.uniform(1, 2)
+        for place, (stage, op) in enumerate(PATH):
+            end = now + random.uniform(0.1, 0.2)
+            actions.append({"step": step, "stage": stage, "op": op, "start_s": now, "end_s": end})
+            actions[-1] |= {"wire_bytes": 1000 * stage, "inlined": True}
+            now = end + (0.004 + 3 * latency_s if place != 2 else 0.0)
+        steps.append({"step": step, "seconds": end - begin + 0.01 + 2 * latency_s})
+    run = SimpleNamespace(actions=pd.DataFrame(actions), steps=pd.DataFrame(steps))
+    found = list(trips_of(run, rates))
+    ways = [(one.source, one.target) for one in found if one.latency_s == 0.02]
+    assert ways == [(0, 1), (1, 2), (2, 1), (1, 0), (0, 0)]
+    for one in found:
+        expected = 3 if (one.source, one.target) != (0, 0) else 2
+        assert (one.low, one.trips, one.high) == pytest.approx((expected,) * 3)
 
 
 def test_every_shaped_step_comes_after_one_that_is_not():
@@ -130,7 +211,7 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
     if cores:
         assert prediction.placement.cores[0] == pytest.approx(cores, rel=1e-3)
     for rate in (20e6, 100e6):
-        network = Hosts.network(rate)
+        network = making.network("pairs", rate)
         beside = [profile.with_ray_messages() for profile in profiles]
         truth = [simulate(schedule, one, network, placement=placement).step_s for one in beside]
         assert prediction.step_s(network) == pytest.approx(np.mean(sorted(truth)[1:-1]), rel=1e-3)

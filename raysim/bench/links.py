@@ -23,7 +23,7 @@ from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.pipeline.plan import prepare
 from raysim.show.terminal import console
 from raysim.validate.hosts import Hosts, check_machine
-from raysim.validate.runs import Driver, FailedError, bandwidth_bps, driving
+from raysim.validate.runs import Driver, FailedError, driving, link
 
 PORT = 29_500
 TIMEOUT_S = 900.0
@@ -120,7 +120,7 @@ def _raysim_step_s(driver: Driver, side: Side, folder: Path, steps: int) -> floa
 
 
 def _torch_step_s(hosts: Hosts, rate: str, steps: int) -> float:
-    hosts.shape(bandwidth_bps(rate))
+    hosts.shape(*link(rate))
     words = [sys.executable, "-m", "raysim.bench.torch_pipeline"]
     ranks = [
         subprocess.Popen(

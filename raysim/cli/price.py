@@ -143,10 +143,16 @@ def profile(
 def validate(
     hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts [default: 2, then 3].")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 10,
+    trips: Annotated[
+        bool, typer.Option("--trips", help="Measure how many times a packet pays the latency, instead of cases.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
 ) -> None:
     """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root)."""
     with bad_input_in_one_sentence():
+        if trips:
+            _measure_trips(out, rounds)
+            return
         from raysim.validate.measure import validate as measure
         from raysim.validate.runs import FailedError
         from raysim.validate.table import line, summary, write
@@ -164,3 +170,20 @@ def validate(
         for sentence in summary(cases):
             typer.echo(sentence)
         typer.echo(f"Every case is in {out / 'cases.md'} and {out / 'cases.parquet'}.")
+
+
+def _measure_trips(out: Path, rounds: int) -> None:
+    from raysim.validate.runs import FailedError
+    from raysim.validate.trips import measure_trips
+
+    end_on_sigterm()
+    try:
+        for found in measure_trips(out, rounds):
+            way = f"host {found.source} -> host {found.target}" if found.wire_bytes else "end of a step"
+            size = f"{found.wire_bytes} bytes, {'reply and call' if found.inlined else 'object store'}, "
+            typer.echo(
+                f"{way}: {size if found.wire_bytes else ''}{1000 * found.latency_s:g} ms: {found.trips:.2f} one-way trips, "
+                f"half of the steps {found.low:.2f} to {found.high:.2f}"
+            )
+    except FailedError as error:
+        fail(str(error), 1)

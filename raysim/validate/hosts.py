@@ -1,11 +1,18 @@
-"""Hosts with shaped links on one machine: network namespaces, each pair of which has a cable of its own.
+"""Hosts with shaped links on one machine: network namespaces that are wired to one another. Needs Linux, root and iproute2.
 
-Needs Linux, root and iproute2. A cable is a veth pair with a token bucket (`tc tbf`) at each end, through which goes what that end
-sends: full duplex. Latency is that of the machine: some tens of microseconds.
+There are three wirings:
+
+- "pairs": each pair of hosts has a cable of its own, a veth pair. A token bucket (`tc tbf`) at each end shapes the traffic that
+  leaves that end, so the cable is full duplex. This is what the simulator calls sharing "pair" or "fair".
+- "switch": each host has one cable, to a bridge in a namespace of its own. The token bucket at the host shapes all that the host
+  sends, the one at the bridge all that it receives. This is what the simulator calls sharing "port".
+- "distant": as "pairs", with a second cable for each pair, of any latency (see `delay`), that is used where a latency is asked for.
+  The latency of all other cables is that of the machine, some tens of microseconds.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -16,10 +23,12 @@ from itertools import combinations, permutations
 
 from raysim.config import ConfigError
 from raysim.network.network import Network
+from raysim.validate.delay import DEVICE, Delay, open_device
 
-FRAMING = 1514 / 1448 + 66 / (2 * 1448)
-"""Bytes that tbf counts for a byte of payload, where as much flows the other way: segments of 1448 bytes, in headers of Ethernet,
-IP and TCP with timestamps, and the other way's acknowledgements, one for two segments."""
+WIRINGS = ("pairs", "switch", "distant")
+SEGMENT_BYTES = 1448  # of payload: what TCP with timestamps puts into a frame of Ethernet
+PACKET_HEADERS_BYTES = 52  # of IP, and of TCP with timestamps
+ETHERNET_HEADER_BYTES = 14
 PIECE_S = 4e-3  # at a cable's rate, of what TCP hands to a port in one piece
 GSO_BYTES = 65_536  # that TCP hands to a port in one piece, at most
 QUEUE_S = 0.1  # of bytes that may wait at a port before frames are lost
@@ -29,16 +38,21 @@ SUBNET = "10.201.47"
 class Hosts:
     """Namespaces `<name>-0`, `<name>-1`, ... with addresses of their own: `with Hosts.made(2) as hosts`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, wiring: str = "pairs") -> None:
         check_machine()
         self.count = count
+        self.wiring = wiring
         self.name = f"rsv{os.getpid()}"
+        self.delay: Delay | None = None
+        self._namespaces = [self.namespace(host) for host in range(count)]
+        self._bridge = f"{self.name}-switch"
+        self._far = False  # packets between hosts take the cables with a latency
 
     @classmethod
     @contextmanager
-    def made(cls, count: int) -> Iterator[Hosts]:
+    def made(cls, count: int, wiring: str = "pairs") -> Iterator[Hosts]:
         """Make so many hosts, and remove them at the end. Raises ConfigError where this machine cannot."""
-        hosts = cls(count)
+        hosts = cls(count, wiring)
         try:
             hosts._make()
             yield hosts
@@ -50,22 +64,64 @@ class Hosts:
             _run("ip", "netns", "add", self.namespace(host))
             self._at(host, "ip", "link", "set", "lo", "up")
             self._at(host, "ip", "address", "add", f"{self.address(host)}/32", "dev", "lo")
+        if self.wiring == "switch":
+            self._wire_to_switch()
+        else:
+            self._wire_pairs()
+        if self.wiring == "distant":
+            self._wire_far()
+        self._route()
+        for host in range(self.count):  # Ray finds a host's address by its way out
+            way_out = ("dev", self.port(host, 1 if host == 0 else 0), "src", self.address(host))
+            self._at(host, "ip", "route", "add", "default", *way_out)
+
+    def _wire_pairs(self) -> None:
         for one, other in combinations(range(self.count), 2):
             ends = ("netns", self.namespace(one)), ("netns", self.namespace(other))
             _run("ip", "link", "add", f"to{other}", *ends[0], "type", "veth", "peer", "name", f"to{one}", *ends[1])
             for here, there in ((one, other), (other, one)):
                 self._at(here, "ip", "link", "set", f"to{there}", "up")
-                road = ("dev", f"to{there}", "src", self.address(here))
-                self._at(here, "ip", "route", "add", f"{self.address(there)}/32", *road)
-        for host in range(self.count):  # Ray finds a host's address by its way out
-            way_out = ("dev", f"to{1 if host == 0 else 0}", "src", self.address(host))
-            self._at(host, "ip", "route", "add", "default", *way_out)
+
+    def _wire_to_switch(self) -> None:
+        _run("ip", "netns", "add", self._bridge)
+        inside = ("ip", "-netns", self._bridge)
+        _run(*inside, "link", "add", "bridge", "type", "bridge")
+        _run(*inside, "link", "set", "bridge", "up")
+        for host in range(self.count):
+            ends = ("netns", self.namespace(host)), ("netns", self._bridge)
+            _run("ip", "link", "add", "out", *ends[0], "type", "veth", "peer", "name", f"host{host}", *ends[1])
+            _run(*inside, "link", "set", f"host{host}", "master", "bridge", "up")
+            self._at(host, "ip", "link", "set", "out", "up")
+
+    def _wire_far(self) -> None:
+        cables = []
+        for one, other in combinations(range(self.count), 2):
+            ends = []
+            for here, there in ((one, other), (other, one)):
+                name = f"{self.name}.{here}{there}"
+                try:
+                    ends.append(open_device(name))
+                except OSError as error:
+                    raise ConfigError(f"Hosts with latency need TUN devices: {DEVICE}: {error.strerror}.") from None
+                _run("ip", "link", "set", name, "netns", self.namespace(here), "name", f"far{there}")
+                self._at(here, "ip", "link", "set", f"far{there}", "up")
+            cables.append((ends[0], ends[1]))
+        self.delay = Delay(cables)
+
+    def _route(self) -> None:
+        """Lead packets between hosts over the cables in use."""
+        for here, there in permutations(range(self.count), 2):
+            road = ("dev", self.port(here, there), "src", self.address(here))
+            self._at(here, "ip", "route", "replace", f"{self.address(there)}/32", *road)
 
     def close(self) -> None:
         """Remove the namespaces, and their cables with them."""
-        for host in range(self.count):
+        if self.delay is not None:
+            self.delay.close()
+            self.delay = None
+        for namespace in [*self._namespaces, self._bridge]:
             with suppress(ConfigError):
-                _run("ip", "netns", "delete", self.namespace(host))
+                _run("ip", "netns", "delete", namespace)
 
     def namespace(self, host: int) -> str:
         """Return the name of a host's namespace."""
@@ -75,30 +131,72 @@ class Hosts:
         """Return a host's address."""
         return f"{SUBNET}.{host + 1}"
 
+    def port(self, here: int, there: int) -> str:
+        """Return the device on host `here` through which packets to host `there` leave."""
+        if self.wiring == "switch":
+            return "out"
+        return f"far{there}" if self._far else f"to{there}"
+
     def inside(self, host: int, *words: str) -> list[str]:
         """Return the command that runs `words` on a host."""
         return ["ip", "netns", "exec", self.namespace(host), *words]
 
-    def shape(self, bandwidth_bps: float | None) -> None:
-        """Give every cable this rate in both directions, or all that the machine can move (None)."""
-        for here, there in permutations(range(self.count), 2):
-            port = f"to{there}"
+    def shape(self, bandwidth_bps: float | None, latency_s: float = 0.0) -> None:
+        """Give every cable this rate in both directions, or all that the machine can move (None), and this latency."""
+        if self.delay is not None:
+            self.delay.set(latency_s)
+        if (latency_s > 0) != self._far:
+            assert self.wiring == "distant", "only distant hosts have a latency"
+            self._far = latency_s > 0
+            self._route()
+        for namespace, port in self._ports():
+            inside = ("ip", "netns", "exec", namespace)
             with suppress(ConfigError):  # none there yet
-                self._at(here, "tc", "qdisc", "delete", "dev", port, "root")
+                _run(*inside, "tc", "qdisc", "delete", "dev", port, "root")
             size = GSO_BYTES if bandwidth_bps is None else piece_bytes(bandwidth_bps)
-            self._at(here, "ip", "link", "set", "dev", port, "gso_max_size", str(size))
+            _run(*inside, "ip", "link", "set", "dev", port, "gso_max_size", str(size))
             if bandwidth_bps is not None:
                 bucket = ("rate", f"{bandwidth_bps:.0f}bit", "burst", f"{burst_bytes(bandwidth_bps)}b")
                 queue = ("latency", f"{QUEUE_S * 1000:.0f}ms")
-                self._at(here, "tc", "qdisc", "add", "dev", port, "root", "tbf", *bucket, *queue)
+                _run(*inside, "tc", "qdisc", "add", "dev", port, "root", "tbf", *bucket, *queue)
 
-    @staticmethod
-    def network(bandwidth_bps: float) -> Network:
-        """Return the network that hosts make whose cables have this rate, as Ray uses it."""
-        return Network(bandwidth_bps, sharing="fair", burst_bytes=burst_bytes(bandwidth_bps), framing=FRAMING)
+    def _ports(self) -> list[tuple[str, str]]:
+        """Return the namespace and the device of every end of the cables in use."""
+        if self.wiring == "switch":
+            hosts = range(self.count)
+            return [(self.namespace(host), "out") for host in hosts] + [(self._bridge, f"host{host}") for host in hosts]
+        return [(self.namespace(a), self.port(a, b)) for a, b in permutations(range(self.count), 2)]
 
-    def _at(self, host: int, *words: str) -> None:
-        _run(*self.inside(host, *words))
+    def sent_bytes(self) -> list[int]:
+        """Return the bytes that each host has sent to others since it was made; of a piece's segments, headers count once."""
+        return [sum(_transmitted(self._at(host, "cat", "/proc/net/dev"))) for host in range(self.count)]
+
+    def _at(self, host: int, *words: str) -> str:
+        return _run(*self.inside(host, *words))
+
+
+def network(wiring: str, bandwidth_bps: float | None, latency_s: float = 0.0) -> Network:
+    """Return the network that hosts make whose cables have this rate and latency, as Ray uses it."""
+    sharing = "port" if wiring == "switch" else "fair"
+    if bandwidth_bps is None:
+        return Network(math.inf, latency_s, sharing=sharing)
+    link_header_bytes = 0 if latency_s else ETHERNET_HEADER_BYTES  # of which the cables with latency have none
+    return Network(
+        bandwidth_bps,
+        latency_s,
+        sharing=sharing,
+        burst_bytes=burst_bytes(bandwidth_bps),
+        framing=framing(link_header_bytes),
+    )
+
+
+def framing(link_header_bytes: int) -> float:
+    """Return the bytes that a token bucket counts for a byte of payload, where as much flows the other way.
+
+    These are segments in their headers, and the acknowledgements of the other way's segments, one for two of them.
+    """
+    headers = PACKET_HEADERS_BYTES + link_header_bytes
+    return (SEGMENT_BYTES + headers + headers / 2) / SEGMENT_BYTES
 
 
 def piece_bytes(bandwidth_bps: float) -> int:
@@ -130,8 +228,17 @@ def check_machine() -> None:
             raise ConfigError(f"Hosts on one machine need `{tool}`, which is not installed: it comes with iproute2.")
 
 
-def _run(*words: str) -> None:
+def _transmitted(table: str) -> Iterator[int]:
+    """Yield the bytes sent through every device but the loopback, from the text of `/proc/net/dev`."""
+    for row in table.splitlines()[2:]:
+        device, _, counts = row.partition(":")
+        if device.strip() != "lo":
+            yield int(counts.split()[8])
+
+
+def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise ConfigError(f"Hosts on one machine: `{' '.join(words)}` failed: {said[-1] if said else done.returncode}.")
+    return done.stdout

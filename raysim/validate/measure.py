@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from raysim.config import ConfigError
 from raysim.validate.cases import Pipeline, pipelines, rates_by_step
-from raysim.validate.hosts import Hosts, check_machine
+from raysim.validate.hosts import Hosts, check_machine, network
 from raysim.validate.predict import Prediction, typical
-from raysim.validate.runs import Driver, bandwidth_bps, driving
+from raysim.validate.runs import Driver, driving, link
 
 
 class Case(NamedTuple):
@@ -56,7 +56,7 @@ def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> l
     for rate in dict.fromkeys(rate for rate in rates.values() if rate is not None):
         measured = [seconds[step] for step, at in rates.items() if at == rate]
         measured_s = typical(measured)
-        predicted_s = prediction.step_s(Hosts.network(bandwidth_bps(rate)))
+        predicted_s = prediction.step_s(network("pairs", *link(rate)))
         error = predicted_s / measured_s - 1
         cases.append(Case(*pipeline, rate, len(measured), measured_s, predicted_s, error, prediction.oversubscribed))
     return cases

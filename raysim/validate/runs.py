@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ class Driver:
         while "error" not in (answer := self._answer()):
             rate = rates.get(answer["step"])
             if rate != shaped:
-                self._hosts.shape(None if rate is None else bandwidth_bps(rate))
+                self._hosts.shape(*link(rate))
                 shaped = rate
             self._tell("")
         if answer["error"] is not None:
@@ -68,8 +69,12 @@ def driving(hosts: Hosts) -> Iterator[Driver]:
         yield Driver(hosts, process)
 
 
-def bandwidth_bps(rate: str) -> float:
-    """Return a rate's bits a second."""
-    found = parse_network(rate).bandwidth_bps
-    assert isinstance(found, float)
-    return found
+def link(text: str | None) -> tuple[float | None, float]:
+    """Return the bits a second and the latency in seconds of a link such as "50mbps+20ms".
+
+    The bits are None where the link is not shaped: None, or "free+20ms".
+    """
+    network = parse_network(text or "free")
+    assert isinstance(network.bandwidth_bps, float)
+    assert isinstance(network.latency_s, float)
+    return None if math.isinf(network.bandwidth_bps) else network.bandwidth_bps, network.latency_s

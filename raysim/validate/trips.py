@@ -1,0 +1,106 @@
+"""Latency as Ray pays for it: the one-way trips that a packet takes from worker to worker.
+
+Three distant hosts have a stage each, the driver beside the first stage, as raysim places it. A step has one microbatch, so every
+worker waits for every packet. The time from the end of the sending action to the start of the receiving one grows by the trips
+times the latency of the cables, which changes between the steps of one run.
+
+Measured on 2026-11-22 with Ray 2.60, on cables without a limit of their own (`raysim validate --trips`), at 20 and 80 ms:
+
+| packet | from the driver's host | to the driver's host | between two others |
+|---|---|---|---|
+| small, in the reply and the call | 1 | 1 | 2: by way of the driver |
+| large, from the object store | 7 | 5 | 6 to 8 |
+
+A large packet takes a reply to the driver, a call to the receiver, a question to the driver where the packet is, its answer, a
+request to the sender, and the packet; the first is free from the driver's host, the next three are free to it. That is 5, 3 and 6
+trips. What is more comes in round trips and is flow control, of gRPC and TCP: a part of the packet goes first, the rest when it is
+acknowledged. The end of a step takes two trips more, a call to update and its reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.records import Run
+from raysim.validate.hosts import Hosts
+from raysim.validate.runs import driving, link
+
+HOSTS = 3
+LATENCIES = ("free+20ms", "free+80ms")
+PATH = ((0, "F"), (1, "F"), (2, "F"), (2, "B"), (1, "B"), (0, "B"))  # (stage, op), each waits for the one before
+PACKETS = (("Quantize(4)", 1), ("Identity", 1), ("Identity", 8))  # codec, and samples of 128 kB each uncompressed
+
+
+class Trips(NamedTuple):
+    """One-way trips between two actions of a step that follow one another; medians and quartiles over steps."""
+
+    source: int
+    """Host of the worker that sends."""
+    target: int
+    """Host of the worker that receives; both are 0, the driver's, for the end of a step."""
+    wire_bytes: int
+    inlined: bool
+    """In the reply and the call, by way of the driver; else from the object store."""
+    latency_s: float
+    low: float
+    trips: float
+    high: float
+
+
+def measure_trips(out: Path, rounds: int) -> Iterator[Trips]:
+    """Yield the trips of packets of each size on each way, at each latency, of `rounds` steps each; `out` holds the runs.
+
+    Raises ConfigError where this machine cannot make hosts, FailedError where a run breaks off.
+    """
+    turns = [turn for latency in LATENCIES for turn in (None, latency)]
+    rates = dict(enumerate(islice(cycle(turns), rounds * len(turns)), start=WARMUP_STEPS))
+    with Hosts.made(HOSTS, "distant") as hosts, driving(hosts) as driver:
+        for codec, batch in PACKETS:
+            run = driver.train(_config(codec, batch), out / f"{codec}-{batch}", rates)
+            yield from trips_of(run, rates)
+
+
+def _config(codec: str, batch: int) -> dict[str, Any]:
+    config = bench_config(HOSTS).model_dump(mode="json")
+    config["model"]["num_blocks"] = HOSTS
+    changes = {"batch_size": batch, "num_microbatches": 1, "schedule": "GPipe", "forward": codec, "backward": codec}
+    return config | changes | {"name": "trips", "profile_every_steps": 1}
+
+
+def trips_of(run: Run, rates: dict[int, str | None]) -> Iterator[Trips]:
+    """Yield the trips of a run whose steps had these latencies, by the steps without one."""
+    starts, ends, sizes, inlined = _by_action(run, "start_s", "end_s", "wire_bytes", "inlined")
+    seconds = dict(zip(run.steps["step"].tolist(), run.steps["seconds"].tolist(), strict=True))
+    steps = {rate: [step for step, at in rates.items() if at == rate] for rate in set(rates.values())}
+
+    def trips(waits: dict[int, float], latency: str) -> tuple[float, tuple[float, float, float]]:
+        latency_s = link(latency)[1]
+        without = float(np.median([waits[step] for step in steps[None]]))
+        taken = [(waits[step] - without) / latency_s for step in steps[latency]]
+        low, middle, high = np.quantile(taken, (0.25, 0.5, 0.75)).tolist()
+        return latency_s, (low, middle, high)
+
+    for latency in dict.fromkeys(rate for rate in rates.values() if rate):
+        for sends, takes in pairwise(PATH):
+            if sends[0] == takes[0]:
+                continue
+            waits = {k: starts[k, *takes] - ends[k, *sends] for k in rates}
+            packet = (min(rates), *sends)
+            latency_s, quartiles = trips(waits, latency)
+            yield Trips(sends[0], takes[0], int(sizes[packet]), bool(inlined[packet]), latency_s, *quartiles)
+        rests = {k: seconds[k] - (ends[k, *PATH[-1]] - starts[k, *PATH[0]]) for k in rates}
+        latency_s, quartiles = trips(rests, latency)
+        yield Trips(0, 0, 0, True, latency_s, *quartiles)
+
+
+def _by_action(run: Run, *columns: str) -> list[dict[tuple[int, int, str], Any]]:
+    """Return columns of the run's actions, each by (step, stage, op)."""
+    actions = run.actions
+    places = list(zip(*(actions[name].tolist() for name in ("step", "stage", "op")), strict=True))
+    return [dict(zip(places, actions[name].tolist(), strict=True)) for name in columns]
