@@ -7,10 +7,11 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
 
 from raysim.network.memory import format_bytes
+from raysim.pipeline.progress import Pace, header, print_progress, sentence
 
 if TYPE_CHECKING:
     from raysim.pipeline.training import Training
@@ -18,41 +19,53 @@ if TYPE_CHECKING:
 
 
 def show_training(training: Training) -> None:
-    """Train to the end, with a bar that shows loss and bytes."""
-    events = training.events()  # raises before anything is shown
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    """Train to the end: with a bar on a terminal, in lines of text elsewhere."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 120
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as progress:
-        config = training.config
-        task = progress.add_task(config.name, total=training.plan.num_steps, note="starting stages")
-        wire = dense = 0
+    if console.is_terminal:
+        _show_bar(training, console)
+    else:
+        print_progress(training)
+
+
+def _show_bar(training: Training, console: Console) -> None:
+    """Train to the end, with a bar of steps, and one of each evaluation while it goes on."""
+    events = training.events()  # raises before anything is shown
+    for line in header(training):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", table_column=note, markup=False),
+    )
+    pace, wire, dense = Pace(training), 0, 0
+    num_samples = training.plan.num_test_samples
+    with Progress(*columns, console=console, expand=True) as progress:
+        steps = progress.add_task("steps", total=training.plan.num_steps, note=f"starting {training.engine_name}")
+        evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
         for event in events:
             row = event.row
             if event.kind == "step":
-                wire += row["wire_bytes"]
-                dense += row["dense_bytes"]
-                note = f"loss {row['loss']:.4f}  wire {format_bytes(wire)} of {format_bytes(dense)} dense"
-                progress.update(task, completed=row["step"] + 1, note=note)
-            elif event.kind == "eval" and row["batchnorm"] == "running":
-                progress.console.print(
-                    f"step {row['step']}: evaluated with compression {row['mode']}: "
-                    f"loss {row['loss']:.4f}, accuracy {row['accuracy']:.4f}",
-                    highlight=False,
-                )
-            elif event.kind == "restart":
-                progress.console.print(f"step {row['step']}: stages start again ({row['reason']})", highlight=False)
+                step = row["step"] + 1
+                pace.add(row)
+                wire, dense = wire + row["wire_bytes"], dense + row["dense_bytes"]
+                words = f"{pace.left(step)} left, loss {row['loss']:.4f}, {pace.speed()}"
+                sent = f"wire {format_bytes(wire)} of {format_bytes(dense)} dense"
+                progress.update(steps, completed=step, note=f"{words}, {sent}")
+            elif event.kind == "evaluating":
+                turn = f"{row['turn'] + 1} of {len(training.evaluations)}, compression {row['mode']}"
+                progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
+            else:
+                progress.update(evaluation, visible=False)
+                progress.console.print(sentence(event), highlight=False, markup=False)
 
 
-def tables(run: Run) -> None:
-    """Print what crossed each link, and the last evaluations."""
+def tables(run: Run, *, language: bool = False) -> None:
+    """Print the bytes that crossed each link, the last evaluations and the time that the run took.
+
+    `language`: whether the data are text, whose perplexity has a meaning.
+    """
     console = Console()
     if not console.is_terminal:
         console.width = 120  # a file or a pipe has no width to fit
@@ -80,16 +93,24 @@ def tables(run: Run) -> None:
     evals = run.evals
     if len(evals):
         table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
-        for name in ("loss", "accuracy", "perplexity"):
+        names = ("loss", "accuracy", "perplexity") if language else ("loss", "accuracy")
+        for name in names:
             table.add_column(name, justify="right")
         for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):
-            figures = (f"{row[name]:.4f}" for name in ("loss", "accuracy", "perplexity"))
+            figures = (f"{row[name]:.4f}" for name in names)
             table.add_row(str(row["mode"]), str(row["batchnorm"]), *figures)
         console.print(table)
     about = run.row
     restarts = f", {about['restarts']} restarts" if about["restarts"] else ""
+    parts = (
+        f"start {about['start_s']:.1f} s",
+        f"{len(run.steps)} steps {run.steps['seconds'].sum():.1f} s",
+        f"evaluation {evals['seconds'].sum():.1f} s",
+    )
     console.print(
-        f"{about['status']} in {about['seconds']:.1f} s{restarts}: {run.folder}", soft_wrap=True, highlight=False
+        f"{about['status']} in {about['seconds']:.1f} s ({', '.join(parts)}{restarts}): {run.folder}",
+        soft_wrap=True,
+        highlight=False,
     )
 
 

@@ -197,16 +197,15 @@ class Recorder:
         self._next_part += 1
 
     def forget(self, step: int) -> None:
-        """Drop what a restarted or resumed run does again: rows of `step` and later, and evaluations after it.
+        """Drop what a restarted or resumed run does again: rows of `step` and later, evaluations of it among them.
 
         Part by part, so that being killed in between leaves nothing that doing it again would not mend.
         """
         for table, schema in SCHEMAS.items():
             self._rows[table].clear()
-            keep = pc.less_equal if table == "evals" else pc.less
             for path in self._parts.glob(f"{table}-*.parquet"):
                 part = pq.read_table(path, schema=schema)
-                kept = part.filter(keep(part["step"], step))
+                kept = part.filter(pc.less(part["step"], step))
                 if kept.num_rows == 0:
                     path.unlink()
                 elif kept.num_rows < part.num_rows:
@@ -336,6 +335,7 @@ _NULLABLE = {
     "bottleneck": pa.string(),
     "steps": pa.int64(),
     "epochs": pa.int64(),
+    "evaluate_samples": pa.int64(),
     "gpus_per_stage": pa.float64(),
     "profile": pa.string(),
     "optimizer.momentum": pa.float64(),

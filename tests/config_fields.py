@@ -79,6 +79,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "recompute": Change({"recompute": True}, "cost"),
     "checkpoint_every_steps": Change({"checkpoint_every_steps": 5}, "records"),
     "evaluate_every_steps": Change({"evaluate_every_steps": 3}, "records"),
+    "evaluate_samples": Change({"evaluate_samples": 7}, "records"),
     "evaluate_batchnorm_batches": Change({"evaluate_batchnorm_batches": 1}, "records"),
     "profile_every_steps": Change({"profile_every_steps": 3}, "records"),
     "timeout_s": Change({"timeout_s": 60}, "placement"),

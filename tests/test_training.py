@@ -202,6 +202,7 @@ def test_every_field_changes_the_run(small, tmp_path, field):
                 throughput,
                 run.actions["step"].tolist(),
                 run.row["name"],
+                run.evals["predictions"].tolist(),
                 checkpoints(run.folder / "checkpoints")[0].step,
             )
         )

@@ -56,7 +56,7 @@ def train(
         from raysim.records import Run
 
         run = Run(training.folder)
-        tables(run)
+        tables(run, language=training.workload.data.shape.input_dtype == "int64")
         if run.status == "diverged":
             fail(f"the run diverged: {run.row['error']}.", 1)
 

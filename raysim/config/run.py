@@ -101,6 +101,8 @@ class RunConfig(Strict):
     """0 keeps only the last state of a finished run."""
     evaluate_every_steps: Natural = 0
     """0 evaluates at the end only."""
+    evaluate_samples: Positive | None = None
+    """Test samples of an evaluation, the first ones of the set; all of them where not given."""
     evaluate_batchnorm_batches: Natural = 0
     """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
     profile_every_steps: Natural = 10

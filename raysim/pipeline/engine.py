@@ -167,16 +167,21 @@ class Engine(ABC):
         Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
         their mean is evaluated.
         """
+        *_, total = self.evaluating(mode, split, num_batches)
+        return total
+
+    def evaluating(self, mode: str, split: str = "test", num_batches: int | None = None) -> Iterator[Evaluated]:
+        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last are those of the split."""
         if self.plan.parts:
             per = len(self.plan.rows)
             held = [self._submit(worker, "parameters", self.incarnation) for worker in range(self.num_workers)]
             self._fetch([self._submit(w, "take_mean", self.incarnation, *held[w::per]) for w in range(per)])
-            total = self._evaluate(mode, split, num_batches)
+            yield from self._evaluating(mode, split, num_batches)
             self._fetch([self._submit(w, "take_mean", self.incarnation) for w in range(per)])
-            return total
-        return self._evaluate(mode, split, num_batches)
+        else:
+            yield from self._evaluating(mode, split, num_batches)
 
-    def _evaluate(self, mode: str, split: str, num_batches: int | None) -> Evaluated:
+    def _evaluating(self, mode: str, split: str, num_batches: int | None) -> Iterator[Evaluated]:
         total = Evaluated(0.0, 0, 0, 0)
         window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
@@ -191,7 +196,7 @@ class Engine(ABC):
                     )
             for result in self._fetch(packets):
                 total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
-        return total
+            yield total
 
     def batchnorm(self, change: str) -> None:
         """Move BatchNorm statistics at the workers that evaluate, see `Worker.batchnorm`."""

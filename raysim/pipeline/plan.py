@@ -30,7 +30,7 @@ class Plan:
 
     config: RunConfig
     num_samples: int
-    num_test_samples: int
+    num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
     boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
     tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
@@ -157,6 +157,17 @@ class Workload:
     modules: list[nn.Sequential]
     data: Data
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model, those that stages share counted once."""
+        copies = {owner for owners in self.plan.tied for owner in owners[1:]}
+        return sum(
+            parameter.numel()
+            for stage, module in enumerate(self.modules)
+            for name, parameter in module.named_parameters()
+            if (stage, name) not in copies
+        )
+
 
 def prepare(config: RunConfig, data: Data | None = None) -> Workload:
     """Return all that an engine needs to start a run; `data` where it is loaded already.
@@ -178,6 +189,10 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         raise ConfigError(
             f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."
         )
+    if config.evaluate_samples is not None and config.evaluate_samples > len(data.test):
+        raise ConfigError(
+            f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
+        )
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     parts = partition(
@@ -187,7 +202,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
     plan = Plan(
         config=config,
         num_samples=len(data.train),
-        num_test_samples=len(data.test),
+        num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
         boundary_shapes=parts.boundary_shapes,
         tied=_owners(parts),

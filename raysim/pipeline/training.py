@@ -7,6 +7,7 @@ import math
 import platform
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.progress import print_progress
 from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.reports import StepReport
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
@@ -44,9 +46,9 @@ FLUSH_EVERY_S = 15.0
 
 
 class Event(NamedTuple):
-    """Something to show while a run goes: a row of `steps` or `evals`, or a restart and its reason."""
+    """Something to show while a run goes: a row of `steps` or `evals`, how far an evaluation is, or a restart and its reason."""
 
-    kind: str  # "step", "eval" or "restart"
+    kind: str  # "step", "evaluating", "eval" or "restart"
     row: Mapping[str, Any]
 
 
@@ -56,12 +58,14 @@ def train(
     out: str | Path | None = None,
     engine: str = "ray",
     resume: bool = False,
+    progress: bool | None = None,
 ) -> Run:
     """Train a pipeline and return its run, whose tables are DataFrames.
 
     `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts.
     `out` is the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest
-    checkpoint in `out`. Raises ConfigError, before anything starts, where the input is wrong; a run that diverges
+    checkpoint in `out`. `progress` prints lines on the error stream while it trains; by default in a notebook and at an
+    interactive prompt. Raises ConfigError, before anything starts, where the input is wrong; a run that diverges
     returns and says so in its status.
 
     >>> import tempfile
@@ -78,8 +82,11 @@ def train(
     if not isinstance(config, RunConfig):
         config = make_config(config)
     training = Training(config, out=out, engine=engine, resume=resume)
-    for _ in training.events():
-        pass
+    if hasattr(sys, "ps1") if progress is None else progress:
+        print_progress(training)
+    else:
+        for _ in training.events():
+            pass
     return Run(training.folder)
 
 
@@ -103,6 +110,7 @@ class Training:
         if resume and out is None:
             raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
         self.config = config
+        self._began = time.perf_counter()
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self.folder = Path(out) if out is not None else Path("results") / config.name / self.run_id
         self.recorder = Recorder(self.folder)
@@ -147,7 +155,6 @@ class Training:
         return self._events()
 
     def _events(self) -> Generator[Event]:
-        started = time.perf_counter()
         before_s = float(self._row["seconds"])
         status, error_text = "failed", None
         self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
@@ -175,7 +182,7 @@ class Training:
                 if status == "refused" and not self._resumed:
                     self.recorder.discard()
                 else:
-                    seconds = before_s + time.perf_counter() - started
+                    seconds = before_s + time.perf_counter() - self._began
                     status = "failed" if status == "refused" else status
                     self._row |= {"status": status, "error": error_text, "seconds": seconds}
                     self._finish(compact=status in ("finished", "diverged"))
@@ -185,6 +192,7 @@ class Training:
             self.engine.start()
         except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
             raise _RefusedError(str(error)) from None
+        self._row["start_s"] += time.perf_counter() - self._began
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""
@@ -206,8 +214,10 @@ class Training:
                 yield Event("restart", {"step": self._reached, "reason": str(error)})
 
     def _steps(self, step: int) -> Iterator[Event]:
-        every, evaluate_every = self.config.checkpoint_every_steps, self.config.evaluate_every_steps
+        every = self.config.checkpoint_every_steps
         last_flush = time.monotonic()
+        if self._evaluates(step):  # after the checkpoint that this goes on from, see below
+            yield from self._evaluate(step)
         while step < self.plan.num_steps:
             before = time.perf_counter()
             reports = self.engine.step(step, self._signals)
@@ -218,19 +228,26 @@ class Training:
             yield Event("step", self._record_step(step, reports, seconds))
             step += 1
             self._reached = max(self._reached, step)
-            last = step == self.plan.num_steps
-            if last or (evaluate_every and step % evaluate_every == 0):
-                for row in self._evaluate(step):
-                    yield Event("eval", row)
-            if last or (every and step % every == 0):
-                self.recorder.flush()  # records first: what a checkpoint stands for is on disk before it
-                parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-                self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._signals.as_json())
-                self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
+            if step == self.plan.num_steps or (every and (step % every == 0 or self._evaluates(step))):
+                self._keep(step)  # before an evaluation, which may take longer than the steps it would lose
                 last_flush = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
                 self.recorder.flush()
                 last_flush = time.monotonic()
+            if self._evaluates(step):
+                yield from self._evaluate(step)
+
+    def _evaluates(self, step: int) -> bool:
+        """Return whether an evaluation follows the first `step` steps."""
+        every = self.config.evaluate_every_steps
+        return step == self.plan.num_steps or bool(step and every and step % every == 0)
+
+    def _keep(self, step: int) -> None:
+        """Write the records, then the checkpoint in which `step` begins: what it stands for is on disk before it."""
+        self.recorder.flush()
+        parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
+        self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._signals.as_json())
+        self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
 
     def _restore(self) -> int:
         """Give fresh workers the newest checkpoint's state and drop what comes after it; return the step to go on with."""
@@ -265,7 +282,7 @@ class Training:
                 self._check_same(key, old.get(key), self._row.get(key))
         self._recorded_cuts, self._recorded_rows = old["cuts"], old.get("schedule_rows")
         self.run_id = old["run_id"]
-        self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds") if key in old}
+        self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds", "start_s") if key in old}
         self._row["resumed"] = old["resumed"] + 1
         found = checkpoints(self._checkpoints)
         if found:
@@ -301,6 +318,7 @@ class Training:
             "diverged_at": None,
             "error": None,
             "seconds": 0.0,
+            "start_s": 0.0,  # of `seconds`, before the first step of each start
         }
 
     def _record_step(self, step: int, reports: Sequence[StepReport], seconds: float) -> dict[str, Any]:
@@ -317,39 +335,47 @@ class Training:
             self.recorder.add("actions", action)
         return row
 
-    def _evaluate(self, step: int) -> list[dict[str, Any]]:
-        """Evaluate the same weights with links on and off, and again with BatchNorm statistics estimated under each mode."""
+    @property
+    def engine_name(self) -> str:
+        """The kind of the engine: "ray" or "inline"."""
+        return str(self._row["engine"])
+
+    @property
+    def evaluations(self) -> list[tuple[str, str]]:
+        """The modes of links and the BatchNorm statistics under which the weights of a step are evaluated, in turn."""
         modes = ["on", "off"]
         if any(isinstance(forward, AQSGD) for forward, _ in self.plan.compressors):
             modes.insert(1, "on_direct")
-        estimate_batches = self.config.evaluate_batchnorm_batches
-        rows = []
-        for batchnorm in ["running", "estimated"] if estimate_batches else ["running"]:
-            for mode in modes:
-                before = time.perf_counter()
-                if batchnorm == "estimated":
-                    self.engine.batchnorm("estimate")
-                    self.engine.evaluate(mode, "train", min(estimate_batches, self.plan.steps_per_epoch))
-                    self.engine.batchnorm("use")
-                total = self.engine.evaluate(mode)
-                if batchnorm == "estimated":
-                    self.engine.batchnorm("restore")
-                loss = total.loss / total.samples
-                if not math.isfinite(loss):
-                    raise DivergedError(step, f"evaluation with compression {mode}", "loss")
-                row = {
-                    "step": step,
-                    "mode": mode,
-                    "batchnorm": batchnorm,
-                    "loss": loss,
-                    "accuracy": total.correct / total.predictions,
-                    "perplexity": math.exp(min(loss, 700.0)),
-                    "predictions": total.predictions,
-                    "seconds": time.perf_counter() - before,
-                }
-                self.recorder.add("evals", row)
-                rows.append(row)
-        return rows
+        statistics = ["running", "estimated"] if self.config.evaluate_batchnorm_batches else ["running"]
+        return [(mode, batchnorm) for batchnorm in statistics for mode in modes]
+
+    def _evaluate(self, step: int) -> Iterator[Event]:
+        """Evaluate the same weights with links on and off, and again with BatchNorm statistics estimated under each mode."""
+        for turn, (mode, batchnorm) in enumerate(self.evaluations):
+            before = time.perf_counter()
+            where = {"step": step, "mode": mode, "batchnorm": batchnorm}
+            yield Event("evaluating", where | {"turn": turn, "samples": 0})
+            if batchnorm == "estimated":
+                batches = min(self.config.evaluate_batchnorm_batches, self.plan.steps_per_epoch)
+                self.engine.batchnorm("estimate")
+                self.engine.evaluate(mode, "train", batches)
+                self.engine.batchnorm("use")
+            for total in self.engine.evaluating(mode):
+                yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
+            if batchnorm == "estimated":
+                self.engine.batchnorm("restore")
+            loss = total.loss / total.samples
+            if not math.isfinite(loss):
+                raise DivergedError(step, f"evaluation with compression {mode}", "loss")
+            row = where | {
+                "loss": loss,
+                "accuracy": total.correct / total.predictions,
+                "perplexity": math.exp(min(loss, 700.0)),
+                "predictions": total.predictions,
+                "seconds": time.perf_counter() - before,
+            }
+            self.recorder.add("evals", row)
+            yield Event("eval", row)
 
     def _finish(self, *, compact: bool) -> None:
         """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
