@@ -362,21 +362,18 @@
     });
   if (matchMedia("(max-width: 60rem)").matches) document.querySelector("nav details").open = false;
 
-  function resizeAll() {
-    for (const plot of all(".plot")) if (plot.data) Plotly.Plots.resize(plot);
-  }
-
   function drawAll() {
     for (const figure of all("figure[id]")) if (figure.dataset.stale) drawNow(figure);
-    resizeAll();
+    for (const plot of all(".plot")) Plotly.Plots.resize(plot);
   }
   addEventListener("beforeprint", () => {
     document.body.classList.add("on-paper"); // figures take the width of the paper before it is laid out
     drawAll();
+    for (const plot of all(".plot")) Plotly.relayout(plot, { width: plot.clientWidth }); // at once, unlike resize
   });
   addEventListener("afterprint", () => {
     document.body.classList.remove("on-paper");
-    resizeAll();
+    for (const plot of all(".plot")) Plotly.relayout(plot, { width: null, autosize: true });
   });
 
   globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)) };
