@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from raysim.bench.links import BASE, Side
 from raysim.cli import app
-from raysim.config import ConfigError
+from raysim.config import ConfigError, make_config
 from raysim.network.network import FREE
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
@@ -23,12 +23,12 @@ from raysim.network.schedule import GPipe, OneFOneB
 from raysim.network.simulate import simulate
 from raysim.records import Run
 from raysim.validate import hosts as making
-from raysim.validate.cases import RATES, Pipeline, rates_by_step
+from raysim.validate.cases import campaign, links_by_step
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
 from raysim.validate.predict import Prediction
 from raysim.validate.runs import link
-from raysim.validate.table import markdown, summary
+from raysim.validate.table import summaries, write
 from raysim.validate.trips import PATH, trips_of
 
 needs_root = pytest.mark.skipif(
@@ -157,11 +157,29 @@ def test_trips_are_read_off_the_steps_with_a_latency():
 
 
 def test_every_shaped_step_comes_after_one_that_is_not():
-    rates = rates_by_step(2)
-    steps = sorted(rates)
+    links = ["20mbps", "50mbps+20ms", "100mbps"]
+    found = links_by_step(links, 2)
+    steps = sorted(found)
     assert steps == list(range(steps[0], steps[0] + 12))
-    assert [rates[step] for step in steps[::2]] == [None] * 6
-    assert [rates[step] for step in steps[1::2]] == [*RATES, *RATES]
+    assert [found[step] for step in steps[::2]] == [None] * 6
+    assert [found[step] for step in steps[1::2]] == links * 2
+
+
+def test_the_campaign_has_the_cases_that_it_promises():
+    chosen = campaign()
+    assert len({pipeline.name for pipeline in chosen}) == len(chosen)
+    for pipeline in chosen:
+        config = make_config(pipeline.config(1))
+        workers = config.num_replicas * len(config.parsed_schedule.rows(config.stages, config.num_microbatches))
+        assert workers == pipeline.hosts
+    groups = [(pipeline.hosts, pipeline.wiring) for pipeline in chosen]
+    assert len(list(groupby(groups))) == len(set(groups))  # a cluster each
+    assert {pipeline.hosts for pipeline in chosen} == {2, 3, 4}
+    assert {"Interleaved1F1B(2)", "ZBH1"} <= {pipeline.schedule for pipeline in chosen}
+    latencies = {link(text) for pipeline in chosen for text in pipeline.links if pipeline.distant}
+    assert latencies == {(rate, latency) for rate in (50e6, 200e6) for latency in (0.02, 0.08)}
+    methods = {pipeline.codec.partition("(")[0] for pipeline in chosen if pipeline.replicas == 4}
+    assert methods == {"Identity", "PowerSGD", "PowerGossip", "ErrorFeedback"}
 
 
 def recorded(profiles, schedule, placement):
@@ -184,7 +202,8 @@ def recorded(profiles, schedule, placement):
     hosts, count = profiles[0].num_stages, profiles[0].num_microbatches
     row = {"schedule": repr(schedule), "num_stages": hosts, "threads_per_stage": 1, "num_microbatches": count}
     steps = pd.DataFrame({"step": range(len(profiles)), "seconds": seconds})
-    return SimpleNamespace(row=row, actions=pd.DataFrame(actions), steps=steps)
+    links = pd.DataFrame(columns=["step", "direction", "stage", "wire_bytes", "rounds"])
+    return SimpleNamespace(row=row | {"num_replicas": 1}, actions=pd.DataFrame(actions), steps=steps, links=links)
 
 
 def profile_of(hosts, inlined, random):
@@ -215,25 +234,48 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
         beside = [profile.with_ray_messages() for profile in profiles]
         truth = [simulate(schedule, one, network, placement=placement).step_s for one in beside]
         assert prediction.step_s(network) == pytest.approx(np.mean(sorted(truth)[1:-1]), rel=1e-3)
+    assert prediction.pace(2 * prediction.step_s(FREE)) == pytest.approx(2)
+    assert prediction.step_s(FREE, pace=2) == pytest.approx(2 * prediction.step_s(FREE))
+    assert prediction.step_s(network) < prediction.step_s(network, pace=2) < 2 * prediction.step_s(network)
 
 
-def test_the_table_has_every_case_and_counts_errors():
-    cases = [
-        Case(hosts, "Identity", "1F1B", rate, 5, 1.0, 1.0 + error, error, hosts > 2)
-        for hosts in (2, 3)
-        for rate, error in (("20mbps", 0.01), ("100mbps", -0.03))
+def case(measured_s, predicted_s, **changes):
+    """Return a case whose unshaped step takes a second."""
+    values = {"hosts": 2, "replicas": 1, "codec": "Identity", "schedule": "1F1B", "link": "20mbps", "steps": 5}
+    seconds = {"calibration_s": 1.0, "unshaped_s": 1.0, "measured_s": measured_s, "predicted_s": predicted_s}
+    rest = {"unpaced_s": predicted_s, "wire_bytes": 1e6, "cable_bytes": 2e6, "oversubscribed": False}
+    return Case(**(values | seconds | rest | changes))
+
+
+def test_errors_stand_beside_those_of_the_unshaped_step():
+    slowed, free = case(2.0, 2.2), case(1.04, 1.04)
+    assert (slowed.wire_bound, free.wire_bound) == (True, False)
+    assert (slowed.error, slowed.baseline_error) == pytest.approx((0.1, -0.5))
+    far, replicas = case(4.0, 3.0, link="50mbps+20ms"), case(2.0, 1.8, replicas=4, hosts=4, oversubscribed=True)
+    found = {one.group: one for one in summaries([slowed, free, far, replicas])}
+    assert found["all cases"].cases == 4
+    assert found["not wire-bound"].cases == 1
+    bound = found["wire-bound"]
+    assert (bound.cases, bound.median, bound.baseline_median) == pytest.approx((3, 0.1, 0.5))
+    assert bound.mean == pytest.approx((0.1 - 0.25 - 0.1) / 3)
+    assert found["wire-bound, links with latency"].median == pytest.approx(0.25)
+    assert found["wire-bound, replicas"].baseline_median == pytest.approx(0.5)
+    assert found["wire-bound, more workers than cores"].cases == 1
+
+
+def test_the_table_has_every_case(tmp_path):
+    cases = [case(2.0, 2.2), case(2.0, 1.8, replicas=4, hosts=4, oversubscribed=True)]
+    write(cases, tmp_path)
+    assert (tmp_path / "cases.md").read_text().splitlines()[-2:] == [
+        "| 2 hosts | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 2.200 | +10.0% | -50.0% |",
+        "| 4 replicas* | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 1.800 | -10.0% | -50.0% |",
     ]
-    assert markdown(cases).splitlines()[2:] == [
-        "| 2 | `Identity` | 1F1B | 1.000 / 1.010, +1.0% | 1.000 / 0.970, -3.0% |",
-        "| 3* | `Identity` | 1F1B | 1.000 / 1.010, +1.0% | 1.000 / 0.970, -3.0% |",
-    ]
-    everything, apart, oversubscribed = summary(cases)
-    assert everything.startswith("all cases: 4 cases, error of the median 2.0%, of the 95th percentile 3.0%")
-    assert apart.startswith("a core for every stage: 2 cases")
-    assert oversubscribed.startswith("oversubscribed: 2 cases")
+    table = pd.read_parquet(tmp_path / "cases.parquet")
+    assert table["predicted_s"].tolist() == [2.2, 1.8]
+    assert table["wire_bound"].tolist() == [True, True]
 
 
-def test_what_cannot_be_made_is_refused(monkeypatch, tmp_path):
+def test_hosts_that_cannot_be_made_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(making.os, "geteuid", lambda: 1000)
     done = CliRunner().invoke(app, ["validate", "--out", str(tmp_path / "cases")])
     assert (done.exit_code, len(done.output.strip().splitlines())) == (2, 1)
@@ -242,35 +284,52 @@ def test_what_cannot_be_made_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(making.os, "geteuid", lambda: 0)
     monkeypatch.setattr(making.shutil, "which", lambda tool: None)
     with pytest.raises(ConfigError, match="need `ip`, which is not installed"):
-        validate(tmp_path / "cases", [2], 1)
+        validate(tmp_path / "cases", campaign(), 1)
 
 
-@needs_root
-def test_a_folder_with_files_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"is not empty. Give another `--out`."):
-        validate(tmp_path, [2], 1)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--hosts", "3", "--replicas", "2"], "`--replicas` must divide `--hosts` (3)"),
+        (["--replicas", "2", "--rate", "50mbps+20ms"], "`--rate` must be without latency for replicas"),
+        (["--codec", "TopK(2)"], "TopK"),
+        (["--rate", "fast"], "A link must be a rate"),
+        (["--rate", "20mbps/half"], "A link must be a rate"),
+    ],
+)
+def test_cases_that_cannot_be_are_refused(words, sentence, tmp_path):
+    done = CliRunner().invoke(app, ["validate", *words, "--out", str(tmp_path / "cases")])
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.output.split())
+    assert not (tmp_path / "cases").exists()
 
 
 @needs_root
 @pytest.mark.slow
-def test_cases_are_measured_and_predicted(two_hosts, tmp_path, monkeypatch):
+def test_cases_are_measured_and_predicted(two_hosts, tmp_path):
     """Real Ray nodes over links that change from step to step; how near the prediction is, on a machine that is busy with
-    tests, is not asserted: `raysim validate` says it."""
+    tests, is not asserted: `raysim validate` says it. Neither is a step made again where its run is there."""
     two_hosts.close()
-    monkeypatch.setattr("raysim.validate.measure.pipelines", lambda hosts: [Pipeline(hosts, "Quantize(4)", "1F1B")])
     folder = tmp_path / "cases"
-    done = CliRunner().invoke(app, ["validate", "--hosts", "2", "--rounds", "1", "--out", str(folder)])
+    words = ["validate", "--codec", "Quantize(4)", "--rate", "3mbps", "--rate", "50mbps+20ms", "--rounds", "1"]
+    done = CliRunner().invoke(app, [*words, "--out", str(folder)])
     assert done.exit_code == 0, done.output
     table = pd.read_parquet(folder / "cases.parquet")
-    assert table["rate"].tolist() == list(RATES)
-    assert (table[["measured_s", "predicted_s"]] > 0).all().all()
-    assert (table["steps"] == 1).all()
-    run = Run(folder / "2-hosts-Quantize(4)-1F1B")
-    assert len(run.steps) == 1 + max(rates_by_step(1))
-    slow, fast = (table[table["rate"] == rate]["predicted_s"].item() for rate in ("20mbps", "500mbps"))
-    assert slow > fast
-    assert "Quantize(4)" in Path(folder / "cases.md").read_text()
+    assert table["link"].tolist() == ["3mbps", "50mbps+20ms"]
+    assert (table[["calibration_s", "unshaped_s", "measured_s", "predicted_s"]] > 0).all().all()
+    assert (table["cable_bytes"] > table["wire_bytes"]).all()
+    assert table["wire_bound"].all()
+    runs = folder / "2-hosts-Quantize(4)-1F1B-distant"
+    assert len(Run(runs / "test").steps) == 1 + max(links_by_step(["3mbps", "50mbps+20ms"], 1))
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.parquet")}
+    (folder / "cases.parquet").unlink()
+    done = CliRunner().invoke(app, [*words, "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*.parquet")} == before
+    assert pd.read_parquet(folder / "cases.parquet").equals(table)
+    done = CliRunner().invoke(app, [*words[:-1], "2", "--out", str(folder)])
+    assert done.exit_code == 2
+    assert "must be of 2 rounds" in " ".join(done.output.split())
 
 
 @needs_root

@@ -141,49 +141,79 @@ def profile(
 
 
 def validate(
-    hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts [default: 2, then 3].")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 10,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="A link, such as 20mbps or 50mbps+20ms [default: those of the campaign].")
+    ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="A codec both ways, or of replicas the method of their gradients.")
+    ] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="A schedule [default: 1F1B].")] = None,
+    hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts, of all replicas [default: 2].")] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=8, help="Replicas, on hosts that meet at a switch.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 5,
     trips: Annotated[
         bool, typer.Option("--trips", help="Measure how many times a packet pays the latency, instead of cases.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
 ) -> None:
-    """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root)."""
-    with bad_input_in_one_sentence():
-        if trips:
-            _measure_trips(out, rounds)
-            return
-        from raysim.validate.measure import validate as measure
-        from raysim.validate.runs import FailedError
-        from raysim.validate.table import line, summary, write
+    """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root).
 
-        cases = []
+    Without `--rate`, `--codec`, `--schedule`, `--hosts` and `--replicas` the whole campaign is run, else every combination of
+    them. Runs that are in the folder already are not made again, so the same command goes on where one was killed.
+    For example: raysim validate --rate 20mbps --rate 50mbps --codec 'TopK(0.1)' --hosts 3
+    """
+    with bad_input_in_one_sentence():
+        from raysim.validate.runs import FailedError
+
         end_on_sigterm()
         try:
-            for found in measure(out, hosts or [2, 3], rounds):
-                cases += found
-                for case in found:
-                    typer.echo(line(case))
+            if trips:
+                _measure_trips(out, rounds)
+            else:
+                own = bool(rate or codec or schedule or hosts or replicas > 1)
+                _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate) if own else None)
         except FailedError as error:
             fail(str(error), 1)
+
+
+def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:
+    """Measure the campaign, or the user's own combinations: hosts, replicas, codecs, schedules and rates."""
+    from raysim.validate.cases import DENSE_LINKS, campaign, pipelines
+    from raysim.validate.measure import validate as measure
+    from raysim.validate.table import line, sentence, summaries, write
+
+    if own is None:
+        chosen = campaign()
+    else:
+        hosts, replicas, codecs, schedules, rates = own
+        chosen = list(
+            pipelines(
+                hosts or [max(2, replicas)],
+                replicas,
+                codecs or ["Identity"],
+                schedules or ["1F1B"],
+                rates or DENSE_LINKS,
+            )
+        )
+    cases = []
+    for found in measure(out, chosen, rounds):
+        cases += found
+        for case in found:
+            typer.echo(line(case))
         write(cases, out)
-        for sentence in summary(cases):
-            typer.echo(sentence)
-        typer.echo(f"Every case is in {out / 'cases.md'} and {out / 'cases.parquet'}.")
+    for summary in summaries(cases):
+        typer.echo(sentence(summary))
+    typer.echo(f"Every case is in {out / 'cases.md'} and {out / 'cases.parquet'}.")
 
 
 def _measure_trips(out: Path, rounds: int) -> None:
-    from raysim.validate.runs import FailedError
+    """Measure the trips of packets, and print a line for each way."""
     from raysim.validate.trips import measure_trips
 
-    end_on_sigterm()
-    try:
-        for found in measure_trips(out, rounds):
-            way = f"host {found.source} -> host {found.target}" if found.wire_bytes else "end of a step"
-            size = f"{found.wire_bytes} bytes, {'reply and call' if found.inlined else 'object store'}, "
-            typer.echo(
-                f"{way}: {size if found.wire_bytes else ''}{1000 * found.latency_s:g} ms: {found.trips:.2f} one-way trips, "
-                f"half of the steps {found.low:.2f} to {found.high:.2f}"
-            )
-    except FailedError as error:
-        fail(str(error), 1)
+    for found in measure_trips(out, rounds):
+        way = f"host {found.source} -> host {found.target}" if found.wire_bytes else "end of a step"
+        size = f"{found.wire_bytes} bytes, {'reply and call' if found.inlined else 'object store'}, "
+        typer.echo(
+            f"{way}: {size if found.wire_bytes else ''}{1000 * found.latency_s:g} ms: {found.trips:.2f} one-way trips, "
+            f"half of the steps {found.low:.2f} to {found.high:.2f}"
+        )

@@ -2,44 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.config import ConfigError, make_config
+from raysim.network.schedule import Interleaved1F1B, parse_schedule
+from raysim.validate.runs import link
 
-CODECS = ("Identity", "Quantize(8)", "Quantize(4)", "TopK(0.1)", "ErrorFeedback(TopK(0.1))")
-SCHEDULES = ("1F1B", "GPipe")
-RATES = ("20mbps", "100mbps", "500mbps")
+CALIBRATION_STEPS = 8  # beside those that warm up
 
 
 class Pipeline(NamedTuple):
-    """A run with a stage on each host, the same codec both ways."""
+    """A run over hosts of this machine: a stage on each with one codec both ways, or one stage with a replica on each."""
 
     hosts: int
+    replicas: int
     codec: str
+    """Of activations and gradients on links; of replicas, the method by which they average their gradients."""
     schedule: str
+    links: tuple[str, ...]
+    """The links of the test run's shaped steps, such as "50mbps+20ms"."""
 
     @property
     def name(self) -> str:
         """A name for its folder."""
-        return f"{self.hosts}-hosts-{self.codec}-{self.schedule}"
+        copies = f"-{self.replicas}-replicas" if self.replicas > 1 else ""
+        return f"{self.hosts}-hosts{copies}-{self.codec}-{self.schedule}" + ("-distant" if self.distant else "")
 
-    def config(self) -> dict[str, Any]:
-        """Return the run: the GPT of `raysim bench pipeline` at half its batch, all of whose steps are profiled."""
-        changes = {"batch_size": 16, "forward": self.codec, "backward": self.codec, "schedule": self.schedule}
-        config = bench_config(self.hosts).model_dump(mode="json")
-        return config | changes | {"name": "validate", "profile_every_steps": 1}
+    @property
+    def distant(self) -> bool:
+        """Whether any of its links has a latency."""
+        return any(link(text)[1] > 0 for text in self.links)
+
+    @property
+    def wiring(self) -> str:
+        """How its hosts are wired, see `hosts`: replicas meet at a switch, where each has one port."""
+        if self.replicas > 1:
+            return "switch"
+        return "distant" if self.distant else "pairs"
+
+    def config(self, steps: int) -> dict[str, Any]:
+        """Return a run of so many steps, all of which are profiled.
+
+        The model is a narrow GPT: the narrower, the fewer operations for a byte of its activations, so that the wire counts.
+        Replicas train a wider one, since the bytes that they send are those of the weights.
+        """
+        schedule = parse_schedule(self.schedule)
+        turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1
+        stages = self.hosts // self.replicas * turns
+        changes: dict[str, Any] = {"name": "validate", "steps": steps, "profile_every_steps": 1, "batch_size": 16}
+        changes["model"] = {"name": "gpt", "num_blocks": max(4, stages), "width": 128, "num_heads": 4, "tied": False}
+        changes |= {"num_stages": stages, "schedule": self.schedule}
+        if self.replicas > 1:
+            changes["model"] |= {"num_blocks": 2, "width": 256}
+            changes |= {"num_replicas": self.replicas, "num_microbatches": 1, "replica_gradient": self.codec}
+        else:
+            changes |= {"forward": self.codec, "backward": self.codec}
+        return bench_config(stages).model_dump(mode="json") | changes
 
 
-def pipelines(hosts: int) -> list[Pipeline]:
-    """Return all pipelines over so many hosts."""
-    return [Pipeline(hosts, codec, schedule) for codec, schedule in product(CODECS, SCHEDULES)]
+DENSE_LINKS = ("20mbps", "50mbps", "100mbps")
+HALF_LINKS = ("5mbps", "20mbps", "50mbps")  # of 8 bits a value
+FEW_LINKS = ("3mbps", "10mbps", "30mbps")  # of 4 bits a value, or a tenth of the values
+FAR_LINKS = ("50mbps+20ms", "200mbps+20ms", "50mbps+80ms", "200mbps+80ms")
+LINKS = {
+    "Identity": DENSE_LINKS,
+    "Quantize(8)": HALF_LINKS,
+    "Quantize(4)": FEW_LINKS,
+    "TopK(0.1)": FEW_LINKS,
+    "ErrorFeedback(TopK(0.1))": FEW_LINKS,
+}
+REPLICA_LINKS = {
+    "Identity": ("50mbps", "100mbps", "300mbps"),
+    "PowerSGD(16)": DENSE_LINKS,
+    "PowerGossip(16)": DENSE_LINKS,
+    "ErrorFeedback(TopK(0.1))": DENSE_LINKS,
+}
 
 
-def rates_by_step(rounds: int) -> dict[int, str | None]:
-    """Return the rate of every step after those that warm up: each in turn, after a step between unshaped links (None).
+def campaign() -> list[Pipeline]:
+    """Return the pipelines that `raysim validate` trains by itself, those over the same hosts side by side."""
+    chosen = [
+        *product((2,), LINKS, ("1F1B", "GPipe")),
+        *product((2,), ("Identity", "Quantize(8)"), ("Interleaved1F1B(2)", "ZBH1")),
+        *product((3,), ("Identity", "Quantize(8)", "TopK(0.1)"), ("1F1B", "GPipe")),
+        (3, "Identity", "ZBH1"),
+        *product((4,), ("Identity", "Quantize(8)"), ("1F1B",)),
+        (4, "Identity", "GPipe"),
+    ]
+    near = [Pipeline(hosts, 1, codec, schedule, LINKS[codec]) for hosts, codec, schedule in chosen]
+    far = [Pipeline(hosts, 1, codec, "1F1B", FAR_LINKS) for hosts in (2, 3) for codec in ("Identity", "Quantize(4)")]
+    replicas = [Pipeline(4, 4, method, "1F1B", links) for method, links in REPLICA_LINKS.items()]
+    return [*near, *far, *replicas]
 
-    So what drifts, such as the speed of a shared machine, comes to both alike.
+
+def pipelines(
+    hosts: Sequence[int], replicas: int, codecs: Sequence[str], schedules: Sequence[str], links: Sequence[str]
+) -> Iterator[Pipeline]:
+    """Yield every combination, those over the same hosts side by side; raises ConfigError where one cannot be.
+
+    `hosts` are those of all replicas together.
     """
-    turns = [rate for _ in range(rounds) for shaped in RATES for rate in (None, shaped)]
+    for count, codec, schedule in product(hosts, codecs, schedules):
+        if count % replicas:
+            raise ConfigError(f"`--replicas` must divide `--hosts` ({count}), but got {replicas}.")
+        pipeline = Pipeline(count, replicas, codec, schedule, tuple(links))
+        if replicas > 1 and pipeline.distant:
+            raise ConfigError("`--rate` must be without latency for replicas, which meet at a switch that has none.")
+        make_config(pipeline.config(1))
+        yield pipeline
+
+
+def links_by_step(links: Sequence[str], rounds: int) -> dict[int, str | None]:
+    """Return the link of every step after those that warm up: each in turn, after a step between unshaped links (None).
+
+    So the drift of a shared machine comes to both alike.
+    """
+    turns = [text for _ in range(rounds) for shaped in links for text in (None, shaped)]
     return dict(enumerate(turns, start=WARMUP_STEPS))

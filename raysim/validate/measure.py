@@ -1,62 +1,160 @@
-"""Runs the cases on hosts of this machine, and sets what steps took beside what was predicted."""
+"""Runs pipelines on hosts of this machine, and sets what their steps took beside what was predicted."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
+
+from raysim.bench.workload import WARMUP_STEPS
 from raysim.config import ConfigError
-from raysim.validate.cases import Pipeline, pipelines, rates_by_step
+from raysim.records import Run
+from raysim.validate.cases import CALIBRATION_STEPS, Pipeline, links_by_step
 from raysim.validate.hosts import Hosts, check_machine, network
 from raysim.validate.predict import Prediction, typical
-from raysim.validate.runs import Driver, driving, link
+from raysim.validate.runs import CABLES, Driver, driving, link
+
+WIRE_BOUND = 1.05  # how much longer a shaped step takes than an unshaped one, at least, where the wire counts
 
 
 class Case(NamedTuple):
-    """A pipeline at a rate: means of the middle half of its steps, none of which was used to predict."""
+    """A pipeline over one kind of link. Seconds of a step are means of the middle half, see `typical`.
+
+    The prediction knows the calibration run, whose links are not shaped, and the pace of the test run's unshaped steps; the
+    test run's shaped steps are only compared with it.
+    """
 
     hosts: int
+    replicas: int
     codec: str
     schedule: str
-    rate: str
+    link: str
     steps: int
+    """Shaped steps of the test run."""
+    calibration_s: float
+    """Of the calibration run's steps."""
+    unshaped_s: float
+    """Of the test run's unshaped steps: what one would predict without a model of the network."""
     measured_s: float
+    """Of the test run's shaped steps."""
     predicted_s: float
-    error: float
-    """Of the prediction: above 0 where it is too slow."""
+    unpaced_s: float
+    """The prediction at the calibration run's own pace."""
+    wire_bytes: float
+    """Of packets, in a shaped step."""
+    cable_bytes: float
+    """Sent by all hosts to one another in a shaped step, Ray's own messages among them."""
     oversubscribed: bool
-    """More stages compute at once than the machine has cores."""
+    """More workers compute at once than the machine has cores."""
+
+    @property
+    def error(self) -> float:
+        """Of the prediction: above 0 where it is too slow."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def baseline_error(self) -> float:
+        """Of the unshaped step as a prediction."""
+        return self.unshaped_s / self.measured_s - 1
+
+    @property
+    def wire_bound(self) -> bool:
+        """Whether the links made the step at least 5 % longer."""
+        return self.measured_s >= WIRE_BOUND * self.unshaped_s
+
+    @property
+    def distant(self) -> bool:
+        """Whether the links have a latency."""
+        return link(self.link)[1] > 0
 
 
-def validate(out: Path, hosts: Sequence[int], rounds: int) -> Iterator[list[Case]]:
-    """Return an iterator over pipelines, each with its cases; their runs are in `out`, a folder each.
+def validate(out: Path, pipelines: Sequence[Pipeline], rounds: int) -> Iterator[list[Case]]:
+    """Return an iterator over pipelines, each with its cases, of `rounds` steps each; their runs are in `out`.
 
-    Raises ConfigError at once where the machine cannot make hosts, or `out` holds files; the iteration raises FailedError.
+    Runs that are there already are not made again. Raises ConfigError at once where runs are to be made and this machine
+    cannot make hosts, or where `out` holds runs over other links; the iteration raises FailedError.
     """
-    check_machine()
-    if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"The folder {out} is not empty. Give another `--out`.")
-    return _validate(out, hosts, rounds)
+    missing = [pipeline for pipeline in pipelines if not _is_measured(pipeline, out, rounds)]
+    if missing:
+        check_machine()
+    return _validate(out, pipelines, rounds)
 
 
-def _validate(out: Path, hosts: Sequence[int], rounds: int) -> Iterator[list[Case]]:
-    for count in hosts:
-        with Hosts.made(count) as made, driving(made) as driver:
-            for pipeline in pipelines(count):
-                yield _measure(pipeline, driver, out / pipeline.name, rounds)
+def _validate(out: Path, pipelines: Sequence[Pipeline], rounds: int) -> Iterator[list[Case]]:
+    for (count, wiring), group in groupby(pipelines, key=lambda pipeline: (pipeline.hosts, pipeline.wiring)):
+        together = list(group)
+        missing = [pipeline for pipeline in together if not _is_measured(pipeline, out, rounds)]
+        for pipeline in together:
+            if pipeline not in missing:
+                yield cases_of(pipeline, out / pipeline.name)
+        if missing:
+            with Hosts.made(count, wiring) as hosts, driving(hosts) as driver:
+                for pipeline in missing:
+                    _measure(pipeline, driver, out / pipeline.name, rounds)
+                    yield cases_of(pipeline, out / pipeline.name)
 
 
-def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> list[Case]:
-    rates = rates_by_step(rounds)
-    run = driver.train(pipeline.config(), folder, rates)
-    seconds = dict(zip(run.steps["step"].tolist(), run.steps["seconds"].tolist(), strict=True))
-    prediction = Prediction(run, [step for step, rate in rates.items() if rate is None])
+def _is_measured(pipeline: Pipeline, out: Path, rounds: int) -> bool:
+    """Return whether both runs of a pipeline are there; raises ConfigError where they are of other links or rounds."""
+    cables = out / pipeline.name / "test" / CABLES
+    if not cables.exists():
+        return False
+    if _links_of(cables) != links_by_step(pipeline.links, rounds):
+        raise ConfigError(
+            f"The run in {cables.parent} must be of {rounds} rounds over {', '.join(pipeline.links)}, but it is of others. "
+            "Give another `--out`."
+        )
+    return True
+
+
+def _links_of(cables: Path) -> dict[int, str | None]:
+    """Return the link of every step."""
+    rows = pq.read_table(cables, columns=["step", "link"]).to_pylist()
+    return {row["step"]: row["link"] for row in rows}
+
+
+def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of a campaign that was killed
+    unshaped = dict.fromkeys(range(WARMUP_STEPS, WARMUP_STEPS + CALIBRATION_STEPS))
+    for name, links in (("calibration", unshaped), ("test", links_by_step(pipeline.links, rounds))):
+        driver.train(pipeline.config(len(links)), folder / name, links)
+
+
+def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
+    """Return the cases of a pipeline whose runs are in `folder`: a prediction for every link of its test run."""
+    calibration, test = Run(folder / "calibration"), Run(folder / "test")
+    prediction = Prediction(calibration, list(_links_of(calibration.folder / CABLES)))
+    links = _links_of(test.folder / CABLES)
+    steps = test.steps.set_index("step")
+    cables = pq.read_table(test.folder / CABLES).to_pandas().set_index("step")["sent_bytes"]
+
+    def step_s(chosen: str | None) -> float:
+        return typical([float(steps["seconds"][step]) for step, at in links.items() if at == chosen])
+
+    unshaped_s = step_s(None)
+    pace = prediction.pace(unshaped_s)
+    calibrated = calibration.steps.set_index("step")["seconds"]
     cases = []
-    for rate in dict.fromkeys(rate for rate in rates.values() if rate is not None):
-        measured = [seconds[step] for step, at in rates.items() if at == rate]
-        measured_s = typical(measured)
-        predicted_s = prediction.step_s(network("pairs", *link(rate)))
-        error = predicted_s / measured_s - 1
-        cases.append(Case(*pipeline, rate, len(measured), measured_s, predicted_s, error, prediction.oversubscribed))
+    for text in pipeline.links:
+        here = [step for step, at in links.items() if at == text]
+        shaped = network(pipeline.wiring, *link(text))
+        cases.append(
+            Case(
+                *pipeline[:-1],
+                link=text,
+                steps=len(here),
+                calibration_s=typical(calibrated[list(_links_of(calibration.folder / CABLES))].tolist()),
+                unshaped_s=unshaped_s,
+                measured_s=step_s(text),
+                predicted_s=prediction.step_s(shaped, pace),
+                unpaced_s=prediction.step_s(shaped),
+                wire_bytes=float(steps["wire_bytes"][here].mean()),
+                cable_bytes=float(cables[here].mean()),
+                oversubscribed=prediction.oversubscribed,
+            )
+        )
     return cases

@@ -11,11 +11,12 @@ import numpy as np
 from raysim.network.calibrate import read_overheads
 from raysim.network.network import FREE, Network
 from raysim.network.placement import Placement
-from raysim.network.profile import profiles_from_actions
+from raysim.network.profile import Profile, profiles_from_actions
 from raysim.network.schedule import parse_schedule
 from raysim.network.simulate import step_seconds
 from raysim.records import Run
 
+SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 FIT_ROUNDS = 24  # of halving: far finer than a measurement
 
 
@@ -31,32 +32,43 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 class Prediction:
-    """A run with a stage on each host, its `steps` between unshaped links, and what they say of other links.
+    """A run with a worker on each host, its `steps` between unshaped links, and what they say of other links.
 
-    Where more stages compute at once than the machine has cores, all hosts share them. How many are left to stages, beside
+    Where more workers compute at once than the machine has cores, all hosts share them. How many are left to workers, beside
     Ray and the links, is then fitted to the unshaped steps too.
     """
 
     def __init__(self, run: Run, steps: Sequence[int]) -> None:
-        self.schedule = parse_schedule(run.row["schedule"])
-        self.num_hosts, threads = int(run.row["num_stages"]), int(run.row["threads_per_stage"])
-        rows = self.schedule.rows(self.num_hosts, int(run.row["num_microbatches"]))
+        row = run.row
+        self.schedule = parse_schedule(row["schedule"])
+        num_stages, threads = int(row["num_stages"]), int(row["threads_per_stage"])
+        rows = self.schedule.rows(num_stages, int(row["num_microbatches"]))
+        self.num_replicas = int(row["num_replicas"])
+        self.num_hosts = self.num_replicas * len(rows)
         actions = run.actions
         actions = actions[actions["step"].isin(list(steps))]
         columns = {str(name): actions[name].to_numpy() for name in actions}
         seconds = run.steps.set_index("step")["seconds"].loc[list(steps)]
         overheads = read_overheads(columns, rows, dict(zip(steps, seconds.tolist(), strict=True)))
         found = profiles_from_actions(columns, **overheads._asdict())
-        self.profiles = [profile.with_ray_messages() for profile in found.values()]
+        self.profiles = [_with_averages(profile.with_ray_messages(), run, step) for step, profile in found.items()]
         self.placement = Placement(tuple(range(self.num_hosts)), threads=threads, driver=0)
         cores = os.cpu_count() or 1
         self.oversubscribed = self.num_hosts * threads > cores
         if self.oversubscribed:
             self._fit_cores(typical(seconds.tolist()), float(cores))
 
-    def step_s(self, network: Network) -> float:
-        """Return the seconds that the unshaped steps would have taken on `network`, see `typical`."""
-        return typical(step_seconds(self.schedule, self.profiles, [network], placement=self.placement)[0].tolist())
+    def step_s(self, network: Network, pace: float = 1.0) -> float:
+        """Return the seconds that the unshaped steps would have taken on `network`, see `typical`.
+
+        `pace` stretches all that the machine does itself, compute, codecs and Ray, but not what the wires take.
+        """
+        profiles = [_at_pace(profile, pace) for profile in self.profiles]
+        return typical(step_seconds(self.schedule, profiles, [network], placement=self.placement)[0].tolist())
+
+    def pace(self, step_s: float) -> float:
+        """Return the pace at which an unshaped step takes `step_s`: that of the machine when another run was made."""
+        return step_s / self.step_s(FREE)
 
     def _fit_cores(self, step_s: float, most: float) -> None:
         """Share between the hosts as many cores, at most as there are, as unshaped steps of `step_s` leave them."""
@@ -65,3 +77,16 @@ class Prediction:
             middle = (low + high) / 2
             self.placement = replace(self.placement, cores=(middle,), machines=(0,) * self.num_hosts)
             low, high = (middle, high) if self.step_s(FREE) > step_s else (low, middle)
+
+
+def _at_pace(profile: Profile, pace: float) -> Profile:
+    """Return a profile of whose seconds each takes `pace` times as long."""
+    return replace(profile, **{name: getattr(profile, name) * pace for name in SECONDS})
+
+
+def _with_averages(profile: Profile, run: Run, step: int) -> Profile:
+    """Return a step's profile with what its replicas sent to average; their own work is in what steps take beside actions."""
+    links = run.links
+    rows = links[(links["direction"] == "replica_gradient") & (links["step"] == step)]
+    worst = rows.groupby("stage")[["wire_bytes", "rounds"]].max().reindex(range(profile.num_stages)).fillna(0.0)
+    return replace(profile, sent_bytes=worst["wire_bytes"].to_numpy(), rounds=worst["rounds"].to_numpy())

@@ -10,10 +10,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raysim.network.presets import parse_network
-from raysim.records import Run
+import pyarrow as pa
+
+from raysim.config import ConfigError
+from raysim.network.network import read_notation
+from raysim.records import Run, write_table
 from raysim.validate.cluster import Cluster
 from raysim.validate.hosts import Hosts
+
+CABLES = "cables.parquet"
+CABLES_SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("link", pa.string()),  # such as "50mbps+20ms"; null where cables are not shaped
+        (
+            "sent_bytes",
+            pa.int64(),
+        ),  # by all hosts to one another, Ray's own among them; of a piece's segments, headers count once
+    ]
+)
 
 
 class FailedError(RuntimeError):
@@ -27,22 +42,27 @@ class Driver:
         self._hosts = hosts
         self._process = process
 
-    def train(self, config: Mapping[str, Any], folder: Path, rates: Mapping[int, str | None]) -> Run:
-        """Train to the last step of `rates`, each step between links of its rate (None: unshaped, as all before the first).
+    def train(self, config: Mapping[str, Any], folder: Path, links: Mapping[int, str | None]) -> Run:
+        """Train to the last step of `links`, each step between links of its own (None: unshaped, as all before the first).
 
-        Raises FailedError where it breaks off.
+        At the end `cables.parquet` is in the folder: a row a step of `links`. Raises FailedError where the run breaks off.
         """
         shaped: str | None = None
+        sent: dict[int, int] = {}  # before each step, by all hosts
         self._hosts.shape(None)
-        self._tell(json.dumps({"config": {**config, "steps": 1 + max(rates)}, "out": str(folder)}))
+        self._tell(json.dumps({"config": {**config, "steps": 1 + max(links)}, "out": str(folder)}))
         while "error" not in (answer := self._answer()):
-            rate = rates.get(answer["step"])
-            if rate != shaped:
-                self._hosts.shape(*link(rate))
-                shaped = rate
+            text = links.get(answer["step"])
+            if text != shaped:
+                self._hosts.shape(*link(text))
+                shaped = text
+            sent[answer["step"]] = sum(self._hosts.sent_bytes())
             self._tell("")
         if answer["error"] is not None:
             raise FailedError(f"The run in {folder} broke off: {answer['error']}")
+        sent[1 + max(links)] = sum(self._hosts.sent_bytes())
+        rows = [{"step": k, "link": text, "sent_bytes": sent[k + 1] - sent[k]} for k, text in links.items()]
+        write_table(pa.Table.from_pylist(rows, CABLES_SCHEMA), folder / CABLES)
         return Run(folder)
 
     def _tell(self, line: str) -> None:
@@ -72,9 +92,13 @@ def driving(hosts: Hosts) -> Iterator[Driver]:
 def link(text: str | None) -> tuple[float | None, float]:
     """Return the bits a second and the latency in seconds of a link such as "50mbps+20ms".
 
-    The bits are None where the link is not shaped: None, or "free+20ms".
+    The bits are None where the link is not shaped: None, or "free+20ms". Raises ConfigError where cables cannot be such a link.
     """
-    network = parse_network(text or "free")
+    network = read_notation(text or "free")
+    if network is None or network.jitter_s or network.sharing != "pair":
+        raise ConfigError(
+            f"A link must be a rate, with a latency or without, as 20mbps or 50mbps+20ms, but got {text!r}."
+        )
     assert isinstance(network.bandwidth_bps, float)
     assert isinstance(network.latency_s, float)
     return None if math.isinf(network.bandwidth_bps) else network.bandwidth_bps, network.latency_s

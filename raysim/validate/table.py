@@ -2,59 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from raysim.records import write_table
 from raysim.validate.measure import Case
+
+SCHEMA = pa.schema(
+    [
+        ("hosts", pa.int16()),
+        ("replicas", pa.int16()),
+        ("codec", pa.string()),
+        ("schedule", pa.string()),
+        ("link", pa.string()),
+        ("steps", pa.int32()),
+        ("calibration_s", pa.float64()),
+        ("unshaped_s", pa.float64()),
+        ("measured_s", pa.float64()),
+        ("predicted_s", pa.float64()),
+        ("unpaced_s", pa.float64()),
+        ("wire_bytes", pa.float64()),
+        ("cable_bytes", pa.float64()),
+        ("oversubscribed", pa.bool_()),
+        ("error", pa.float64()),
+        ("baseline_error", pa.float64()),
+        ("wire_bound", pa.bool_()),
+    ]
+)
+
+GROUPS: dict[str, Callable[[Case], bool]] = {
+    "all cases": lambda case: True,
+    "wire-bound": lambda case: case.wire_bound,
+    "not wire-bound": lambda case: not case.wire_bound,
+    "wire-bound, links without latency": lambda case: case.wire_bound and case.replicas == 1 and not case.distant,
+    "wire-bound, links with latency": lambda case: case.wire_bound and case.distant,
+    "wire-bound, replicas": lambda case: case.wire_bound and case.replicas > 1,
+    "wire-bound, a core for every worker": lambda case: case.wire_bound and not case.oversubscribed,
+    "wire-bound, more workers than cores": lambda case: case.wire_bound and case.oversubscribed,
+}
+
+
+class Summary(NamedTuple):
+    """The errors of a group of cases: of the prediction, and of the unshaped step in its place (the baseline)."""
+
+    group: str
+    cases: int
+    median: float
+    """Of the error without its sign, as the next."""
+    high: float
+    """The 95th percentile."""
+    mean: float
+    """Of the error with its sign: above 0 where predictions are too slow."""
+    baseline_median: float
+    baseline_high: float
+    unpaced_median: float
+    """Of the error of predictions that know nothing of the test run, not even the machine's pace."""
+
+
+def summaries(cases: Sequence[Case]) -> list[Summary]:
+    """Return the errors of every group that has cases."""
+    found = []
+    for name, belongs in GROUPS.items():
+        chosen = [case for case in cases if belongs(case)]
+        if not chosen:
+            continue
+        errors = np.array([case.error for case in chosen])
+        baseline = np.array([case.baseline_error for case in chosen])
+        unpaced = np.array([case.unpaced_s / case.measured_s - 1 for case in chosen])
+        found.append(
+            Summary(
+                group=name,
+                cases=len(chosen),
+                median=float(np.median(np.abs(errors))),
+                high=float(np.quantile(np.abs(errors), 0.95)),
+                mean=float(np.mean(errors)),
+                baseline_median=float(np.median(np.abs(baseline))),
+                baseline_high=float(np.quantile(np.abs(baseline), 0.95)),
+                unpaced_median=float(np.median(np.abs(unpaced))),
+            )
+        )
+    return found
 
 
 def line(case: Case) -> str:
     """Return a case in a line."""
-    what = f"{case.hosts} hosts, {case.codec}, {case.schedule}, {case.rate}"
-    return f"{what}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s, {case.error:+.1%}"
+    return (
+        f"{_hosts(case)}, {case.codec}, {case.schedule}, {case.link}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s, "
+        f"{case.error:+.1%}; without a network {case.unshaped_s:.3f} s, {case.baseline_error:+.1%}"
+    )
 
 
-def summary(cases: Sequence[Case]) -> list[str]:
-    """Return the errors of all cases, and of those with and without a core for every stage, a sentence each."""
-    sentences = []
-    for name, chosen in (
-        ("all cases", list(cases)),
-        ("a core for every stage", [case for case in cases if not case.oversubscribed]),
-        ("oversubscribed", [case for case in cases if case.oversubscribed]),
-    ):
-        if chosen:
-            errors = [abs(case.error) for case in chosen]
-            sentences.append(
-                f"{name}: {len(chosen)} cases, error of the median {median(errors):.1%}, of the 95th percentile "
-                f"{np.quantile(errors, 0.95):.1%}, mean with its sign {np.mean([case.error for case in chosen]):+.1%}"
-            )
-    return sentences
+def sentence(summary: Summary) -> str:
+    """Return the errors of a group in a sentence."""
+    return (
+        f"{summary.group}: {summary.cases} cases, error of the median {summary.median:.1%}, of the 95th percentile "
+        f"{summary.high:.1%}, mean with its sign {summary.mean:+.1%}; without a network {summary.baseline_median:.1%} and "
+        f"{summary.baseline_high:.1%}"
+    )
 
 
 def markdown(cases: Sequence[Case]) -> str:
-    """Return a row for every pipeline: measured and predicted seconds of a step and the error, at every rate."""
-    rates = list(dict.fromkeys(case.rate for case in cases))
+    """Return the errors of every group of cases, then a row for every case."""
     lines = [
-        "| hosts | both ways | schedule | " + " | ".join(rates) + " |",
-        "|---|---|---|" + "---|" * len(rates),
+        "| cases | number | error, median | 95th percentile | mean with its sign | no network, median | 95th percentile |",
+        "|---|---|---|---|---|---|---|",
     ]
-    rows: dict[tuple[int, str, str], dict[str, str]] = {}
+    lines += [
+        f"| {one.group} | {one.cases} | {one.median:.1%} | {one.high:.1%} | {one.mean:+.1%} | {one.baseline_median:.1%} "
+        f"| {one.baseline_high:.1%} |"
+        for one in summaries(cases)
+    ]
+    lines += [
+        "",
+        "Seconds of a step. The error of `no network` is that of the unshaped step as a prediction; (*) more workers than cores.",
+        "",
+        "| hosts | codec | schedule | link | unshaped | measured | predicted | error | no network |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for case in cases:
-        cell = f"{case.measured_s:.3f} / {case.predicted_s:.3f}, {case.error:+.1%}"
-        rows.setdefault((case.hosts, case.codec, case.schedule), {})[case.rate] = cell
-    for (hosts, codec, schedule), cells in rows.items():
-        mark = "*" if any(case.oversubscribed for case in cases if case.hosts == hosts) else ""
-        lines.append(f"| {hosts}{mark} | `{codec}` | {schedule} | " + " | ".join(cells[rate] for rate in rates) + " |")
+        mark = "*" if case.oversubscribed else ""
+        seconds = " | ".join(f"{value:.3f}" for value in (case.unshaped_s, case.measured_s, case.predicted_s))
+        lines.append(
+            f"| {_hosts(case)}{mark} | `{case.codec}` | {case.schedule} | {case.link} | {seconds} | {case.error:+.1%} "
+            f"| {case.baseline_error:+.1%} |"
+        )
     return "\n".join(lines)
 
 
 def write(cases: Sequence[Case], folder: Path) -> None:
     """Write `cases.parquet` and `cases.md`."""
-    pq.write_table(pa.Table.from_pylist([case._asdict() for case in cases]), folder / "cases.parquet")
-    text = "\n".join([markdown(cases), "", *(f"- {sentence}" for sentence in summary(cases)), ""])
-    (folder / "cases.md").write_text(text, encoding="utf-8")
+    derived = ("error", "baseline_error", "wire_bound")
+    rows = [case._asdict() | {name: getattr(case, name) for name in derived} for case in cases]
+    write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "cases.parquet")
+    (folder / "cases.md").write_text(f"{markdown(cases)}\n", encoding="utf-8")
+
+
+def _hosts(case: Case) -> str:
+    return f"{case.replicas} replicas" if case.replicas > 1 else f"{case.hosts} hosts"
