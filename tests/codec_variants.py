@@ -44,7 +44,7 @@ def packed(count: int, bits: int) -> int:
 @dataclass(frozen=True)
 class Variant:
     notation: str
-    wire_bytes: Callable[[Shape, int], int] | None = (
+    array_bytes: Callable[[Shape, int], int] | None = (
         None  # from shape and itemsize; None where bytes depend on the data
     )
     lossless: bool = False
@@ -71,11 +71,11 @@ def absmax(bits: int, groups: Callable[[Shape], int] = lambda shape: 1) -> Calla
 def topk(density: float, index_bytes: Callable[[int, int], int]) -> Callable[[Shape, int], int]:
     """Values and index; no index where everything is kept."""
 
-    def wire_bytes(shape: Shape, itemsize: int) -> int:
+    def array_bytes(shape: Shape, itemsize: int) -> int:
         count = kept(density, shape)
         return count * itemsize + (index_bytes(count, numel(shape)) if count < numel(shape) else 0)
 
-    return wire_bytes
+    return array_bytes
 
 
 def channels(shape: Shape) -> int:

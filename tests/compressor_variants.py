@@ -199,8 +199,8 @@ class Pair:
         self.receiver = Link(method, 0, "forward", sender=False, device=device)
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> tuple[Packet, Tensor]:
-        packet = self.sender.send(x, context, measure=measure)
-        return packet, self.receiver.receive(packet, context)
+        message = self.sender.send(x, context, measure=measure)
+        return self.receiver.unpack(message), self.receiver.receive(message, context)
 
     def step(self, step: int, dtype: torch.dtype = torch.float32) -> list[tuple[Packet, Tensor]]:
         sent = [self.send(x, context) for x, context in messages(step, step + 1, dtype)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from codec_variants import normal, student
 
-from raysim.codecs import Packet
+from raysim.codecs.message import CodecTable
 from raysim.compressors.layers import WHOLE, unflatten
 from raysim.compressors.methods import parse_replica_method
 from raysim.compressors.replica import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Round, exchange
@@ -135,32 +135,30 @@ def gradients(replica: int, step: int, shapes: dict[str, tuple[int, ...]] = SHAP
     return made
 
 
-def carried(sent: Round) -> Round:
-    """What arrives: packets that were pickled, in memory that nobody may write to."""
+def carried(sent: Round, table: CodecTable) -> Round:
+    """Return what arrives: packets of messages that were pickled, in memory that nobody may write to."""
 
     def carry(packets):
-        return {name: frozen(packet) for name, packet in pickle.loads(pickle.dumps(dict(packets))).items()}
+        header, *arrays = pickle.loads(pickle.dumps(table.pack_round(packets)))
+        for array in arrays:
+            array.flags.writeable = False
+        return table.unpack_round((header, *arrays), max_values=1 << 20)
 
     return Round(carry(sent.everyone), {other: carry(packets) for other, packets in sent.each.items()})
-
-
-def frozen(packet: Packet) -> Packet:
-    for array in packet.arrays.values():
-        array.flags.writeable = False
-    return packet
 
 
 def average(
     method: ReplicaMethod, given: Sequence[Gradients], memories: Sequence[Memory], contexts: Sequence[ReplicaContext]
 ) -> tuple[list[Averaged], list[int]]:
-    """As `average_together`, with packets that travel, and the bytes summed over them one by one."""
+    """As `average_together`, with packets that travel, and the bytes of their arrays summed one by one."""
+    table = method.table(given[0])
     running = [method.average(*arguments) for arguments in zip(given, memories, contexts, strict=True)]
     sent_bytes, received, count = [0] * len(given), None, len(given)
     for _ in range(method.num_rounds(count) + 1):
         sent, results = [], []
         for replica, one in enumerate(running):
             try:
-                sent.append(carried(next(one) if received is None else one.send(received[replica])))
+                sent.append(carried(next(one) if received is None else one.send(received[replica]), table))
             except StopIteration as stop:
                 results.append(stop.value)
         if results:
@@ -172,7 +170,8 @@ def average(
             assert replica not in part.each
             each = sum(array.nbytes for packet in addressed for array in packet.arrays.values())
             sent_bytes[replica] += (count - 1) * everyone + each
-            assert part.wire_bytes(count) == (count - 1) * everyone + each
+            headers = part.wire_bytes(count, table) - (count - 1) * everyone - each
+            assert (headers > 0) == bool((count - 1) * len(part.everyone) + len(addressed))
         received = exchange(sent)
     raise AssertionError(f"more than {method.num_rounds(count)} rounds")
 
@@ -185,7 +184,7 @@ class Team:
         self.memories: list[Memory] = [{} for _ in range(num_replicas)]
         self.fed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self.sent = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        self.wire_bytes = 0
+        self.array_bytes = 0
         self.parameters = [
             {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
         ] * num_replicas
@@ -210,7 +209,7 @@ class Team:
             for own, result in zip(self.parameters, results, strict=True)
         ]
         self.memories = [result.memory for result in results]
-        self.wire_bytes = sum(sent)
+        self.array_bytes = sum(sent)
         for name in self.shapes:
             self.fed[name] += sum(one[name].double() for one in given) / self.count
             self.sent[name] += results[0].gradients[name].double()

@@ -322,7 +322,7 @@ def test_levels_of_tinyscript_beat_even_ones() -> None:
 def test_tah_quant() -> None:
     x = student(16, 640)
     packet = TAHQuant().encode(x)
-    assert 8 * packet.wire_bytes / x.numel() == pytest.approx(5.02, abs=0.01)
+    assert 8 * packet.array_bytes / x.numel() == pytest.approx(5.02, abs=0.01)
     assert error_of(TAHQuant(), x) < error_of(Quantize(4, per="row"), x)
     # where nothing is rotated, a tile of four bits is off by half a step
     flat = normal(8, 320)
@@ -355,7 +355,7 @@ def test_relative_bounds_hold_and_bytes_follow(relative: str, bound: float) -> N
     packet = ErrorBounded(bound, relative).encode(x)
     assert float((packet.decode() - x).abs().max()) <= limit * (1 + 1e-5)
     finer = ErrorBounded(bound / 4, relative).encode(x)
-    assert 1.5 <= 8 * (finer.wire_bytes - packet.wire_bytes) / x.numel() <= 2.3  # two bits a value
+    assert 1.5 <= 8 * (finer.array_bytes - packet.array_bytes) / x.numel() <= 2.3  # two bits a value
 
 
 # Low rank
@@ -399,7 +399,7 @@ def test_low_rank_is_exact_up_to_its_rank_and_a_projection_else() -> None:
 
 def test_bytes_of_low_rank() -> None:
     for columns, expected in ((1920, 188416), (3072, 262144), (1024, 131072)):
-        assert LowRank(16).encode(torch.zeros(1024, columns), KEY).wire_bytes == expected
+        assert LowRank(16).encode(torch.zeros(1024, columns), KEY).array_bytes == expected
 
 
 def test_low_rank_of_samples_does_not_mix_them() -> None:
@@ -416,9 +416,9 @@ def test_entropy_is_lossless_and_never_much_larger() -> None:
         for codec in (Quantize(4), TopK(0.1), Quantize(8, per="row")):
             plain, small = codec.encode(x), Entropy(codec).encode(x)
             assert torch.equal(plain.decode(), small.decode())
-            assert small.wire_bytes <= plain.wire_bytes + len(plain.arrays)
+            assert small.array_bytes <= plain.array_bytes + len(plain.arrays)
     relu = (normal(8, 5000) - 1).relu()
-    assert Entropy(Quantize(4)).encode(relu).wire_bytes < 0.5 * Quantize(4).encode(relu).wire_bytes
+    assert Entropy(Quantize(4)).encode(relu).array_bytes < 0.5 * Quantize(4).encode(relu).array_bytes
 
 
 def test_outlier_columns_keep_their_digits_and_spare_the_others() -> None:

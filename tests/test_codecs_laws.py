@@ -47,7 +47,7 @@ def test_shape_dtype_finite_input_untouched_deterministic(variant: Variant) -> N
         assert torch.isfinite(y).all(), name
         assert torch.equal(bits_of(x), bits_of(before)), name
         assert same_packet(packet, codec.encode(x, KEY)), name
-        assert packet.wire_bytes == sum(array.nbytes for array in packet.arrays.values())
+        assert packet.array_bytes == sum(array.nbytes for array in packet.arrays.values())
         assert packet.dense_bytes == x.numel() * x.dtype.itemsize
 
 
@@ -102,12 +102,12 @@ def test_algebra(variant: Variant) -> None:
 
 
 @variants
-def test_wire_bytes_are_the_formula(variant: Variant) -> None:
-    if variant.wire_bytes is None:
+def test_array_bytes_are_the_formula(variant: Variant) -> None:
+    if variant.array_bytes is None:
         return
     for name, x in carried(variant).items():
-        expected = variant.wire_bytes(tuple(x.shape), x.dtype.itemsize)
-        assert variant.codec.encode(x, KEY).wire_bytes == expected, name
+        expected = variant.array_bytes(tuple(x.shape), x.dtype.itemsize)
+        assert variant.codec.encode(x, KEY).array_bytes == expected, name
 
 
 @variants
@@ -209,7 +209,7 @@ def test_topk_of_topk_and_of_microbatches() -> None:
 def test_topk_costs_its_budget() -> None:
     for shape in [(128, 65536 // 16), (8, 16384), (1, 786432)]:
         packet = TopK(0.1).encode(normal(*shape[:1], 1).expand(shape).contiguous() + torch.arange(shape[1]) % 97)
-        assert 8 * packet.wire_bytes <= 4.2 * packet.numel
+        assert 8 * packet.array_bytes <= 4.2 * packet.numel
     assert set(TopK(1.0).encode(normal(3, 8)).arrays) == {"values.values"}
 
 

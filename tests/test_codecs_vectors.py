@@ -91,8 +91,8 @@ def test_positions(total: int, data: st.DataObject, form: str) -> None:
 )
 def test_bytes_of_topk(shape: tuple[int, int], density: float, index: str, expected: int) -> None:
     x = normal(1, 1024).repeat(1, shape[1] // 1024)
-    assert TopK(density, index=index).encode(x).wire_bytes == expected
-    assert TopK(density).encode(x).wire_bytes <= expected
+    assert TopK(density, index=index).encode(x).array_bytes == expected
+    assert TopK(density).encode(x).array_bytes <= expected
 
 
 def test_selection_takes_no_more_than_there_is() -> None:

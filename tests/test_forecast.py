@@ -17,6 +17,7 @@ from raysim.network.profile import Profile, gpt_forward_flops
 from raysim.pipeline.forecast import forecast
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.recorded import record_profile
+from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
 
 FREE = parse_network("free")
 QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
@@ -137,7 +138,7 @@ def test_published_sizes_need_neither_data_nor_weights():
     weights = sum(memory.weights_bytes for memory in found.memories) // 4
     assert weights == 124_439_808 + 50257 * 768  # the tied table is in two stages
     network = parse_network("100mbps")
-    assert found.tied_s(network) == rounds_s(network, [0, 3], 4 * 50257 * 768, 2)
+    assert found.tied_s(network) == rounds_s(network, [0, 3], all_reduce_bytes("sum", 50257 * 768, 2, TIED_TABLE), 2)
     assert found.step_s(network) == found.simulate(network).step_s + found.tied_s(network)
     resnet = forecast("resnet18-cifar10", "data.train_samples=1280", "epochs=3", device="A100")
     assert resnet.num_steps == 30
@@ -156,12 +157,16 @@ def test_replicas_average_their_gradients():
     found = forecast("digits-cnn", "num_replicas=2", "num_microbatches=2", device="T4")
     network = parse_network("100mbps+1ms")
     timeline = found.simulate(network)
-    weights = [memory.gradients_bytes for memory in found.memories]
-    assert timeline.collective_s.tolist() == pytest.approx([2e-3 + 8 * size / 100e6 for size in weights])
+    sent = [cost.wire_bytes for cost in found.averages]
+    headers = [size - memory.gradients_bytes for size, memory in zip(sent, found.memories, strict=True)]
+    assert all(0 < header <= 2 * 16 for header in headers)  # of two messages
+    assert timeline.collective_s.tolist() == pytest.approx([2e-3 + 8 * size / 100e6 for size in sent])
     assert timeline.step_s == pytest.approx(timeline.pipeline_s + max(timeline.collective_s))
 
 
-@pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.05, index='int32'))", "PowerGossip(min_values=16)"])
+@pytest.mark.parametrize(
+    "method", ["Identity", "ErrorFeedback(TopK(0.05, index='int32'))", "PowerGossip(min_values=16)"]
+)
 def test_replica_methods_are_forecast_as_they_are_recorded(small, tmp_path, method):
     """A method whose packets do not depend on the gradients: what a run would send is what it sends, on average."""
     config = small(num_replicas=2, num_microbatches=2, replica_gradient=method)

@@ -93,7 +93,7 @@ def test_both_ends_remember_the_same_and_send_a_side_a_step() -> None:
     team = Team(PowerGossip(rank=2), 3, SHAPE)
     for step in range(6):
         team.step(step)
-        assert team.wire_bytes == (0 if step == 0 else 3 * 2 * 4 * 2 * (40 if step % 2 else 30))
+        assert team.array_bytes == (0 if step == 0 else 3 * 2 * 4 * 2 * (40 if step % 2 else 30))
         for me, memory in enumerate(team.memories):
             for name, x in memory.items():
                 side, other, rest = name.split("/", 2)

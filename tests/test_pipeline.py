@@ -7,12 +7,14 @@ import pytest
 import torch
 from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED, two_workers
 
+from raysim.codecs.message import wire_bytes
 from raysim.config import ConfigError
 from raysim.pipeline.budgets import sensitivities
 from raysim.pipeline.checkpoint import unpack_tensors
 from raysim.pipeline.engine import InlineEngine
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.rows import link_rows, step_row
 from raysim.pipeline.signals import Signals
 from raysim.workloads.models import loss as model_loss
 
@@ -352,3 +354,32 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
     # 1,437 samples of 4 x 8 x 8 values in float32 at boundary 0, kept at both its ends
     assert "1.47 MB reference copies" in str(caught.value)
     assert "AQSGD's `capacity`" in str(caught.value)
+
+
+@pytest.mark.parametrize("run", [name for name in RUNS if not name.startswith(("custom", "interleaved"))])
+def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
+    """What a worker returns is a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
+    engine = start(small(**RUNS[run]))
+    handed = {"run": 0, "exchange": 0}
+    submit = engine._submit
+
+    def watched(worker, method, *arguments, num_returns=1):
+        result = submit(worker, method, *arguments, num_returns=num_returns)
+        messages = []
+        if method == "run" and result is not None:
+            messages = [result]
+        elif method == "exchange" and result is not None:
+            everyone, *each = result
+            messages = [message for one in each for message in (everyone, one) if message is not None]
+        for header, *arrays in messages:
+            assert type(header) is bytes
+            assert all(type(array) is np.ndarray and array.dtype == np.uint8 and array.ndim == 1 for array in arrays)
+            handed[method] += wire_bytes((header, *arrays))
+        return result
+
+    engine._submit = watched
+    reports = engine.step(0)
+    assert handed["run"] == sum(link.wire_bytes for report in reports for link in report.links if link.sender)
+    assert handed["exchange"] == sum(group.wire_bytes for report in reports for group in report.groups)
+    rows = link_rows(engine.plan, 0, reports)
+    assert step_row(engine.plan, 0, reports, rows, 1.0)["wire_bytes"] == sum(handed.values())

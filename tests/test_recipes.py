@@ -137,9 +137,11 @@ def test_gpt2_trains_on_ray(ray, gpt2, tmp_path):
     assert run.status == "finished"
     assert len(run.steps) == 8
     tied = run.links[run.links["direction"] == "tied"]
-    assert (tied.groupby("step")["wire_bytes"].sum() == 2 * 300 * 16 * 4).all()
+    headers = tied.groupby("step")["wire_bytes"].sum() - 2 * 300 * 16 * 4
+    assert headers.between(1, 16 * 4).all()  # of four messages
     backward = run.links[run.links["direction"] == "backward"]
-    assert (backward["wire_bytes"] == 8 * 52 * 4).all()  # 8 samples, a tenth of 32 x 16 values each, and no positions
+    headers = backward["wire_bytes"] - 8 * 52 * 4  # 8 samples, a tenth of 32 x 16 values each, and no positions
+    assert headers.between(backward["packets"], 8 * backward["packets"]).all()
 
 
 @pytest.mark.slow
@@ -170,10 +172,10 @@ def test_optimus_cc_is_all_its_parts(tmp_path):
     for boundary in range(3):
         compressed = 3 - boundary  # min(P - s, M)
         expected = compressed * small + (8 - compressed) * dense
-        assert backward.loc[boundary, "wire_bytes"] == expected
+        assert 8 < backward.loc[boundary, "wire_bytes"] - expected <= 8 * 12  # a header each
     replicas = links[(links["direction"] == "replica_gradient") & (links["replica"] == 0)].set_index("stage")
     factors = replicas["dense_bytes"] / replicas["wire_bytes"]
     assert (factors.loc[:2] > 2).all()
-    assert factors.loc[3] == 1
+    assert factors.loc[3] == pytest.approx(1, rel=1e-3)  # but for the headers
     assert set(links[links["direction"] == "tied"]["stage"]) == {0, 3}
     assert run.evals["loss"].iloc[-1] < 3.6

@@ -25,6 +25,7 @@ from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate
+from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
 from raysim.records import write_table
 
 MBPS = 1e6
@@ -219,7 +220,7 @@ def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
 def test_against_itself_nothing_is_gained(dense):
     row = replay(dense, ["8mbps"], against=dense).iloc[0]
     assert row["speedup"] == pytest.approx(1, rel=0.2)  # packets alike, codec seconds the mean's
-    assert sum(dense.wire_bytes) == sum(dense.dense_bytes)
+    assert 1 < sum(dense.wire_bytes) / sum(dense.dense_bytes) < 1.01  # a header beside the values
 
 
 def test_against_another_kind_of_run_is_refused(runs, sparse):
@@ -231,7 +232,7 @@ def test_against_another_kind_of_run_is_refused(runs, sparse):
 
 def test_tied_gradients_are_exchanged_at_the_end(runs):
     run = Replay(runs / "tied")
-    each = 4 * 256 * 8
+    each = all_reduce_bytes("sum", 256 * 8, 2, TIED_TABLE)
     assert run.tied["wire_bytes"].to_dict() == {0: each, 2: each}
     for name in ("free", "8mbps+20ms", "8mbps/half"):
         network = parse_network(name)

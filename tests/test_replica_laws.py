@@ -81,12 +81,12 @@ def test_alternating_sides_send_half_and_tend_to_the_same() -> None:
     sent = []
     for step in range(40):
         result = team.step(step, [{"weight": gradient}] * 2)[0]
-        sent.append(team.wire_bytes)
+        sent.append(team.array_bytes)
     assert sent[:4] == [2 * 4 * 2 * 40, 2 * 4 * 2 * 60] * 2  # 2 (D - 1) times the bytes of a side
     assert float((gradient - result.gradients["weight"]).norm()) == pytest.approx(best, rel=1e-3)
     whole = Team(PowerSGD(2), 2, MATRIX)
     whole.step(0)
-    assert whole.wire_bytes == 2 * 4 * 2 * (40 + 60)
+    assert whole.array_bytes == 2 * 4 * 2 * (40 + 60)
 
 
 def test_what_two_thin_matrices_do_not_make_small_stays_dense() -> None:
@@ -208,7 +208,7 @@ def test_messages_of_one_sign_take_turns_and_hold_one_value() -> None:
 
 def test_the_mean_codec() -> None:
     packet = Mean().encode(torch.tensor([[1.0, 2.0], [4.0, 5.0]]))
-    assert packet.wire_bytes == 4
+    assert packet.array_bytes == 4
     assert torch.equal(packet.decode(), torch.full((2, 2), 3.0))
     x = normal(1000)
     decoded = Mean().encode(x).decode()
@@ -288,7 +288,7 @@ def test_l10_marina_is_unbiased_given_its_past() -> None:
         contexts = [context(i, count, step, previous=before[i]) for i in range(count)]
         results, sent = average_together(method, now, [{"mean/weight": estimate}] * count, contexts)
         total += results[0].gradients["weight"].double()
-        assert sent == [4 * 5 + 8] * count  # 5 of 20 values and their key
+        assert sent == [4 * 5 + 8 + 8] * count  # 5 of 20 values, their key, and a header
     spread = sum((a["weight"] - b["weight"]).square() for a, b in zip(now, before, strict=True)).sqrt().double() * 3
     assert ((total / draws - expected).abs() <= 5 * spread / count / math.sqrt(draws)).all()
 
@@ -350,7 +350,7 @@ def test_the_majority_decides_and_ties_are_positive() -> None:
     given = [{"w": torch.tensor([[1.0, -1.0, 0.0, -2.0]])}, {"w": torch.tensor([[1.0, -3.0, 0.0, 5.0]])}]
     results, sent = together(parse_replica_method("SignSGD"), given)
     assert results[0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, 1.0]]
-    assert sent == [1, 1]
+    assert sent == [1 + 7, 1 + 7]  # a bitmap, and a header
     given.append({"w": torch.tensor([[-1.0, 1.0, -1.0, -1.0]])})
     assert together(parse_replica_method("SignSGD"), given)[0][0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, -1.0]]
 

@@ -85,7 +85,7 @@ def test_l15_a_restored_memory_goes_on_bit_for_bit(variant: Variant) -> None:
     one, other = Team(variant.method, 2), Team(variant.method, 2)
     for step in range(STEPS + 2):
         expected, found = one.step(step), other.step(step)
-        assert one.wire_bytes == other.wire_bytes
+        assert one.array_bytes == other.array_bytes
         for a, b in zip(expected, found, strict=True):
             assert same_tensors(a.gradients, b.gradients)
             assert same_tensors(a.memory, b.memory)
@@ -107,14 +107,14 @@ def test_the_memory_is_no_more_than_stated(variant: Variant) -> None:
 
 @variants
 def test_one_replica_alone_and_gradients_of_no_layer_at_all(variant: Variant) -> None:
-    results, wire_bytes = average(variant.method, [gradients(0, 0)], [{}], [context(0, 1, 0)])
-    assert wire_bytes == [0]
+    results, array_bytes = average(variant.method, [gradients(0, 0)], [{}], [context(0, 1, 0)])
+    assert array_bytes == [0]
     if variant.exact:
         for name, x in results[0].gradients.items():
             torch.testing.assert_close(x, gradients(0, 0)[name], rtol=1e-4, atol=1e-5)
-    results, wire_bytes = average(variant.method, [{}, {}], [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
+    results, array_bytes = average(variant.method, [{}, {}], [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
     assert [result.gradients for result in results] == [{}, {}]
-    assert wire_bytes == [0, 0]
+    assert array_bytes == [0, 0]
 
 
 @variants
@@ -154,18 +154,18 @@ def test_bytes_of_packets() -> None:
         bytes_dense = 2 * (count - 1) * 4 * exempt  # an all-reduce: 2 (D - 1)/D of the bytes, from each of D
         team = Team(parse_replica_method("Identity"), count)
         team.step(0)
-        assert team.wire_bytes == 2 * (count - 1) * 4 * sum(values.values())
+        assert team.array_bytes == 2 * (count - 1) * 4 * sum(values.values())
         team = Team(parse_replica_method("Sign"), count)
         team.step(0)
         packets = sum(math.ceil(n / 8) + 4 for n in compressed)
-        assert team.wire_bytes == bytes_dense + count * (count - 1) * packets
+        assert team.array_bytes == bytes_dense + count * (count - 1) * packets
         team = Team(parse_replica_method("RandomK(0.1)"), count)
         team.step(0)
-        assert team.wire_bytes == bytes_dense + 2 * (count - 1) * 4 * sum(math.ceil(0.1 * n) for n in compressed)
+        assert team.array_bytes == bytes_dense + 2 * (count - 1) * 4 * sum(math.ceil(0.1 * n) for n in compressed)
         team = Team(parse_replica_method("Gathered(RandomK(0.1), seeds='separate')"), count)
         team.step(0)
         packets = sum(4 * math.ceil(0.1 * n) + 8 for n in compressed)
-        assert team.wire_bytes == bytes_dense + count * (count - 1) * packets
+        assert team.array_bytes == bytes_dense + count * (count - 1) * packets
 
 
 def test_shared_seeds_keep_the_same_positions_and_separate_ones_others() -> None:

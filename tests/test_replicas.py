@@ -8,7 +8,7 @@ from test_pipeline import losses_of, staged_gradients, start
 from raysim.config import ConfigError
 from raysim.pipeline.faults import StageError
 from raysim.pipeline.plan import prepare
-from raysim.pipeline.replicas import ring_bytes
+from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes, ring_bytes
 
 REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name != "replicas-gossip"]
 
@@ -78,7 +78,9 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
             reports = [engine.step(step) for engine in (twin, single)]
             assert [r.losses for r in reports[0]] == [r.losses for r in reports[1]]
         sent = [sum(link.wire_bytes for r in each for link in r.links if link.sender) for each in reports]
-        assert sent[0] == 2 * sent[1]
+        counts = [sum(link.packets for r in each for link in r.links if link.sender) for each in reports]
+        assert counts[0] == counts[1]
+        assert 0 <= 2 * sent[1] - sent[0] <= 8 * counts[0]  # one header for both
         for one, other in zip(twin.workers, single.workers, strict=True):
             for a, b in zip(one.stages.values(), other.stages.values(), strict=True):
                 assert all(
@@ -141,11 +143,12 @@ def test_fused_owners_send_what_a_ring_over_all_of_them_does(small, num_replicas
         accounts = [group for report in reports for group in report.groups]
         sent[fused] = sum(group.wire_bytes for group in accounts if group.tied)
         members = 2 * (num_replicas if fused else 1)
-        assert sent[fused] == 2 * num_replicas * ring_bytes(size, members)
+        assert sent[fused] == 2 * num_replicas * all_reduce_bytes("sum", size, members, TIED_TABLE)
+        assert 0 < sent[fused] / (2 * num_replicas * ring_bytes(size, members)) - 1 < 0.01  # but for the headers
     if num_replicas > 1:
         averaged = 2 * num_replicas * ring_bytes(size, num_replicas)
         ratio = (averaged + sent[False]) / sent[True]
-        assert ratio == pytest.approx((3 * num_replicas - 2) / (2 * num_replicas - 1))
+        assert ratio == pytest.approx((3 * num_replicas - 2) / (2 * num_replicas - 1), rel=0.01)
 
 
 def test_every_sample_is_seen_once(small):
@@ -159,7 +162,13 @@ def test_dense_averages_send_what_a_ring_does(small):
     engine = start(small(num_replicas=4, num_microbatches=1))
     groups = [group for report in engine.step(0) for group in report.groups]
     values = sum(parameter.numel() for parameter in weights(engine, 0).values())
-    assert sum(group.wire_bytes for group in groups) == 4 * 2 * 3 * values  # 2 (D - 1) / D from each of D, 4 bytes
+    headers = sum(group.wire_bytes for group in groups) - 4 * 2 * 3 * values  # 2 (D - 1) / D from each of D, 4 bytes
+    assert 0 < headers <= 16 * sum(group.packets for group in groups)
+    for stage, modules in enumerate(engine.workload.modules):
+        values = sum(parameter.numel() for parameter in modules.parameters())
+        table = engine.plan.replica_methods[stage].table(dict(modules.named_parameters()))
+        sent = max(group.wire_bytes for group in groups if group.stage == stage)
+        assert sent == (all_reduce_bytes("dense", values, 4, table) if values else 0)
     assert {group.num_rounds for group in groups} == {2}
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import CODECS, Codec, kernels
+from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.notation import parse
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def bench_codecs(
 
     >>> result = bench_codecs([1 << 12], ["normal"], ["Quantize(4)"], others=False, rounds=(1, 1))
     >>> [row["wire_bytes"] for row in result["rows"]]
-    [2056]
+    [2065]
     """
     tensors = {
         f"{kind} {'x'.join(map(str, shape))}": (kind, shape)
@@ -238,11 +239,12 @@ def _relative_error(x: Tensor, y: Tensor) -> float:
 
 
 def _codec(codec: Codec) -> Contestant:
+    table = CodecTable([Entry.of(codec)])
     return Contestant(
         repr(codec),
         lambda x: codec.encode(x, _KEY),
         lambda packet: packet.decode(),
-        lambda packet: packet.wire_bytes,
+        lambda packet: wire_bytes(table.pack(packet)),
     )
 
 

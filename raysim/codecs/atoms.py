@@ -47,7 +47,7 @@ class ATOMO(Codec):
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = ATOMO(1).encode(x, key=1)  # of rank 1: the only atom is always kept
-    >>> packet.wire_bytes, torch.allclose(packet.decode(), x)
+    >>> packet.array_bytes, torch.allclose(packet.decode(), x)
     (104, True)
     """
 
@@ -66,6 +66,9 @@ class ATOMO(Codec):
             return None
         rows, columns = shape[0], math.prod(shape[1:])
         return None if self.budget * (rows + columns) >= rows * columns else (rows, columns)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values", "left", "right", "count")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

@@ -52,6 +52,9 @@ class MX(Codec):
         check_choice("element", self.element, _TOP)
         self._coerce(block=check_integer("block", self.block, 1))
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "exponents")
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), "block", self.block)

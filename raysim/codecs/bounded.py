@@ -29,7 +29,7 @@ class ErrorBounded(Codec):
     their least and the bits that the others need beyond it; a block whose codes pass 2^30 is sent as it is.
 
     >>> packet = ErrorBounded(0.1).encode(torch.linspace(0, 1, 6))
-    >>> packet.decode(), packet.wire_bytes
+    >>> packet.decode(), packet.array_bytes
     (tensor([0.0000, 0.2000, 0.4000, 0.6000, 0.8000, 1.0000]), 57)
     """
 
@@ -48,6 +48,9 @@ class ErrorBounded(Codec):
             return self.bound * (float(x.amax()) - float(x.amin()))
         whole = layout_of((layout.numel,), "tensor", 0)
         return self.bound * math.sqrt(float(group_sums(x, whole, "squares")) / layout.numel)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("step", "widths", "offsets", "raw", "codes")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

@@ -16,9 +16,12 @@ from raysim.notation import check_choice
 class Identity(Codec):
     """Sends a tensor as it is: the dense baseline.
 
-    >>> Identity().encode(torch.ones(2, 3)).wire_bytes
+    >>> Identity().encode(torch.ones(2, 3)).array_bytes
     24
     """
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values",)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
@@ -43,6 +46,9 @@ class Cast(Codec):
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, ["bfloat16", "float16"])
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values",)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

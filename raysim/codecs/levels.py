@@ -78,6 +78,9 @@ class NonUniform(Codec):
         levels[np.abs(levels).argmin()] = 0.0
         return cast_saturating(torch.from_numpy(np.sort(levels)), torch.float32)
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "levels")
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         if not x.numel():

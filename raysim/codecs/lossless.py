@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs.packet import Codec, Key, Packet, nest
+from raysim.codecs.packet import Codec, Key, Packet, nest, nested_names
 from raysim.notation import check_integer
 
 _RAW, _ZSTD = 0, 1
@@ -22,7 +22,7 @@ class Entropy(Codec):
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.zeros(4096).index_fill(0, torch.arange(5), 1.0)
-    >>> Quantize(4).encode(x).wire_bytes, Entropy(Quantize(4)).encode(x).wire_bytes < 100
+    >>> Quantize(4).encode(x).array_bytes, Entropy(Quantize(4)).encode(x).array_bytes < 100
     (2056, True)
     """
 
@@ -39,6 +39,9 @@ class Entropy(Codec):
     @property
     def random(self) -> bool:
         return self.codec.random
+
+    def array_names(self) -> tuple[str, ...]:
+        return nested_names("raw", self.codec)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         from zstandard import ZstdCompressor

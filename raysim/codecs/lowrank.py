@@ -63,7 +63,7 @@ class LowRank(Codec):
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)
-    >>> packet.wire_bytes, torch.allclose(packet.decode(), x)
+    >>> packet.array_bytes, torch.allclose(packet.decode(), x)
     (96, True)
     """
 
@@ -110,6 +110,9 @@ class LowRank(Codec):
         right = cast_saturating(_transposed_times(m, left), torch.float32)
         packet = Packet(self, {"left": to_bytes(left), "right": to_bytes(right)}, tuple(x.shape), _name(x))
         return packet, right
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values", "left", "right")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         matrices = self.matrices(tuple(x.shape))

@@ -22,6 +22,9 @@ class Mean(Codec):
     tensor([3., 3., 3.])
     """
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("mean",)
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         if not x.numel():

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.dense import Cast
-from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest
-from raysim.codecs.positions import decode_positions, encode_positions, smallest_form
+from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest, nested_names
+from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.notation import check_real
 
@@ -49,6 +49,9 @@ class Outliers(Codec):
         """Return the number of columns and how many of them are kept apart."""
         columns = shape[-1] if shape else 1
         return columns, kept_of(self.density, columns) if math.prod(shape) else 0
+
+    def array_names(self) -> tuple[str, ...]:
+        return (*nested_names("kept", self.kept), *nested_names("others", self.codec), *INDEX_ARRAYS)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         shape = tuple(x.shape) or (1,)

@@ -32,20 +32,20 @@ class Packet(NamedTuple):
 
     >>> from raysim.codecs import TopK
     >>> packet = TopK(0.5).encode(torch.tensor([[3.0, -5.0, 1.0, 5.0]]))
-    >>> packet.wire_bytes, packet.dense_bytes  # two values of 4 bytes and a bitmap of one
+    >>> packet.array_bytes, packet.dense_bytes  # two values of 4 bytes and a bitmap of one
     (9, 16)
     >>> packet.decode()
     tensor([[ 0., -5.,  0.,  5.]])
     """
 
     codec: Codec
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]  # flat, uint8
     shape: tuple[int, ...]
     dtype: str  # of the tensor that was encoded, and that `decode` returns
 
     @property
-    def wire_bytes(self) -> int:
-        """Bytes of the arrays, counted; container headers are not charged."""
+    def array_bytes(self) -> int:
+        """Bytes of the arrays alone; a message adds a header, see `raysim.codecs.message`."""
         return sum(array.nbytes for array in self.arrays.values())
 
     @property
@@ -117,6 +117,10 @@ class Codec(Notation, ABC):
         return packet, (x.detach() - packet.decode(x.device)).to(x.dtype)
 
     @abstractmethod
+    def array_names(self) -> tuple[str, ...]:
+        """Return the names of all arrays that a packet may hold, in the order in which messages carry them."""
+
+    @abstractmethod
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         """Return the arrays that hold `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
 
@@ -133,6 +137,11 @@ class Codec(Notation, ABC):
 def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:
     """Return the arrays of a packet under `name.*`, to be carried inside another packet."""
     return {f"{name}.{key}": array for key, array in packet.arrays.items()}
+
+
+def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
+    """Return the names of the arrays of a codec's packets as `nest` makes them."""
+    return tuple(f"{name}.{key}" for key in codec.array_names())
 
 
 def dtype_name(x: Tensor) -> str:

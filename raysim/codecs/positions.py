@@ -17,6 +17,7 @@ from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bit
 from raysim.codecs.packet import Packet, to_bytes, to_tensor
 
 FORMS = ("bitmap", "elias_fano", "int32")
+INDEX_ARRAYS = ("bitmap", "int32", "low", "high")  # of any form
 
 
 def index_bytes(form: str, kept: int, total: int) -> int:

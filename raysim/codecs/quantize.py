@@ -23,7 +23,7 @@ class Quantize(UniformCodec):
 
     >>> import torch
     >>> packet = Quantize(2).encode(torch.tensor([-1.0, 0.0, 1.0]))
-    >>> packet.decode(), packet.wire_bytes
+    >>> packet.decode(), packet.array_bytes
     (tensor([-1.0000,  0.3333,  1.0000]), 9)
     >>> Quantize(2, range="absmax").encode(torch.tensor([-1.0, 0.0, 1.0])).decode()
     tensor([-1.,  0.,  1.])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.dense import Identity
-from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest
+from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
 from raysim.codecs.random import bits64
 from raysim.codecs.sparse import Support, kept_of, scatter, select_topk
 from raysim.notation import check_choice, check_real
@@ -26,7 +26,7 @@ class RandomK(Codec):
     by n/k, so that the mean over keys is x, with variance (n/k - 1)||x||^2; with error feedback that would grow without end.
 
     >>> packet = RandomK(0.25).encode(torch.arange(1.0, 9.0).view(2, 4), key=3)
-    >>> packet.decode().count_nonzero(dim=1), packet.wire_bytes
+    >>> packet.decode().count_nonzero(dim=1), packet.array_bytes
     (tensor([1, 1]), 16)
     """
 
@@ -65,6 +65,9 @@ class RandomK(Codec):
             return select_topk(torch.from_numpy(ranks).view(torch.float32).view(rows, length), kept)
         drawn = (bits64(key, rows * length, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
         return select_topk(drawn.view(rows, length), kept)
+
+    def array_names(self) -> tuple[str, ...]:
+        return (*nested_names("values", self.values), "key")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

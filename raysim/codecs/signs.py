@@ -82,6 +82,9 @@ class Sign(Codec):
         if not self.scaled and self.per != "tensor":
             raise ValueError(f"`per` groups the scales that `scaled=False` leaves out, but got {self.per!r}.")
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("signs", "scales") if self.scaled else ("signs",)
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         signs = {"signs": sign_bits(x)}
@@ -116,6 +119,9 @@ class OneBit(Codec):
     def __post_init__(self) -> None:
         check_choice("per", self.per, PER)
         self._coerce(block=check_block(self.per, self.block))
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("signs", "low", "high")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

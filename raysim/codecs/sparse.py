@@ -13,8 +13,16 @@ from torch import Tensor
 from raysim.codecs import kernels
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
-from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest
-from raysim.codecs.positions import FORMS, decode_positions, elias_fano, encode_positions, misplaced, smallest_form
+from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names
+from raysim.codecs.positions import (
+    FORMS,
+    INDEX_ARRAYS,
+    decode_positions,
+    elias_fano,
+    encode_positions,
+    misplaced,
+    smallest_form,
+)
 from raysim.notation import check_choice, check_real
 
 
@@ -174,7 +182,7 @@ class TopK(Codec):
     forms of `raysim.codecs.positions`, or as `index` says. Density 1 sends no positions.
 
     >>> packet = TopK(0.5).encode(torch.tensor([[1.0, -2.0, 3.0, -4.0]]))
-    >>> packet.decode(), packet.wire_bytes
+    >>> packet.decode(), packet.array_bytes
     (tensor([[ 0.,  0.,  3., -4.]]), 9)
     """
 
@@ -197,6 +205,9 @@ class TopK(Codec):
     @property
     def random(self) -> bool:
         return self.values.random
+
+    def array_names(self) -> tuple[str, ...]:
+        return (*nested_names("values", self.values), *INDEX_ARRAYS)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         shape = tuple(x.shape)
@@ -285,7 +296,7 @@ class Nonzero(Codec):
     Shrinks what is sparse by itself, such as activations after ReLU. The count is sent in 8 bytes.
 
     >>> packet = Nonzero().encode(torch.tensor([0.0, 2.0, 0.0, 0.0]))
-    >>> packet.decode(), packet.wire_bytes
+    >>> packet.decode(), packet.array_bytes
     (tensor([0., 2., 0., 0.]), 13)
     """
 
@@ -299,12 +310,15 @@ class Nonzero(Codec):
     def random(self) -> bool:
         return self.values.random
 
+    def array_names(self) -> tuple[str, ...]:
+        return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         if kernels.serve(x) and x.numel():
             return self._encode_native(x.contiguous(), key)
         positions, kept = select_at_least(x.contiguous().view(-1), 0.0)
         packet = self.values.encode(kept, key)  # NaN is not zero, and is found there
-        arrays = dict(nest("values", packet), count=np.array([len(positions)], dtype=np.int64))
+        arrays = dict(nest("values", packet), count=np.array([len(positions)], dtype=np.int64).view(np.uint8))
         return arrays | encode_positions(positions, x.numel(), smallest_form(len(positions), x.numel()))
 
     def _encode_native(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
@@ -324,7 +338,7 @@ class Nonzero(Codec):
             select.select_at_least(bits, mask, least, positions, values)
             index = encode_positions(torch.from_numpy(positions), total, form)
         packet = self.values.encode(torch.from_numpy(values).view(x.dtype), key)
-        return dict(nest("values", packet), count=np.array([count], dtype=np.int64)) | index
+        return dict(nest("values", packet), count=np.array([count], dtype=np.int64).view(np.uint8)) | index
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         kept = int(packet.bytes_of("count", 8).view(np.int64)[0])

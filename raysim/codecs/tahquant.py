@@ -54,7 +54,7 @@ class TAHQuant(Codec):
     log2(tile) for the place of the swapped value.
 
     >>> packet = TAHQuant().encode(torch.arange(640.0).view(1, 640).sin())
-    >>> 8 * packet.wire_bytes / 640 < 5.1
+    >>> 8 * packet.array_bytes / 640 < 5.1
     True
     """
 
@@ -70,6 +70,9 @@ class TAHQuant(Codec):
         """Return the number of tokens, their length and how many tiles each has."""
         length = shape[-1] if shape else 1
         return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("exponent", "wide", "turned", "pivots", "low", "scale", "high_codes", "low_codes")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         tokens, _, per_token = self._layout(tuple(x.shape))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from raysim.codecs.dense import Identity
 from raysim.codecs.layout import layout_of
-from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest
-from raysim.codecs.positions import encode_positions, smallest_form
+from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest, nested_names
+from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, smallest_form
 from raysim.codecs.random import bits64
 from raysim.codecs.sparse import count_at_least, kept_of, place, select_at_least, select_topk
 from raysim.codecs.sums import group_sums
@@ -24,6 +24,9 @@ class Counted(Codec):
     """What codecs share whose packets say themselves how many values they hold, in 8 bytes."""
 
     values: Codec
+
+    def array_names(self) -> tuple[str, ...]:
+        return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)
 
     def arrays_of(self, positions: Tensor, kept: Tensor, total: int, key: Key | None) -> dict[str, np.ndarray]:
         """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `total` values."""
@@ -44,7 +47,7 @@ class Threshold(Counted):
     """Keeps the values of magnitude `threshold` or more, or the greatest where there is none (gradient.md 2.3).
 
     >>> packet = Threshold(2.0).encode(torch.tensor([1.0, -2.0, 3.0, 0.0]))
-    >>> packet.decode(), packet.wire_bytes
+    >>> packet.decode(), packet.array_bytes
     (tensor([ 0., -2.,  3.,  0.]), 17)
     """
 

@@ -33,7 +33,7 @@ class TinyScript(Codec):
     l_(i-1) to l_(i+1), which 50 sweeps solve. `bits` bits a value, one of them its sign, and l_1 to l_K in float32.
 
     >>> packet = TinyScript(3).encode(torch.tensor([0.0, 0.5, -4.0, 0.25]), key=1)
-    >>> packet.decode()[[0, 2]], packet.wire_bytes
+    >>> packet.decode()[[0, 2]], packet.array_bytes
     (tensor([ 0., -4.]), 14)
     """
 
@@ -71,6 +71,9 @@ class TinyScript(Codec):
         levels = np.minimum(found, greatest).astype(np.float32)
         levels[-1] = min(last, np.finfo(np.float32).max)
         return torch.from_numpy(levels)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "levels")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

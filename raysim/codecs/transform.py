@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import kernels
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, nest
+from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, nest, nested_names
 from raysim.notation import check_integer
 
 _GREATEST = torch.finfo(torch.float32).max
@@ -71,6 +71,9 @@ class Hadamard(Codec):
         numel = math.prod(shape)
         whole = math.prod(shape[1:]) % self.tile == 0 if len(shape) > 1 else numel % self.tile == 0
         return shape if whole else (1, numel + -numel % self.tile)
+
+    def array_names(self) -> tuple[str, ...]:
+        return nested_names("turned", self.codec)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         turned = self._turned(tuple(x.shape))

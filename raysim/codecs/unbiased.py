@@ -32,7 +32,7 @@ class QSGD(UniformCodec):
     fraction of s|x|/N. The paper rounds magnitudes, which is the same in distribution.
 
     >>> import torch
-    >>> QSGD(4).encode(torch.tensor([3.0, -4.0]), key=1).wire_bytes
+    >>> QSGD(4).encode(torch.tensor([3.0, -4.0]), key=1).array_bytes
     5
     """
 
@@ -102,6 +102,9 @@ class TernGrad(Codec):
         limit = self.clip * spread
         return x.clamp(-limit, limit) if 0 < limit < torch.finfo(x.dtype).max else x
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "high")
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         return _TERNARY.encode(self.clipped(x), key).arrays
@@ -127,6 +130,9 @@ class Natural(Codec):
     @property
     def random(self) -> bool:
         return True
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("signs", "exponents")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

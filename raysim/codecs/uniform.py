@@ -59,6 +59,9 @@ class UniformCodec(Codec):
         check_choice("rounding", self.rounding, ["nearest", "stochastic"])
         self._coerce(block=check_block(self.per, self.block))
 
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "high") if self._absmax else ("codes", "high", "low")
+
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         layout = layout_of(tuple(x.shape), self.per, self.block)
         if layout.numel and kernels.serve(x):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, RandomK, TopK
+from raysim.codecs.message import Entry
 from raysim.codecs.sparse import kept_of
 from raysim.compressors.base import Decision
 from raysim.compressors.feedback import ErrorFeedback
@@ -69,6 +70,9 @@ class Accordion(Layered):
         if super().exempts(shape):
             return True
         return isinstance(self.mild, LowRank) and value_factor(self.mild, shape) <= 1
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(entry for codec in (self.mild, self.strong) for entry in self._method(codec).entries())
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 1 + max(self._method(codec).compressed_rounds(num_replicas) for codec in (self.mild, self.strong))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, ErrorBounded, Identity, Packet
+from raysim.codecs.message import wire_bytes
 from raysim.compressors.base import Compressor, Context, Decision, State
 from raysim.notation import check_real
 
@@ -67,7 +68,7 @@ class ACGC(Compressor):
         packet = _codec(tally).encode(x.detach(), context.key)
         sent = tally._replace(
             values=tally.values + x.numel(),
-            wire_bytes=tally.wire_bytes + packet.wire_bytes,
+            wire_bytes=tally.wire_bytes + wire_bytes(self.table.pack(packet)),
             dense_bytes=tally.dense_bytes + x.nbytes,
         )
         return packet, {TALLY: sent.tensor()}

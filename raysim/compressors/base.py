@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, Packet
+from raysim.codecs.message import CodecTable, Entry
 from raysim.codecs.sparse import Support
 from raysim.notation import Notation
 
@@ -78,6 +80,18 @@ class Compressor(Notation, ABC):
 
     codec: Codec
 
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the codecs of packets that this compressor sends, for the link's table.
+
+        `Identity` is in every table, and packets of codecs that only turn up in the run are sent with their notation.
+        """
+        return (Entry.of(self.codec),)
+
+    @property
+    def table(self) -> CodecTable:
+        """The table by which both ends of a link pack and unpack messages."""
+        return _table(self)
+
     @abstractmethod
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         """Return the packet of `x` and the sender's changed rows; `state` is left untouched.
@@ -116,6 +130,11 @@ class Compressor(Notation, ABC):
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         """Return the bytes of one end's memory at most: what `memory_values` counts, in its dtype."""
         return 4 * self.memory_values(message, num_microbatches, num_samples)
+
+
+@lru_cache(maxsize=1024)
+def _table(compressor: Compressor) -> CodecTable:
+    return CodecTable(compressor.entries())
 
 
 def check_codec(value: object) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from raysim.codecs import Cast, Codec, Identity, Packet
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
-from raysim.codecs.packet import DTYPES, dtype_name, nest, to_bytes, to_tensor
+from raysim.codecs.message import Entry
+from raysim.codecs.packet import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.compressors.base import (
     KEYS,
     Compressor,
@@ -99,6 +100,10 @@ class AQSGD(Compressor):
         if self.capacity is not None:
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
         check_codec(self.codec)
+
+    def entries(self) -> tuple[Entry, ...]:
+        mixed = (*nested_names("dense", self._dense), *nested_names("delta", self.codec), "first")
+        return Entry(self.codec, mixed), Entry.of(self.codec), Entry.of(self._dense)  # the last two in evaluations
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys, rows = memory_keys(self.key, context), as_rows(x.detach(), self.key)

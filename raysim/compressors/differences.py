@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.codecs import QSGD, Codec, Identity, LowRank, Natural, RandomK, TernGrad, derive_key
+from raysim.codecs.message import Entry
 from raysim.codecs.sparse import kept_of
 from raysim.compressors.base import check_codec
 from raysim.compressors.gathered import check_rank, wants_matrix
@@ -51,6 +52,9 @@ class Differences(Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_codec(self.codec)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(self.codec),)
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
+from raysim.codecs.message import Entry
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -90,6 +91,10 @@ class MixedErrorFeedback(Residual):
             )
         if not isinstance(self.union, bool):
             raise ValueError(f"`union` must be True or False, but got {self.union!r}.")
+
+    def entries(self) -> tuple[Entry, ...]:
+        assert isinstance(self.codec, TopK)
+        return (*super().entries(), Entry.of(Nonzero(self.codec.values)))
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert isinstance(self.codec, TopK)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from raysim.codecs import Codec, Identity, LowRank, RandomK
 from raysim.codecs.atoms import ATOMO
+from raysim.codecs.message import Entry
 from raysim.compressors.base import Compressor, Context, Plain
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
 from raysim.compressors.layers import Layered, check_scope, flatten, gather_mean, key_of, sum_values, unflatten
@@ -78,6 +79,9 @@ class Gathered(Layered):
     def __repr__(self) -> str:
         bare = Gathered(self.compressor)
         return repr(self.compressor) if self == bare else super().__repr__()
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.compressor.entries()
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 2 if self._linear else 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, Identity, RandomK
+from raysim.codecs.message import Entry
 from raysim.compressors.base import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.layers import (
@@ -32,7 +33,7 @@ from raysim.compressors.replica import (
     Round,
     mean_dense,
 )
-from raysim.compressors.selection import ESTIMATED, EXACT, Kept, count_of, energy, pack, select, select_within
+from raysim.compressors.selection import ESTIMATED, EXACT, Kept, codec_of, count_of, energy, pack, select, select_within
 from raysim.notation import check_choice, check_integer, check_real
 
 RANDOM = "random"
@@ -123,6 +124,9 @@ class GraVAC(Layered):
     def factors(self) -> tuple[float, ...]:
         """The factors to explore."""
         return candidate_factors(self.cf_min, self.cf_max, self.policy, self.growth)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(Entry.of(self._codec(factor)) for factor in self.factors)
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 3  # the gains, and a dense fallback by an all-reduce
@@ -215,6 +219,10 @@ class GraVAC(Layered):
             return {}
         return {name: context.momentum * remembered(memory, "velocity", name, x) + x for name, x in raw.items()}
 
+    def _codec(self, factor: float) -> Codec:
+        """Return the codec of what a factor keeps."""
+        return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
+
     def _levels(self, fed: Gradients, standing: Standing, context: ReplicaContext) -> list[Level]:
         """Return what minimum and candidate keep of every row."""
         factors = (*self.factors, 1.0)
@@ -261,7 +269,7 @@ class GraVAC(Layered):
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
             if self.select == RANDOM:
-                packets[name] = RandomK(1 / level.factor).encode(row, key)
+                packets[name] = self._codec(level.factor).encode(row, key)
             else:
                 packets[name] = pack(level.kept[name], row, level.factor, self.select, self.values, key)
         device = next(iter(fed.values())).device

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
+from raysim.codecs.message import Entry, wire_bytes
 from raysim.compressors.base import (
     KEYS,
     Compressor,
@@ -134,6 +135,9 @@ class GraVAC(Compressor):
         """The mildest codec."""
         return self.levels[0]
 
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(Entry.of(codec) for codec in self.levels)
+
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         standing, tally = self._read(state)
         fed = x.detach()
@@ -154,10 +158,11 @@ class GraVAC(Compressor):
             if undecided:
                 fidelities = [_fidelity(lost[level], norm2) for level in ends]
                 tally.level = standing.choose(fidelities[0], fidelities[1], self._epsilon(context)).level
-            tally.probe(norm2, [lost[level] for level in ends], [tried[level].wire_bytes for level in ends], x.nbytes)
+            sizes = [wire_bytes(self.table.pack(tried[level])) for level in ends]
+            tally.probe(norm2, [lost[level] for level in ends], sizes, x.nbytes)
             tally.lost_sent += lost.get(tally.level, 0.0)
         packet = tried[tally.level] if tally.level in tried else self._at(tally.level).encode(message, context.key)
-        tally.send(packet, x.nbytes)
+        tally.send(wire_bytes(self.table.pack(packet)), x.nbytes)
         changes = {TALLY: tally.tensor()}
         if self.memory is not None:
             changes |= remember(keys, as_rows(fed - packet.decode(x.device), self.memory))
@@ -299,10 +304,10 @@ class Tally:
         self.wire_candidate += wire_bytes[1]
         self.dense_probed += dense_bytes
 
-    def send(self, packet: Packet, dense_bytes: int) -> None:
+    def send(self, wire_bytes: int, dense_bytes: int) -> None:
         """Add a message that was sent."""
         self.messages += 1
-        self.wire_bytes += packet.wire_bytes
+        self.wire_bytes += wire_bytes
         self.dense_bytes += dense_bytes
 
 

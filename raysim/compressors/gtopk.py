@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Nonzero
+from raysim.codecs.message import Entry
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.layers import Layered, check_scope, flatten, remembered, unflatten
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round
@@ -31,6 +32,9 @@ class GTopK(Layered):
         super().__post_init__()
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_scope(self.scope)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Nonzero()),)
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return (num_replicas - 1).bit_length()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Codec, Identity, Packet
+from raysim.codecs.message import Entry
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice
@@ -47,6 +48,9 @@ class LazyErrorPropagation(Compressor):
     def codec(self) -> Codec:  # type: ignore[override]
         """The codec inside."""
         return self.inner.codec
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.inner.entries()
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         if isinstance(self.inner, Plain):
@@ -110,6 +114,9 @@ class Epilogue(Compressor):
     def codec(self) -> Codec:  # type: ignore[override]
         """The codec inside."""
         return self.inner.codec
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.inner.entries()
 
     @property
     def two_ended(self) -> bool:  # type: ignore[override]

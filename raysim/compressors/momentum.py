@@ -7,9 +7,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from raysim.codecs import Codec, Identity
+from raysim.codecs.message import Entry
 from raysim.compressors.layers import Layered, check_scope, flatten, gather_mean, key_of, remembered, unflatten
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
-from raysim.compressors.selection import ESTIMATED, EXACT, count_of, energy, pack, select
+from raysim.compressors.selection import ESTIMATED, EXACT, codec_of, count_of, energy, pack, select
 from raysim.notation import check_choice, check_integer, check_real
 
 
@@ -55,6 +56,11 @@ class DGC(Layered):
     def density_of(self, epoch: int) -> float:
         """Return the density of an epoch: it falls while it ramps."""
         return float(self.density ** min(1.0, (epoch + 1) / (self.ramp + 1)))
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(
+            Entry.of(codec_of(1 / self.density_of(epoch), self.select, self.values)) for epoch in range(self.ramp + 1)
+        )
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 2

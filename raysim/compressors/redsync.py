@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from raysim.codecs import Codec, EstimatedTopK, Mean, Nonzero, TopK
+from raysim.codecs.message import Entry
 from raysim.compressors.layers import Layered, gather_mean, key_of, remembered
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.notation import check_choice, check_real
@@ -34,6 +35,9 @@ class RedSync(Layered):
     @property
     def _codec(self) -> Codec:
         return EstimatedTopK(self.density, "bisect") if self.search == "binary" else TopK(self.density)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Nonzero(Mean()) if self.same_sign else self._codec),)
 
     def compressed_rounds(self, num_replicas: int) -> int:
         return 1

@@ -9,7 +9,7 @@ carries packets and knows nothing of the method.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.compressors.base import Decision
 from raysim.notation import Notation
 
@@ -32,10 +33,10 @@ class Round(NamedTuple):
     everyone: Packets = MappingProxyType({})  # to every other replica
     each: Mapping[int, Packets] = MappingProxyType({})  # to one other, by its index
 
-    def wire_bytes(self, num_replicas: int) -> int:
-        """Return the bytes that leave this replica, a packet counted once for each that it is sent to."""
-        addressed = sum(packet.wire_bytes for packets in self.each.values() for packet in packets.values())
-        return (num_replicas - 1) * sum(packet.wire_bytes for packet in self.everyone.values()) + addressed
+    def wire_bytes(self, num_replicas: int, table: CodecTable) -> int:
+        """Return the bytes that leave this replica, a message counted once for each that it is sent to."""
+        sent = [(num_replicas - 1, self.everyone), *((1, packets) for packets in self.each.values())]
+        return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
 
 
 Received = Sequence[Packets]  # by replica: all that it sent to everyone and to this one; one's own `everyone` too
@@ -91,6 +92,14 @@ class ReplicaMethod(Notation, ABC):
         All replicas yield equally often, and return the same gradients bit for bit, unless they `part`. Raises NonFiniteError at NaN or
         infinity.
         """
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the codecs of the packets that this method sends, for the table of its group, see `Compressor.entries`."""
+        return ()
+
+    def table(self, names: Iterable[str]) -> CodecTable:
+        """Return the table of a group whose gradients have these names."""
+        return CodecTable(self.entries(), names=names)
 
     def looks_back(self, step: int, seed: int) -> bool:
         """Whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
@@ -174,7 +183,8 @@ def average_together(
     """Average in one process: return each replica's result and the bytes that it sent."""
     count = len(gradients)
     running = [method.average(*arguments) for arguments in zip(gradients, memories, contexts, strict=True)]
-    wire_bytes = [0] * count
+    sent_bytes = [0] * count
+    table = method.table(gradients[0])
     received: list[Received] | None = None
     for _ in range(method.num_rounds(count) + 1):
         sent, results = [], []
@@ -185,7 +195,7 @@ def average_together(
                 results.append(stop.value)
         if results:
             assert len(results) == count, "all replicas must take equally many rounds"
-            return results, wire_bytes
-        wire_bytes = [total + part.wire_bytes(count) for total, part in zip(wire_bytes, sent, strict=True)]
+            return results, sent_bytes
+        sent_bytes = [total + part.wire_bytes(count, table) for total, part in zip(sent_bytes, sent, strict=True)]
         received = exchange(sent)
     raise AssertionError(f"{method!r} took more rounds than the {method.num_rounds(count)} that it states")

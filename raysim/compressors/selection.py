@@ -48,17 +48,21 @@ def count_of(factor: float, row: Tensor) -> int:
     return kept_of(1 / factor, row.numel())
 
 
+def codec_of(factor: float, how: str, values: Codec) -> TopK | EstimatedTopK:
+    """Return the codec of the packets that `pack` makes."""
+    return TopK(1 / factor, values=values) if how == EXACT else EstimatedTopK(1 / factor, how, values=values)
+
+
 def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
     """Return the packet of what is kept of `row`, (1, n), its values by the codec `values`."""
     shape, total = tuple(row.shape), row.numel()
-    if how != EXACT:
-        counted = EstimatedTopK(1 / factor, how, values=values)
-        return Packet(counted, counted.arrays_of(kept.positions, kept.values, total, key), shape, dtype_name(row))
-    exact = TopK(1 / factor, values=values)
+    codec = codec_of(factor, how, values)
+    if isinstance(codec, EstimatedTopK):
+        return Packet(codec, codec.arrays_of(kept.positions, kept.values, total, key), shape, dtype_name(row))
     arrays = dict(nest("values", values.encode(kept.values.view(1, -1), key)))
     if len(kept.positions) < total:
         arrays |= encode_positions(kept.positions, total, smallest_form(len(kept.positions), total))
-    return Packet(exact, arrays, shape, dtype_name(row))
+    return Packet(codec, arrays, shape, dtype_name(row))
 
 
 def energy(x: Tensor) -> float:

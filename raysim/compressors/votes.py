@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from raysim.codecs import Sign
+from raysim.codecs.message import Entry
 from raysim.compressors.layers import gather_mean, remembered
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, ReplicaMethod, Round
 from raysim.notation import check_real
@@ -27,6 +28,9 @@ class SignSGD(ReplicaMethod):
         self._coerce(beta=check_real("beta", self.beta, 0, 1))
         if self.beta == 1:
             raise ValueError("`beta` must be below 1, or no gradient is ever seen, but got 1.")
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Sign(scaled=False)),)
 
     def num_rounds(self, num_replicas: int) -> int:
         return 1

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError, kernels
+from raysim.codecs.message import Message
 from raysim.compressors.gathered import Dense
 from raysim.compressors.replica import (
     Averaged,
     Gradients,
     Memory,
-    Packets,
     ReplicaContext,
     ReplicaMethod,
     Rounds,
@@ -23,7 +24,15 @@ from raysim.pipeline.checkpoint import under
 from raysim.pipeline.faults import DivergedError, StageError
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
-from raysim.pipeline.replicas import Exchange, Group, GroupAccount, ring_bytes, sum_over_owners
+from raysim.pipeline.replicas import (
+    CONTROL_VALUES,
+    TIED_TABLE,
+    Exchange,
+    Group,
+    GroupAccount,
+    ring_bytes,
+    sum_over_owners,
+)
 from raysim.pipeline.stage import Stage
 
 Where = tuple[int, int, int]  # phase, group and member
@@ -46,8 +55,8 @@ class Averaging:
         self._accounts: list[GroupAccount] = []
 
     def take_turn(
-        self, where: Where, turn: int, step: int, step_s: float | None, received: Sequence[Packets | None]
-    ) -> list[Packets | None] | None:
+        self, where: Where, turn: int, step: int, step_s: float | None, received: Sequence[Message | None]
+    ) -> list[Message | None] | None:
         """Return what a member sends in its turn, see `Exchange.advance`; None in the last one, which takes the result.
 
         Raises DivergedError where gradients hold NaN or infinity, StageError where a method fails.
@@ -57,8 +66,7 @@ class Averaging:
         stage = group.members[member][1]
         try:
             if turn == 0:
-                rounds = self._rounds(group, member, step, step_s)
-                self._exchanges[where] = Exchange(group, member, rounds, stages=self.stages)
+                self._exchanges[where] = self._exchange(group, member, step, step_s)
                 received = ()
             sent = self._exchanges[where].advance(received)
         except NonFiniteError:
@@ -101,13 +109,24 @@ class Averaging:
             self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
         self._begin()
 
-    def _rounds(self, group: Group, member: int, step: int, step_s: float | None) -> Rounds:
-        """Return the generator of a member's rounds: a replica method's, or the sum of a tied parameter's gradients."""
-        config, plan, index = self.plan.config, self.plan, group.members[member][1]
+    def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> Exchange:
+        """Return a member's rounds of a step: those of a replica method, or of the sum of a tied parameter's gradients."""
+        plan, index = self.plan, group.members[member][1]
         module = self.stages[index].module
         if group.tied is not None:
-            gradient = module.get_parameter(plan.tied_name(group.tied, index)).grad
-            return sum_over_owners(gradient, member, len(group.members), self.device)
+            tied = module.get_parameter(plan.tied_name(group.tied, index))
+            rounds = sum_over_owners(tied.grad, member, len(group.members), self.device)
+            return Exchange(group, member, rounds, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
+        shapes = replica_shapes(index, module, plan)
+        table = plan.replica_methods[index].table(shapes)
+        max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
+        rounds = self._rounds(index, step, step_s)
+        return Exchange(group, member, rounds, table, max_values=max_values, stages=self.stages)
+
+    def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds:
+        """Return the generator of a stage's replica method."""
+        config, plan = self.plan.config, self.plan
+        module = self.stages[index].module
         gradients = {}
         for name in replica_shapes(index, module, plan):
             parameter = module.get_parameter(name)

@@ -31,7 +31,7 @@ from raysim.network.timeline import Timeline
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.pipeline.packets import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
 from raysim.pipeline.plan import stage_memories
-from raysim.pipeline.replicas import ring_bytes
+from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, build_model
 from raysim.workloads.options import bind_options
@@ -118,7 +118,7 @@ class Forecast:
         total, fused = 0.0, self.config.fused_embedding
         for *stages, size in self.tied:
             owners = [self.owner[stage] for stage in stages]
-            sent = ring_bytes(size, len(stages) * (self.num_replicas if fused else 1))
+            sent = all_reduce_bytes("sum", size, len(stages) * (self.num_replicas if fused else 1), TIED_TABLE)
             total += tied_s(network, hosts, self.num_replicas, owners, sent, 2, fused=fused)
         return total
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.codecs.message import Message, wire_bytes
 from raysim.compressors import Compressor, Context, Decision, Plain, State
 
 EVALUATION_MODES = ("off", "on", "on_direct")
@@ -34,12 +35,24 @@ class LinkAccount(NamedTuple):
 
 
 class Link:
-    """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary."""
+    """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary.
+
+    `max_values`: of the largest message; one that claims more is refused.
+    """
 
     def __init__(
-        self, compressor: Compressor, boundary: int, direction: str, *, sender: bool, device: torch.device
+        self,
+        compressor: Compressor,
+        boundary: int,
+        direction: str,
+        *,
+        sender: bool,
+        device: torch.device,
+        max_values: int = 1 << 32,
     ) -> None:
         self.compressor = compressor
+        self.table = compressor.table
+        self.max_values = max_values
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
@@ -52,34 +65,46 @@ class Link:
         self._told: Context | None = None  # with the last message that was sent
         self._account = self._empty_account()
 
-    def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Packet:
-        """Return the packet of `x` and move the memory; with `measure`, also account what the receiver will lack.
+    def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
+        """Return the message of `x` and move the memory; with `measure`, also account what the receiver will lack.
 
         Raises NonFiniteError where `x` holds NaN or infinity: then nothing has moved.
         """
         start = time.perf_counter()
         packet, changes = self.compressor.encode(x, self.state, context)
-        self._add(packet, x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        message = self.table.pack(packet)
+        self._add(wire_bytes(message), x.numel() * x.dtype.itemsize, time.perf_counter() - start)
         if measure and self.compressor != _DENSE:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
         self._move(changes)
         self._told = context
-        return packet
+        return message
 
-    def receive(self, packet: Packet, context: Context) -> Tensor:
-        """Return the tensor of a packet and move the memory; it may be a read-only view of the packet's memory."""
+    def receive(self, message: Message, context: Context) -> Tensor:
+        """Return the tensor of a message and move the memory; it may be a read-only view of the message's memory.
+
+        Raises ValueError where the message is malformed.
+        """
         start = time.perf_counter()
-        x, changes = self.compressor.decode(packet, self.state, context, self.device)
-        self._add(packet, x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        x, changes = self.compressor.decode(self.unpack(message), self.state, context, self.device)
+        self._add(wire_bytes(message), x.numel() * x.dtype.itemsize, time.perf_counter() - start)
         self._move(changes)
         return x
 
-    def send_evaluation(self, x: Tensor, mode: str, key: int) -> Packet:
-        """Return the packet of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+    def unpack(self, message: Message) -> Packet:
+        """Return the packet of a message of this link; raises ValueError where it is malformed."""
+        return self.table.unpack(message, self.max_values)
+
+    def send_evaluation(self, x: Tensor, mode: str, key: int) -> Message:
+        """Return the message of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
-        return codec.encode(x, key)
+        return self.table.pack(codec.encode(x, key))
+
+    def receive_evaluation(self, message: Message) -> Tensor:
+        """Return the tensor of a message of `send_evaluation`."""
+        return self.unpack(message).decode(self.device)
 
     def load(self, state: State) -> None:
         """Take a state, and forget all of a step that broke off."""
@@ -124,12 +149,12 @@ class Link:
         else:
             self.compressor.commit(self.state, changes)
 
-    def _add(self, packet: Packet, dense_bytes: int, seconds: float) -> None:
-        self.last_codec_s, self.last_wire_bytes, self.last_dense_bytes = seconds, packet.wire_bytes, dense_bytes
+    def _add(self, num_bytes: int, dense_bytes: int, seconds: float) -> None:
+        self.last_codec_s, self.last_wire_bytes, self.last_dense_bytes = seconds, num_bytes, dense_bytes
         account = self._account
         self._account = account._replace(
             packets=account.packets + 1,
-            wire_bytes=account.wire_bytes + packet.wire_bytes,
+            wire_bytes=account.wire_bytes + num_bytes,
             dense_bytes=account.dense_bytes + dense_bytes,
             codec_s=account.codec_s + seconds,
         )

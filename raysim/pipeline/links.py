@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, Packet, TopK, derive_key
+from raysim.codecs import NonFiniteError, TopK, derive_key
+from raysim.codecs.message import Message
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
 from raysim.network.schedule import Action, needs, phase
@@ -26,14 +28,17 @@ class Links:
         self.plan = plan
         self.replica = replica
         self.device = device
+        rows = 2 * plan.config.batch_size // plan.config.microbatch_size  # of evaluations, or of steps that look back
         self.ends: dict[tuple[int, str, bool], Link] = {}  # by boundary, direction and whether it sends
         for boundary, methods in enumerate(plan.compressors):
             ways = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
             for method, (direction, source, target) in zip(methods, ways, strict=True):
                 for stage, sender in ((source, True), (target, False)):
                     if stage in stages:
-                        link = Link(method, boundary, direction, sender=sender, device=device)
-                        self.ends[boundary, direction, sender] = link
+                        max_values = rows * math.prod(plan.boundary_shapes[boundary])
+                        self.ends[boundary, direction, sender] = Link(
+                            method, boundary, direction, sender=sender, device=device, max_values=max_values
+                        )
         self._phases = {
             action: phase(row, place)
             for row in plan.rows
@@ -52,23 +57,23 @@ class Links:
             return self.ends[action.stage if sender else action.stage - 1, "forward", sender]
         return self.ends[action.stage - 1 if sender else action.stage, "backward", sender]
 
-    def send(self, action: Action, step: int, y: Tensor) -> Packet:
-        """Return the packet of what an action computed; raises DivergedError where that holds NaN or infinity."""
+    def send(self, action: Action, step: int, y: Tensor) -> Message:
+        """Return the message of what an action computed; raises DivergedError where that holds NaN or infinity."""
         link = self.end(action, sender=True)
         try:
-            packet = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
+            message = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
         except NonFiniteError:
             what = "activation" if action.op == "F" else "gradient"
             where = f"{what} at boundary {link.boundary}, {link.direction}"
             raise DivergedError(step, str(action), where) from None
-        self._remember_support(link, action.microbatch, packet)
-        return packet
+        self._remember_support(link, action.microbatch, message)
+        return message
 
-    def receive(self, action: Action, step: int, packet: Packet) -> Tensor:
+    def receive(self, action: Action, step: int, message: Message) -> Tensor:
         """Return the tensor that an action works on."""
         link = self.end(action, sender=False)
-        x = link.receive(packet, self._context(action, link, step))
-        self._remember_support(link, action.microbatch, packet)
+        x = link.receive(message, self._context(action, link, step))
+        self._remember_support(link, action.microbatch, message)
         return x
 
     def end_step(self, step: int, signals: Signals) -> list[LinkAccount]:
@@ -120,9 +125,9 @@ class Links:
             learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
         )
 
-    def _remember_support(self, link: Link, microbatch: int, packet: Packet) -> None:
-        """Keep the positions of a forward packet, at both ends, for the gradient that comes back at them."""
+    def _remember_support(self, link: Link, microbatch: int, message: Message) -> None:
+        """Keep the positions of a forward message, at both ends, for the gradient that comes back at them."""
         if self.plan.config.shared_indices and link.direction == "forward":
             codec = link.compressor.codec
             assert isinstance(codec, TopK)
-            self._supports[link.boundary, microbatch] = codec.support(packet, self.device)
+            self._supports[link.boundary, microbatch] = codec.support(link.unpack(message), self.device)

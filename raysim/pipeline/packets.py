@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from raysim.codecs import TopK, derive_key, kernels
+from raysim.codecs.message import wire_bytes
 from raysim.codecs.packet import DTYPES
 from raysim.compressors import Compressor, Context, State
 from raysim.compressors.gathered import Dense
@@ -21,7 +22,7 @@ from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.pipeline.engine import host_memory_bytes
-from raysim.pipeline.replicas import Exchange, Group, ring_bytes
+from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, all_reduce_bytes, ring_bytes
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ def _measure(
             method.commit(sender, changes)
             decode_s, (_, changes) = _timed(partial(method.decode, packet, receiver, context, device), device)
             method.commit(receiver, changes)
-            visits.append((packet.wire_bytes, encode_s, decode_s))
+            visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
         if direction == "forward" and isinstance(method.codec, TopK):
             support = method.codec.support(packet, torch.device(device))
         (first_bytes, first_encode_s, first_decode_s), later = visits[1], visits[2:]
@@ -205,7 +206,8 @@ def replica_costs(
         values = sum(math.prod(shape) for shape in mine.values())
         if isinstance(method, Dense):
             ring = ring_bytes(values, count)
-            costs.append(ReplicaCost(stage, repr(method), ring, ring, method.num_rounds(count), 0.0))
+            sent = all_reduce_bytes("dense", values, count, method.table(mine)) if values else 0
+            costs.append(ReplicaCost(stage, repr(method), ring, sent, method.num_rounds(count), 0.0))
             continue
         if 6 * 4 * values * count > host_memory_bytes():
             raise ConfigError(
@@ -227,6 +229,8 @@ def _averaged(
     """Return what an average of one stage costs, after the first; the slowest replica's bytes, the mean replica's seconds."""
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
+    table = method.table(shapes)
+    max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
     memories: list[Memory] = [{} for _ in range(count)]
     last: list[list[Exchange]] = []
     for step in range(AVERAGES):
@@ -248,7 +252,8 @@ def _averaged(
                 momentum=config.optimizer.momentum or 0.0,
                 parameters=gradients,
             )
-            exchanges.append(Exchange(group, replica, method.average(gradients, memories[replica], context)))
+            rounds = method.average(gradients, memories[replica], context)
+            exchanges.append(Exchange(group, replica, rounds, table, max_values=max_values))
         sent = [one.advance(()) for one in exchanges]
         while not exchanges[0].over:
             received = [

@@ -6,12 +6,17 @@ import time
 from collections.abc import Container, Generator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.codecs import Identity
+from raysim.codecs import Identity, Packet
+from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.compressors.replica import Packets, Received, Round, Rounds
+
+CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
+TIED_TABLE = CodecTable(names=["sum"])
 
 
 class Group(NamedTuple):
@@ -44,6 +49,20 @@ def ring_bytes(num_values: int, num_members: int) -> int:
     return 2 * (num_members - 1) * 4 * num_values // num_members
 
 
+def all_reduce_bytes(name: str, num_values: int, num_members: int, table: CodecTable) -> int:
+    """Return the bytes that a member sends in an all-reduce of float32 values in two rounds, headers included.
+
+    Counted on messages without memory, for the member whose chunk is the largest.
+    """
+    sizes = [num_values // num_members + (member < num_values % num_members) for member in range(num_members)]
+    sent = []
+    for size in sizes:
+        values = np.broadcast_to(np.uint8(0), 4 * size)
+        packet = Packet(Identity(), {"values": values}, (size,), "float32")
+        sent.append(wire_bytes(table.pack_round({name: packet})))
+    return max(sum(sent) - own + (num_members - 1) * own for own in sent)
+
+
 def sum_over_owners(
     gradient: Tensor | None, me: int, count: int, device: torch.device
 ) -> Generator[Round, Received, Tensor | None]:
@@ -74,10 +93,22 @@ def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
 
 
 class Exchange:
-    """One member's rounds in one step: drives a method's generator, and counts what it sends to other workers."""
+    """One member's rounds in one step: drives a method's generator, and counts what it sends to other workers.
 
-    def __init__(self, group: Group, member: int, rounds: Rounds, *, stages: Container[int] = ()) -> None:
-        """`stages`: those of this worker, to which nothing is sent over a wire."""
+    `table`: the group's, by which messages are packed. `max_values`: of the largest packet; one that claims more is refused.
+    `stages`: those of this worker, to which nothing is sent over a wire.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        member: int,
+        rounds: Rounds,
+        table: CodecTable,
+        *,
+        max_values: int,
+        stages: Container[int] = (),
+    ) -> None:
         self._far = [
             other
             for other in group.others(member)
@@ -91,10 +122,12 @@ class Exchange:
         self.num_rounds = 0
         self.codec_s = 0.0
         self._rounds = rounds
+        self._table = table
+        self._max_values = max_values
         self._sent: Round | None = None
         self._over = False
 
-    def advance(self, received: Sequence[Packets | None]) -> list[Packets | None]:
+    def advance(self, received: Sequence[Message | None]) -> list[Message | None]:
         """Take what the other members sent in the last round; return this round: to everyone, then to each of the others.
 
         `received` holds the same pair, to everyone and to this member, of each other member in order; it is empty in the
@@ -107,22 +140,31 @@ class Exchange:
                 self._sent = next(self._rounds) if self._sent is None else self._rounds.send(self._gather(received))
         except StopIteration as stop:
             self.result, self._sent, self._over = stop.value, None, True
-        self.codec_s += time.perf_counter() - start
         if self._sent is None:
+            self.codec_s += time.perf_counter() - start
             return [None] * (1 + len(others))
+        everyone = self._pack(self._sent.everyone)
+        each = {other: self._pack(self._sent.each.get(other, {})) for other in others}
+        self.codec_s += time.perf_counter() - start
         self.num_rounds += 1
         for other in self._far:
-            packets = [*self._sent.everyone.values(), *self._sent.each.get(other, {}).values()]
-            self.packets += len(packets)
-            self.wire_bytes += sum(packet.wire_bytes for packet in packets)
-        return [dict(self._sent.everyone), *(dict(self._sent.each.get(other, {})) for other in others)]
+            self.packets += len(self._sent.everyone) + len(self._sent.each.get(other, {}))
+            self.wire_bytes += sum(wire_bytes(message) for message in (everyone, each[other]) if message is not None)
+        return [everyone, *each.values()]
 
     @property
     def over(self) -> bool:
         """Whether `result` is there."""
         return self._over
 
-    def _gather(self, received: Sequence[Packets | None]) -> list[Packets]:
+    def _pack(self, packets: Packets) -> Message | None:
+        """Return the message of packets; of none there is no message."""
+        return self._table.pack_round(packets) if packets else None
+
+    def _unpack(self, message: Message | None) -> Packets:
+        return {} if message is None else self._table.unpack_round(message, self._max_values)
+
+    def _gather(self, received: Sequence[Message | None]) -> list[Packets]:
         assert self._sent is not None
         pairs = iter(zip(received[::2], received[1::2], strict=True))
         gathered: list[Packets] = []
@@ -131,5 +173,5 @@ class Exchange:
                 gathered.append(self._sent.everyone)
             else:
                 everyone, each = next(pairs)
-                gathered.append({**(everyone or {}), **(each or {})})
+                gathered.append({**self._unpack(everyone), **self._unpack(each)})
         return gathered

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError, Packet, derive_key
-from raysim.compressors.replica import Packets
+from raysim.codecs import NonFiniteError, derive_key
+from raysim.codecs.message import Message
 from raysim.network.schedule import Action, calls, needs, sends
 from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.checkpoint import mean_of, pack_tensors, under, unpack_tensors
@@ -30,7 +30,7 @@ from raysim.workloads.splits import Data, Split
 
 
 class Worker:
-    """Runs the actions of its row, in whatever step it is told, and answers with packets and reports.
+    """Runs the actions of its row, in whatever step it is told, and answers with messages and reports.
 
     Every call names the step and the incarnation of the stages that it is meant for, so that nothing late or lost can
     mix two of them.
@@ -85,8 +85,8 @@ class Worker:
 
     # A step: `run` for every call of the row, then the rounds that end it, `update` last.
 
-    def run(self, step: int, incarnation: int, call: int, packet: Packet | None = None) -> Packet | None:
-        """Run a call of the row, one or more actions: the first takes `packet`, the last one's packet is returned.
+    def run(self, step: int, incarnation: int, call: int, message: Message | None = None) -> Message | None:
+        """Run a call of the row, one or more actions: the first takes `message`, the last one's message is returned.
 
         Calls must come in order and without a gap: so the last one can only succeed where all before it have. Raises
         DivergedError at NaN or infinity, StageError where the model fails; no stage steps then.
@@ -96,7 +96,7 @@ class Worker:
                 raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step}, but got {call}")
             for action in self._calls[call]:
                 try:
-                    packet = self._act(action, packet)
+                    message = self._act(action, message)
                 except (DivergedError, StageError) as error:
                     self._fault = Fault(action, error)
                     raise
@@ -104,7 +104,7 @@ class Worker:
             if self._next_call == len(self._calls):  # all backwards have run, and replicas have yet to average
                 found = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
                 self._measured = {boundary: value for boundary, value in found.items() if value is not None}
-        return packet
+        return message
 
     def exchange(
         self,
@@ -113,8 +113,8 @@ class Worker:
         where: tuple[int, int, int],
         turn: int,
         step_s: float | None,
-        *received: Packets | None,
-    ) -> list[Packets | None] | None:
+        *received: Message | None,
+    ) -> list[Message | None] | None:
         """Take a turn of a member of a group (`where`: phase, group, member): what the others sent, for what to send them.
 
         After the last round there is one more turn, which takes the result and sends nothing. `step_s` is the clock's time
@@ -179,13 +179,16 @@ class Worker:
     # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
 
     def infer(
-        self, incarnation: int, index: int, split: str, batch: int, mode: str, packet: Packet | None
-    ) -> Packet | Evaluated:
+        self, incarnation: int, index: int, split: str, batch: int, mode: str, message: Message | None
+    ) -> Message | Evaluated:
         """Take one batch of a split through a stage; `mode` says what the links do, see `Link.send_evaluation`."""
         self._check_incarnation(incarnation)
         stage = self.stages[index]
         with self._threads():
-            x = packet.decode(self.device) if packet is not None else self._evaluation_inputs(split, batch)
+            if message is None:
+                x = self._evaluation_inputs(split, batch)
+            else:
+                x = self.links.ends[index - 1, "forward", False].receive_evaluation(message)
             y = stage.infer(x)
             if not stage.last:
                 key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
@@ -254,11 +257,11 @@ class Worker:
 
     # Inside.
 
-    def _act(self, action: Action, packet: Packet | None) -> Packet | None:
+    def _act(self, action: Action, message: Message | None) -> Message | None:
         profiled = self.plan.profiles(self.step)
         marks = [self._mark(profiled)]
         try:
-            x = self._receive(action, packet)
+            x = self._receive(action, message)
             if profiled:
                 self._synchronize()
             marks.append(self._mark(profiled))
@@ -305,8 +308,8 @@ class Worker:
         self._synchronize()
         return y
 
-    def _send(self, action: Action, y: Tensor | None) -> Packet | None:
-        """Return the packet of what was computed, where the action sends one; the last forward's loss is kept instead."""
+    def _send(self, action: Action, y: Tensor | None) -> Message | None:
+        """Return the message of what was computed, where the action sends one; the last forward's loss is kept instead."""
         if sends(action, self.plan.num_stages):
             assert y is not None
             return self.links.send(action, self.step, y)
@@ -318,11 +321,11 @@ class Worker:
             self._losses[action.microbatch] = loss
         return None
 
-    def _receive(self, action: Action, packet: Packet | None) -> Tensor | None:
-        """Return what the action works on: a decoded packet, or the data; None where it starts from what the stage holds."""
+    def _receive(self, action: Action, message: Message | None) -> Tensor | None:
+        """Return what the action works on: a decoded message, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
-            assert packet is not None
-            return self.links.receive(action, self.step, packet)
+            assert message is not None
+            return self.links.receive(action, self.step, message)
         if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)

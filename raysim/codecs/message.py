@@ -1,0 +1,236 @@
+"""Messages: what really crosses a link, the arrays of packets behind a short binary header.
+
+Both ends derive the same table from the configuration, so that one number stands for a codec with all its settings. A codec
+that is not in the table is written out in its notation. All integers are LEB128 varints:
+
+    header of one packet  = description, lengths
+    header of a round     = count, count x (name, description), lengths
+    description           = 4 x number + dtype, [notation where number is 0], dimensions, sizes, absent arrays (a bit each)
+    name                  = number, [text where number is 0]
+    text and notation     = length, UTF-8
+    lengths               = bytes of every array but the last, which is all that is left of the message
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from raysim.codecs import CODECS, Codec, Identity, Packet
+from raysim.codecs.packet import DTYPES
+from raysim.notation import MAX_LENGTH, parse
+
+Message: TypeAlias = "tuple[bytes, *tuple[np.ndarray, ...]]"  # a header, and the arrays as flat uint8
+
+MAX_DIMENSIONS = 8
+_DTYPES = tuple(DTYPES)
+
+
+def wire_bytes(message: Message) -> int:
+    """Return the bytes of a message: its header and its arrays."""
+    header, *arrays = message
+    return len(header) + sum(array.nbytes for array in arrays)
+
+
+class Entry(NamedTuple):
+    """A row of a table: a codec, and the names of the arrays that its packets may hold, in the order in which they are sent."""
+
+    codec: Codec
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, codec: Codec) -> Entry:
+        """Return the entry of a codec whose packets are sent as it makes them."""
+        return cls(codec, codec.array_names())
+
+
+class CodecTable:
+    """Packs packets into messages and unpacks them; the two ends of a link, and all members of a group, need equal tables.
+
+    `entries`: codecs to be sent as a number, `Identity` being the first of every table. `names`: those of the packets of
+    rounds that are sent as a number, such as the parameters of a stage.
+
+    >>> import torch
+    >>> from raysim.codecs import TopK
+    >>> table = CodecTable([Entry.of(TopK(0.5))])
+    >>> message = table.pack(TopK(0.5).encode(torch.tensor([[3.0, -5.0, 1.0, 5.0]])))
+    >>> len(message[0]), wire_bytes(message)
+    (6, 15)
+    >>> table.unpack(message, max_values=4).decode()
+    tensor([[ 0., -5.,  0.,  5.]])
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), *, names: Iterable[str] = ()) -> None:
+        self.entries = tuple(dict.fromkeys((Entry.of(Identity()), *entries)))
+        self.names = tuple(dict.fromkeys(names))
+        self._number_of_name = {name: number for number, name in enumerate(self.names, 1)}
+        self._numbers: dict[Codec, list[tuple[int, Entry]]] = {}
+        for number, entry in enumerate(self.entries, 1):
+            self._numbers.setdefault(entry.codec, []).append((number, entry))
+
+    def pack(self, packet: Packet) -> Message:
+        """Return the message of one packet; its arrays are not copied."""
+        header = bytearray()
+        arrays = self._describe(packet, header)
+        _write_lengths(header, arrays)
+        return (bytes(header), *arrays)
+
+    def pack_round(self, packets: Mapping[str, Packet]) -> Message:
+        """Return the message of several packets under their names."""
+        header, arrays = bytearray(), []
+        _write(header, len(packets))
+        for name, packet in packets.items():
+            number = self._number_of_name.get(name, 0)
+            _write(header, number)
+            if not number:
+                _write_text(header, name)
+            arrays += self._describe(packet, header)
+        _write_lengths(header, arrays)
+        return (bytes(header), *arrays)
+
+    def unpack(self, message: Message, max_values: int) -> Packet:
+        """Return the packet of a message of `pack`, of at most `max_values` values; its arrays are those of the message.
+
+        Raises ValueError where the header is malformed or does not fit the arrays, before any memory is asked for.
+        """
+        header, *arrays = message
+        reader = _Reader(header)
+        codec, dtype, shape, present = self._read(reader, max_values)
+        reader.check_arrays(arrays, len(present))
+        return Packet(codec, dict(zip(present, arrays, strict=True)), shape, dtype)
+
+    def unpack_round(self, message: Message, max_values: int) -> dict[str, Packet]:
+        """Return the packets of a message of `pack_round`, of at most `max_values` values each; raises like `unpack`."""
+        header, *arrays = message
+        reader = _Reader(header)
+        described = {}
+        for _ in range(reader.number()):
+            number = reader.number()
+            if number > len(self.names):
+                raise ValueError(f"A message must name one of {len(self.names)} packets, but names number {number}.")
+            name = self.names[number - 1] if number else reader.text()
+            if name in described:
+                raise ValueError(f"A message must hold each packet once, but holds {name!r} twice.")
+            described[name] = self._read(reader, max_values)
+        reader.check_arrays(arrays, sum(len(present) for *_, present in described.values()))
+        rest = iter(arrays)
+        return {
+            name: Packet(codec, {array: next(rest) for array in present}, shape, dtype)
+            for name, (codec, dtype, shape, present) in described.items()
+        }
+
+    def _describe(self, packet: Packet, header: bytearray) -> list[np.ndarray]:
+        """Append the description of a packet to `header`, and return its arrays in the order of their names."""
+        number, names = self._entry_of(packet)
+        _write(header, 4 * number + _DTYPES.index(packet.dtype))
+        if not number:
+            _write_text(header, repr(packet.codec))
+        _write(header, len(packet.shape))
+        for size in packet.shape:
+            _write(header, size)
+        _write(header, sum(1 << place for place, name in enumerate(names) if name not in packet.arrays))
+        return [packet.arrays[name] for name in names if name in packet.arrays]
+
+    def _entry_of(self, packet: Packet) -> tuple[int, tuple[str, ...]]:
+        """Return the number of a packet's codec, 0 where the table has none, and the names that its arrays may have."""
+        for number, entry in self._numbers.get(packet.codec, ()):
+            if packet.arrays.keys() <= set(entry.names):
+                return number, entry.names
+        names = packet.codec.array_names()
+        if not packet.arrays.keys() <= set(names):
+            raise ValueError(
+                f"A packet of {packet.codec!r} may hold {', '.join(names)}, but holds {', '.join(packet.arrays)}."
+            )
+        return 0, names
+
+    def _read(self, reader: _Reader, max_values: int) -> tuple[Codec, str, tuple[int, ...], list[str]]:
+        """Read a description: codec, dtype, shape, and the names of the arrays that the packet holds."""
+        number, dtype = divmod(reader.number(), 4)
+        if number > len(self.entries):
+            raise ValueError(f"A message must name one of {len(self.entries)} codecs, but names number {number}.")
+        codec, names = self.entries[number - 1] if number else _entry_of_notation(reader.text())
+        dimensions = reader.number()
+        if dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"A message must have at most {MAX_DIMENSIONS} dimensions, but has {dimensions}.")
+        shape = tuple(reader.number() for _ in range(dimensions))
+        if math.prod(max(size, 1) for size in shape) > max_values:
+            raise ValueError(f"A message must have at most {max_values} values, but has shape {shape}.")
+        absent = reader.number()
+        if absent >> len(names):
+            raise ValueError(f"A message of {codec!r} must have at most {len(names)} arrays, but leaves out more.")
+        return codec, _DTYPES[dtype], shape, [name for place, name in enumerate(names) if not absent >> place & 1]
+
+
+@lru_cache(maxsize=256)
+def _entry_of_notation(text: str) -> Entry:
+    return Entry.of(parse(text, CODECS))
+
+
+def _write(header: bytearray, number: int) -> None:
+    while number > 127:
+        header.append(number & 127 | 128)
+        number >>= 7
+    header.append(number)
+
+
+def _write_text(header: bytearray, text: str) -> None:
+    data = text.encode()
+    _write(header, len(data))
+    header += data
+
+
+def _write_lengths(header: bytearray, arrays: Sequence[np.ndarray]) -> None:
+    for array in arrays[:-1]:
+        _write(header, array.nbytes)
+
+
+class _Reader:
+    """Reads a header from its start; raises ValueError where that is malformed."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+        self._place = 0
+
+    def number(self) -> int:
+        """Return the next number, below 2^63."""
+        number = shift = 0
+        while True:
+            if self._place >= len(self._header) or shift > 56:
+                raise ValueError("The header of a message must hold whole numbers below 2^63, but one has no end.")
+            byte = self._header[self._place]
+            self._place += 1
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+            shift += 7
+
+    def text(self) -> str:
+        """Return the next text."""
+        length = self.number()
+        data = self._header[self._place : self._place + length]
+        if len(data) < length or length > MAX_LENGTH:
+            raise ValueError(
+                f"A text in a header must have at most {MAX_LENGTH} bytes and an end, but claims {length}."
+            )
+        self._place += length
+        return data.decode()
+
+    def check_arrays(self, arrays: Sequence[np.ndarray], count: int) -> None:
+        """Read the lengths, and check that they are those of the arrays and the end of the header."""
+        if len(arrays) != count:
+            raise ValueError(f"A message of {count} arrays must have as many, but has {len(arrays)}.")
+        for array in arrays:
+            if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+                raise ValueError(f"An array of a message must be flat bytes, but is {array.dtype} of {array.shape}.")
+        for array in arrays[:-1]:
+            length = self.number()
+            if length != array.nbytes:
+                raise ValueError(f"An array of a message must have the stated {length} bytes, but has {array.nbytes}.")
+        if self._place != len(self._header):
+            raise ValueError(
+                f"A header must have {self._place} bytes, as it states itself, but has {len(self._header)}."
+            )
