@@ -33,7 +33,8 @@ def train_commands(
             continue
         words = ["raysim", "train", base, *changes]
         words += [f"{key}={str(value).lower() if value is True else value}" for key, value in setting.changes().items()]
-        folder = _folder(results.folders[0], setting, context, seeds)
+        root = results.folders[0]
+        folder = _folder(root if isinstance(root, Path) else Path("results"), setting, context, seeds)
         each = sorted(seeds)
         if len(each) == 1:
             commands.append(shlex.join([*words, f"seed={each[0]}", "--out", f"{folder}-s{each[0]}"]))

@@ -12,8 +12,9 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from analysis.notations import Method, read_method
-from analysis.results import FINISHED, Results
+from analysis.results import Results
 from analysis.settings import COMPRESSION, DENSE, NO_SETTING, differing
+from raysim.records import FINISHED
 
 # Data sets of text, whose quality is the loss; of all others it is the accuracy.
 LANGUAGE = ("text", "topics", "wikitext2")

@@ -1,4 +1,4 @@
-"""Where runs and studies lie: folders of either, at any depth."""
+"""Where runs and studies lie: folders of either, at any depth, on this machine or in buckets."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.errors import AnalysisError
+from raysim.places import BucketPath, Place
 
 
 class Found(NamedTuple):
     """What lies in the folders: names relative to the folder asked for, and where each is."""
 
-    runs: dict[str, Path]
-    studies: dict[str, Path]
+    runs: dict[str, Place]
+    studies: dict[str, Place]
     study_of: dict[str, str]
     """The study that a run belongs to, by name."""
 
 
-def find(folders: Iterable[Path]) -> Found:
+def find(folders: Iterable[Place]) -> Found:
     """Return the runs and studies in folders, each once, in the order of their names.
 
     A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`. Hidden
     folders are passed over. Raises AnalysisError where a folder does not exist.
     """
     roots = list(folders)
-    runs: dict[Path, str] = {}
-    studies: dict[Path, str] = {}
+    runs: dict[Place, str] = {}
+    studies: dict[Place, str] = {}
     study_of: dict[str, str] = {}
     for root in roots:
         if not root.is_dir():
@@ -45,11 +46,10 @@ def find(folders: Iterable[Path]) -> Found:
     return Found(_by_name(runs), _by_name(studies), study_of)
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, Path | None]]:
+def _walk(root: Place) -> Iterator[tuple[Place, Place | None]]:
     """Yield the folders of runs and studies, each with the study that it lies in."""
-    inside: dict[Path, Path] = {}
-    for path, folders, files in os.walk(root):
-        folder = Path(path)
+    inside: dict[Place, Place] = {}
+    for folder, folders, files in _folders(root):
         study = inside.get(folder)
         if "run.parquet" in files:
             yield folder, study
@@ -64,12 +64,21 @@ def _walk(root: Path) -> Iterator[tuple[Path, Path | None]]:
             inside |= dict.fromkeys((folder / name for name in folders), study)
 
 
-def _name(folder: Path, root: Path, *, alone: bool) -> str:
+def _folders(root: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
+    if isinstance(root, BucketPath):
+        yield from root.walk()
+    else:
+        yield from ((Path(path), folders, files) for path, folders, files in os.walk(root))
+
+
+def _name(folder: Place, root: Place, *, alone: bool) -> str:
     """Return how a folder is called: by its way from the root, or by its own name where it is the root."""
     if not alone:
         return str(folder)
-    return (folder.resolve().name or str(folder)) if folder == root else str(folder.relative_to(root))
+    if folder == root:
+        return folder.resolve().name or str(folder)
+    return folder.relative_to(root) if isinstance(folder, BucketPath) else str(folder.relative_to(str(root)))
 
 
-def _by_name(folders: dict[Path, str]) -> dict[str, Path]:
+def _by_name(folders: dict[Place, str]) -> dict[str, Place]:
     return dict(sorted((name, folder) for folder, name in folders.items()))

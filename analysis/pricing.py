@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from raysim.network.timeline import Timeline
 from raysim.network.torch_csv import rows_from_csv
 from raysim.network.trace import trace_events
 from raysim.notation import check_choice, check_integer
+from raysim.places import Place
 from raysim.records import RecordsError, Run
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ class Replay:
 
     def __init__(
         self,
-        run: Run | Path | str,
+        run: Run | Place | str,
         *,
         compute: str = "wall",
         overheads: str = "run",

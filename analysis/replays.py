@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,18 +10,19 @@ import pandas as pd
 from analysis.errors import ReplayError
 from analysis.evidence import Setting, contexts
 from analysis.pricing import PARTS, Replay
-from analysis.results import FINISHED, Results
+from analysis.results import Results
 from analysis.targets import Target
 from raysim.network.network import Network
 from raysim.network.presets import parse_network
-from raysim.records import Run
+from raysim.places import Place
+from raysim.records import FINISHED, Run
 
 
 def replay(
-    runs: Results | Run | Path | str | Replay | Iterable[Run | Path | str | Replay],
+    runs: Results | Run | Place | str | Replay | Iterable[Run | Place | str | Replay],
     networks: Network | str | Iterable[Network | str],
     *,
-    against: Run | Path | str | Replay | None = None,
+    against: Run | Place | str | Replay | None = None,
     target: Target | str | None = None,
     split: bool = True,
 ) -> pd.DataFrame:
@@ -47,9 +47,9 @@ def replay(
         return _typed(list(_all_rows(runs, chosen, against, wanted, split=split)))
     if against == "dense":
         raise ReplayError("`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`.")
-    many = [runs] if isinstance(runs, (Run, Path, str, Replay)) else runs
+    many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else runs
     prepared = [run if isinstance(run, Replay) else Replay(run) for run in many]
-    if isinstance(against, (Run, Path, str)):
+    if isinstance(against, (Run, Place, str)):
         against = Replay(against, compute=prepared[0].compute if prepared else "wall")
     return _typed([row for one in prepared for row in _rows(one, chosen, against, wanted, split=split)])
 
@@ -68,18 +68,18 @@ def _typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def _all_rows(
     results: Results,
     networks: Sequence[Network],
-    against: Run | Path | str | Replay | None,
+    against: Run | Place | str | Replay | None,
     target: Target | None,
     *,
     split: bool,
 ) -> Iterator[dict[str, Any]]:
     partners = dense_partners(results) if against == "dense" else {}
-    fixed = Replay(against) if isinstance(against, (Run, Path, str)) and against != "dense" else against
+    fixed = Replay(against) if isinstance(against, (Run, Place, str)) and against != "dense" else against
     for run in results.runs["run"][results.runs["status"].isin(FINISHED)]:
         try:
             dense = Replay(results.path(partners[run])) if run in partners else None
             other = dense if against == "dense" else fixed
-            assert not isinstance(other, (Run, Path, str))
+            assert not isinstance(other, (Run, Place, str))
             for row in _rows(Replay(results.path(run)), networks, other, target, split=split):
                 yield row | {"run": run}
         except ReplayError as error:

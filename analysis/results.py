@@ -24,16 +24,17 @@ from analysis.folders import Found, find
 from analysis.pareto import natural_direction
 from analysis.rows import read_whole, stack, to_frame, unreadable
 from analysis.settings import configuration, setting_texts
-from raysim.records import SCHEMA_VERSION, SCHEMAS
+from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, table_files
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
 NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
-FINISHED = ("finished", "diverged")  # what is over, and has all its records
+ALWAYS = ("steps", "evals", "links", "actions")  # tables that every run that is over has
 
 
 def load(*folders: str | Path) -> Results:
-    """Return the runs and studies in `folders`, at any depth, as tidy DataFrames.
+    """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
 
     `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
     out and named in `problems`. Raises AnalysisError where a folder does not exist.
@@ -44,14 +45,17 @@ def load(*folders: str | Path) -> Results:
     """
     if not folders:
         raise AnalysisError("`load` needs a folder or more.")
-    roots = tuple(Path(folder) for folder in folders)
+    try:
+        roots = tuple(open_place(folder) for folder in folders)
+    except PlaceError as error:
+        raise AnalysisError(str(error)) from None
     found = find(roots)
     problems: list[str] = []
     runs, keys = _read_runs(found, problems)
     kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
-    problems += _unfinished(runs) + _other_schemas(runs)
+    problems += _unfinished(runs) + _other_schemas(runs) + _incomplete(runs, kept)
     return Results(roots, found._replace(runs=kept), runs, keys, problems)
 
 
@@ -65,7 +69,7 @@ class Results:
     """
 
     def __init__(
-        self, folders: tuple[Path, ...], found: Found, runs: pd.DataFrame, keys: Sequence[str], problems: list[str]
+        self, folders: tuple[Place, ...], found: Found, runs: pd.DataFrame, keys: Sequence[str], problems: list[str]
     ) -> None:
         self.folders = folders
         self.runs = runs
@@ -85,7 +89,7 @@ class Results:
     def __len__(self) -> int:
         return len(self.runs)
 
-    def path(self, run: str) -> Path:
+    def path(self, run: str) -> Place:
         """Return a run's folder; raises AnalysisError where it is not among these."""
         if run not in self._found.runs:
             raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
@@ -163,7 +167,7 @@ class Results:
 
     def files(self, table: str) -> list[str]:
         """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
-        return [file for files in self._files(table).values() for file in files]
+        return [str(file) for files in self._files(table).values() for file in files]
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
         """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read.
@@ -185,35 +189,42 @@ class Results:
         ]
         schema = _labelled(pa.RecordBatch.from_pylist([], _only(schema, wanted)), runs, 0).schema
         table = pa.Table.from_batches(parts, schema).unify_dictionaries()
-        return to_frame(table)
+        frame = to_frame(table)
+        if name == "steps" and where is None:
+            self._check_steps(frame)
+        return frame
 
-    def _files(self, table: str) -> dict[str, list[str]]:
+    def _check_steps(self, steps: pd.DataFrame) -> None:
+        """Complain of runs that count steps in `run.parquet` and have no rows of them."""
+        if "steps_done" in self.runs:
+            counting = self.runs[(self.runs["steps_done"] > 0) & ~self.runs["run"].isin(steps["run"])]
+            for run, count in zip(counting["run"], counting["steps_done"], strict=True):
+                folder = self.path(run)
+                if not any(problem.startswith(f"{folder}/") for problem in self.problems):  # which says why
+                    self.complain(f"The run in {folder} has done {count} steps, but its table of them is empty.")
+
+    def _files(self, table: str) -> dict[str, list[Place]]:
         """Return the files of a table, run by run; parts, where a run is not over."""
         if table not in SCHEMAS:
             raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
-        found = {}
-        for name, folder in self._found.runs.items():
-            parts = folder / "parts"
-            if parts.is_dir():
-                found[name] = sorted(map(str, parts.glob(f"{table}-*.parquet")), key=lambda file: (len(file), file))
-            else:
-                file = folder / f"{table}.parquet"
-                found[name] = [str(file)] if file.is_file() else []
-        return found
+        return {name: table_files(folder, table) for name, folder in self._found.runs.items()}
 
     def _batches(
-        self, files: Iterable[str], schema: pa.Schema, columns: list[str], where: pc.Expression | None
-    ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield what the files hold; where one cannot be read, all others, each by itself."""
-        files = list(files)
-        try:
-            yield from list(_scan(files, schema, columns, where))
-        except (OSError, pa.ArrowException):
-            for file in files:
-                try:
-                    yield from list(_scan([file], schema, columns, where))
-                except (OSError, pa.ArrowException) as error:
-                    self.complain(unreadable(file, error))
+        self, files: Iterable[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+    ) -> Iterator[tuple[Place, pa.RecordBatch]]:
+        """Yield the rows of the files; where one cannot be read, those of all others, each by itself."""
+        systems: dict[int, list[Place]] = {}
+        for file in files:
+            systems.setdefault(id(arrow_source(file)[1]), []).append(file)
+        for alike in systems.values():
+            try:
+                yield from list(_scan(alike, schema, columns, where))
+            except (OSError, pa.ArrowException):
+                for file in alike:
+                    try:
+                        yield from list(_scan([file], schema, columns, where))
+                    except (OSError, pa.ArrowException) as error:
+                        self.complain(unreadable(file, error))
 
     def complain(self, sentence: str) -> None:
         """Add to `problems` what has been left out, once."""
@@ -222,12 +233,14 @@ class Results:
 
 
 def _scan(
-    files: list[str], schema: pa.Schema, columns: list[str], where: pc.Expression | None
-) -> Iterator[tuple[str, pa.RecordBatch]]:
-    scanner = ds.dataset(files, schema=schema, format="parquet").scanner(columns=columns, filter=where)
-    for tagged in scanner.scan_batches():
+    files: list[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    """Yield the rows of files of one file system."""
+    by_path = {arrow_source(file)[0]: file for file in files}
+    dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(files[0])[1])
+    for tagged in dataset.scanner(columns=columns, filter=where).scan_batches():
         if tagged.record_batch.num_rows:
-            yield tagged.fragment.path, tagged.record_batch
+            yield by_path[tagged.fragment.path], tagged.record_batch
 
 
 def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
@@ -295,6 +308,21 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
     if not over.any():
         return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
     return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
+
+
+def _incomplete(runs: pd.DataFrame, folders: Mapping[str, Place]) -> list[str]:
+    """Return a sentence for each run that counts steps and lacks tables."""
+    if "steps_done" not in runs:
+        return []
+    counting = runs[runs["status"].isin(FINISHED) & (runs["steps_done"] > 0)]
+    problems = []
+    for name, steps in zip(counting["run"], counting["steps_done"], strict=True):
+        missing = [table for table in ALWAYS if not table_files(folders[name], table)]
+        if missing:
+            problems.append(
+                f"The run in {folders[name]} has done {steps} steps, but has no table {', '.join(missing)}: copy it again."
+            )
+    return problems
 
 
 def _other_schemas(runs: pd.DataFrame) -> list[str]:

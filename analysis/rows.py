@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from raysim.places import BucketPath, Place
+
+READERS = 32  # files of a bucket under way at once
 
 _NUMPY_HAS_NO_NULL: dict[pa.DataType, Any] = {
     pa.bool_(): pd.BooleanDtype(),
@@ -25,12 +29,18 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def read_whole(files: Sequence[Path]) -> list[pa.Table | str]:
-    """Return each file's table, or in one sentence why it cannot be read; a file that is gone meanwhile is one of those."""
-    return [_read(file) for file in files]  # one after the other: threads would wait for each other at such small files
+def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
+    """Return each file's table, or a sentence on why it cannot be read, for instance because it is gone by now.
+
+    Files of this machine are read one after the other: threads would wait for each other at such small ones.
+    """
+    if any(isinstance(file, BucketPath) for file in files):
+        with ThreadPoolExecutor(READERS) as readers:
+            return list(readers.map(_read, files))
+    return [_read(file) for file in files]
 
 
-def _read(file: Path) -> pa.Table | str:
+def _read(file: Place) -> pa.Table | str:
     try:
         content = pa.BufferReader(file.read_bytes())
         return pq.ParquetFile(content).read(use_threads=False).replace_schema_metadata()
@@ -38,7 +48,7 @@ def _read(file: Path) -> pa.Table | str:
         return unreadable(file, error)
 
 
-def unreadable(file: Path | str, error: Exception) -> str:
+def unreadable(file: Place, error: Exception) -> str:
     """Return that a file is left out and why, in one sentence."""
     reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return f"{file} cannot be read and is left out: {reason}."

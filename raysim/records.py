@@ -1,8 +1,8 @@
 """What a run leaves behind: Parquet with explicit schemas, units in the names, and a version.
 
 While a run goes, rows are written in numbered parts, each whole and renamed into place; a finished run has one file a
-table. A run that is killed loses at most what came after its last flush. While the folder `parts` is there, it is the
-truth.
+table. A run that is killed loses at most what came after its last flush. Of a table that is there as a whole, parts are
+leftovers: they are not read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from raysim.places import Place, PlaceError, arrow_source, open_place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,6 +118,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 OCCASIONAL = {"decisions"}  # tables that a run without adaptive methods does not have
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
+FINISHED = ("finished", "diverged")  # over, with all their records
 
 
 class RecordsError(ValueError):
@@ -170,18 +173,14 @@ class Recorder:
             file.close()
 
     def _reopen(self) -> None:
-        """Make the parts, of the files where a run was killed between its compaction and its end."""
-        shutil.rmtree(self.folder / ".parts-done", ignore_errors=True)
-        if self._parts.is_dir():
-            return
-        draft = self.folder / ".parts-draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
+        """Make whole tables the first of their parts: a run that was killed between its compaction and its end goes on."""
+        self._parts.mkdir(exist_ok=True)
         for table in SCHEMAS:
-            file = self.folder / f"{table}.parquet"
-            if file.is_file():
-                shutil.copyfile(file, draft / f"{table}-00000.parquet")
-        draft.rename(self._parts)
+            whole = self.folder / f"{table}.parquet"
+            if whole.is_file():
+                for path in self._parts.glob(f"{table}-*.parquet"):
+                    path.unlink()
+                whole.rename(self._parts / f"{table}-00000.parquet")
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Keep a row for the next flush."""
@@ -227,15 +226,13 @@ class Recorder:
         )
 
     def compact(self) -> None:
-        """Make one file a table of the parts, then drop the parts."""
+        """Make one file a table of the parts, then drop the parts, which nobody reads from then on."""
         self.flush()
         for table in SCHEMAS:
-            rows = read_parts(self.folder, table)
+            rows = read_table(_part_files(self.folder, table), table)
             if rows.num_rows or table not in OCCASIONAL:
                 write_table(rows, self.folder / f"{table}.parquet")
-        done = self.folder / ".parts-done"
-        self._parts.rename(done)  # from here on the files are the truth
-        shutil.rmtree(done)
+        shutil.rmtree(self._parts)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -246,24 +243,39 @@ def write_table(table: pa.Table, path: Path) -> None:
     draft.replace(path)
 
 
-def read_parts(folder: Path, table: str) -> pa.Table:
-    """Return a table from the parts of a run that goes on or broke off."""
-    paths = sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
-    if not paths:
+def table_files(folder: Place, table: str) -> list[Place]:
+    """Return the files of a table: the whole one, or the parts of a run that goes on or broke off, in their order."""
+    whole = folder / f"{table}.parquet"
+    if whole.is_file():
+        return [whole]
+    return _part_files(folder, table)
+
+
+def _part_files(folder: Place, table: str) -> list[Place]:
+    return sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
+
+
+def read_table(files: Sequence[Place], table: str) -> pa.Table:
+    """Return the rows of a table's files."""
+    if not files:
         return SCHEMAS[table].empty_table()
-    return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table]) for path in paths])
+    sources = [arrow_source(file) for file in files]
+    return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table], filesystem=fs) for path, fs in sources])
 
 
 class Run:
-    """A run's folder: its tables as DataFrames, and its status.
+    """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
 
     >>> run = Run("results/none")
     Traceback (most recent call last):
     raysim.records.RecordsError: There is no run in results/none: it has no run.parquet.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Place) -> None:
+        try:
+            self.folder = open_place(folder)
+        except PlaceError as error:
+            raise RecordsError(str(error)) from None
         if not (self.folder / "run.parquet").is_file():
             raise RecordsError(f"There is no run in {self.folder}: it has no run.parquet.")
 
@@ -274,7 +286,8 @@ class Run:
     def row(self) -> dict[str, Any]:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
         try:
-            rows: list[dict[str, Any]] = pq.read_table(self.folder / "run.parquet").to_pylist()
+            path, system = arrow_source(self.folder / "run.parquet")
+            rows: list[dict[str, Any]] = pq.read_table(path, filesystem=system).to_pylist()
         except (OSError, pa.ArrowInvalid) as error:
             raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
         return rows[0]
@@ -310,13 +323,11 @@ class Run:
         return self._table("actions")
 
     def _table(self, name: str) -> pd.DataFrame:
+        files = table_files(self.folder, name)
+        if not files and name not in OCCASIONAL and self.status in FINISHED:
+            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
-            if (self.folder / "parts").is_dir():
-                table = read_parts(self.folder, name)
-            elif name in OCCASIONAL and not (self.folder / f"{name}.parquet").exists():
-                table = SCHEMAS[name].empty_table()
-            else:
-                table = pq.read_table(self.folder / f"{name}.parquet", schema=SCHEMAS[name])
+            table = read_table(files, name)
         except (OSError, pa.ArrowInvalid) as error:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
         frame: pd.DataFrame = table.to_pandas()

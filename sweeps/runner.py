@@ -74,7 +74,7 @@ class Sweep:
         self.dashboard = dashboard
         self.dashboard_url: str | None = None
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        self.store = Store(out if out is not None else Path("results") / study.name / stamp)
+        self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
         self.interrupted = False
         self.on_change: Callable[[], None] = lambda: None

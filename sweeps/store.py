@@ -1,4 +1,4 @@
-"""Where a study's folder lies: on a path that all its machines see, or in a bucket that each copies to and from."""
+"""The place of a study: a folder that all machines see, or one in a bucket that each machine copies to and from."""
 
 from __future__ import annotations
 
@@ -7,46 +7,54 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pyarrow as pa
 from pyarrow import fs
 
 from raysim.config import ConfigError
 from raysim.pipeline.checkpoint import checkpoints
+from raysim.places import PlaceError, in_bucket, local_path, open_system
+
+MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone
 
 
 class Store:
-    """A study's folder by path or URI (`s3://`, `gs://`, `file://`): `local` is where to write.
+    """A study's folder by path or URI (`s3://`, `gs://`, `abfs://`): `local` is where to write.
 
     Of a URI, `local` is a scratch folder of this machine, and what is sent lies in the bucket as well.
     """
 
     def __init__(self, out: str | Path) -> None:
-        self.out = str(out)
-        self.remote = "://" in self.out
+        self.remote = in_bucket(out)
+        self.out = str(out) if self.remote else str(local_path(out))
         self._sent: dict[str, list[int]] = {}  # the step of the last checkpoint in the bucket, by run
         if not self.remote:
             self.local = Path(self.out)
             return
-        try:
-            self._system, self._root = fs.FileSystem.from_uri(self.out)
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise ConfigError(
-                f"`out` must be a folder or a URI that pyarrow knows, but {self.out!r} is none: {error}."
-            ) from None
+        self._system, self._root = fs.FileSystem.from_uri(self.out)
+        self._root = self._root.rstrip("/")
         digest = hashlib.sha256(self.out.encode()).hexdigest()[:12]
         self.local = Path(tempfile.gettempdir()) / "raysim-sweeps" / digest
+
+    @classmethod
+    def checked(cls, out: str | Path) -> Store:
+        """Return the store of a bucket that answers; raises ConfigError, within seconds, where it does not."""
+        if in_bucket(out):
+            try:
+                open_system(str(out))
+            except PlaceError as error:
+                raise ConfigError(f"`out`: {error}") from None
+        return cls(out)
 
     def fetch(self, name: str) -> Path:
         """Return the local folder of a run, as the bucket has it: another machine may have gone on with it since."""
         folder = self.local / name
-        if self.remote and self._type(name) == fs.FileType.Directory:
+        if self.remote and (there := self._files(name)):
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            fs.copy_files(f"{self._root}/{name}", str(folder), source_filesystem=self._system)
+            for key in there:
+                file = self.local / key
+                file.parent.mkdir(parents=True, exist_ok=True)
+                fs.copy_files(f"{self._root}/{key}", str(file), source_filesystem=self._system)
             for step in folder.glob("checkpoints/step-*"):
-                if not (
-                    step / "manifest.json"
-                ).is_file():  # sent last: of a copy that was broken off, or a folder left over
+                if not (step / "manifest.json").is_file():  # sent last: the copy was broken off
                     shutil.rmtree(step)
         return folder
 
@@ -60,36 +68,61 @@ class Store:
 
     def fetch_file(self, name: str) -> bool:
         """Bring a file of the bucket here, over what is here; return whether there is one."""
-        if not self.remote or self._type(name) != fs.FileType.File:
+        if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
             return (self.local / name).is_file()
         self.local.mkdir(parents=True, exist_ok=True)
         fs.copy_files(f"{self._root}/{name}", str(self.local / name), source_filesystem=self._system)
         return True
 
     def send(self, name: str) -> None:
-        """Copy a file, or what is in a folder, to the bucket; what is gone here goes there."""
+        """Copy a file, or the files in a folder, to the bucket; files that are gone here go there."""
         if not self.remote:
             return
-        source, target = self.local / name, f"{self._root}/{name}"
+        source = self.local / name
         if source.is_file():
-            self._system.create_dir(target.rpartition("/")[0], recursive=True)
-            fs.copy_files(str(source), target, destination_filesystem=self._system)
+            self._send_file(name)
             return
-        here = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file() and path.name != ".lock"}
-        self._system.create_dir(target, recursive=True)
-        for file in sorted(here, key=lambda file: file.endswith(("run.parquet", "manifest.json"))):
-            there = f"{target}/{file}"
-            self._system.create_dir(there.rpartition("/")[0], recursive=True)
-            fs.copy_files(str(source / file), there, destination_filesystem=self._system)
-        for info in self._system.get_file_info(fs.FileSelector(target, recursive=True, allow_not_found=True)):
-            if info.type == fs.FileType.File and info.path.removeprefix(target).lstrip("/") not in here:
-                self._system.delete_file(info.path)
+        here = {
+            str(path.relative_to(self.local))
+            for path in source.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        }
+        for file in sorted(here, key=lambda file: (file.endswith("run.parquet"), file.endswith("manifest.json"), file)):
+            self._send_file(file)
+        self._remove(name, [file for file in self._files(name) if file not in here], here)
 
     def is_empty(self) -> bool:
         """Return whether nothing is there yet."""
         if self.remote:
-            return not self._system.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+            return not self._files("")
         return not self.local.is_dir() or not any(self.local.iterdir())
 
-    def _type(self, name: str) -> fs.FileType:
-        return self._system.get_file_info(f"{self._root}/{name}").type
+    def _send_file(self, name: str) -> None:
+        target = f"{self._root}/{name}"
+        if self._system.type_name in MAKES_FOLDERS:
+            self._system.create_dir(target.rpartition("/")[0], recursive=True)
+        fs.copy_files(str(self.local / name), target, destination_filesystem=self._system)
+
+    def _remove(self, name: str, gone: list[str], kept: set[str]) -> None:
+        """Remove files, whole folders at once where nothing in them is kept.
+
+        pyarrow writes an empty key for the folder that it has removed something from, so that it goes on being a folder:
+        the highest folder without files has to go, or its key would stay and be a folder wherever it is copied.
+        """
+        tops = set()
+        for file in gone:
+            top = file
+            while (parent := top.rpartition("/")[0]) != name and not any(one.startswith(f"{parent}/") for one in kept):
+                top = parent
+            tops.add(top)
+        for top in sorted(tops):
+            if top in gone:
+                self._system.delete_file(f"{self._root}/{top}")
+            else:
+                self._system.delete_dir(f"{self._root}/{top}")
+
+    def _files(self, name: str) -> list[str]:
+        """Return the files of the bucket in a folder, by their names in the study's."""
+        top = f"{self._root}/{name}".rstrip("/")
+        infos = self._system.get_file_info(fs.FileSelector(top, recursive=True, allow_not_found=True))
+        return [info.path.removeprefix(f"{self._root}/") for info in infos if info.type == fs.FileType.File]

@@ -35,6 +35,15 @@ def ray():
     ray.shutdown()
 
 
+@pytest.fixture(scope="session")
+def buckets():
+    from buckets import Buckets
+
+    served = Buckets()
+    yield served
+    served.close()
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Compare with plain torch on the threads that a stage has: another number gives other gradient bits."""

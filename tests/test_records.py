@@ -268,13 +268,6 @@ def crash_in_write(number: int) -> Callable:
     return arrange
 
 
-def crash_before_rename(patch: pytest.MonkeyPatch) -> None:
-    def rename(path: Path, target: Path) -> None:
-        raise Killed
-
-    patch.setattr(Path, "rename", rename)
-
-
 def crash_in_removal(after: int) -> Callable:
     def arrange(patch: pytest.MonkeyPatch) -> None:
         def rmtree(path: Path, **options: object) -> None:
@@ -289,8 +282,8 @@ def crash_in_removal(after: int) -> Callable:
 
 CRASHES = {
     **{f"after {number} files": crash_in_write(number) for number in range(4)},
-    "before the parts go": crash_before_rename,
-    "while the parts go": crash_in_removal(0),
+    "before the parts go": crash_in_removal(0),
+    "while the parts go": crash_in_removal(1),
     "when some parts are gone": crash_in_removal(2),
     "after the parts went": lambda patch: None,
 }
@@ -366,7 +359,7 @@ def test_what_cannot_be_read_or_written_is_said_in_one_sentence(tmp_path: Path) 
     with pytest.raises(RecordsError, match=r"run\.parquet cannot be read: "):
         _ = Run(tmp_path).status
     recorder = open_recorder(tmp_path / "run")
-    recorder.write_run(ROW)
+    recorder.write_run(ROW | {"status": "finished"})
     recorder.compact()
     recorder.close()
     (tmp_path / "run" / "steps.parquet").unlink()

@@ -31,9 +31,10 @@ ROOMS = {
     "raysim.compressors": ({"codecs", "notation"}, {"torch"}),
     "raysim.workloads": ({"codecs.random", "notation"}, {"torch", "pyarrow"}),
     "raysim.config": ({"codecs", "compressors", "network", "notation", "recipes"}, {"pydantic"}),
-    "raysim.records": ({"codecs", "compressors", "network", "notation"}, {"pyarrow", "pandas"}),
+    "raysim.places": (set(), {"pyarrow"}),
+    "raysim.records": ({"codecs", "compressors", "network", "notation", "places"}, {"pyarrow", "pandas"}),
     "raysim.pipeline": (
-        {"codecs", "compressors", "network", "notation", "workloads", "config", "records"},
+        {"codecs", "compressors", "network", "notation", "workloads", "config", "places", "records"},
         {"torch", "safetensors"},
     ),
     "raysim.pipeline.ray_engine": (
@@ -48,7 +49,7 @@ ROOMS = {
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
-    "analysis": ({"records", "network", "notation", "config"}, THIRD_PARTY - {"torch", "ray"}),
+    "analysis": ({"places", "records", "network", "notation", "config"}, THIRD_PARTY - {"torch", "ray"}),
 }
 
 

@@ -216,7 +216,10 @@ def raysim(tmp_path, monkeypatch):
             ["small.toml", "steps=9", "--resume", "--out", "other"],
             "`base.steps` must be 4, as in the study to resume, but got 9.",
         ),
-        (["small.toml", "--out", "nope://bucket/study"], "`out` must be a folder or a URI that pyarrow knows"),
+        (
+            ["small.toml", "--out", "nope://bucket/study"],
+            "`out`: nope://bucket/study cannot be opened: Unrecognized filesystem type",
+        ),
     ],
 )
 def test_the_command_line_refuses_before_ray_starts(raysim, tmp_path, arguments, sentence):

@@ -21,7 +21,7 @@ __all__ = ["NETWORKS", "compose", "write_report"]
 
 
 def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *, compute: str = "wall") -> Page:
-    """Return the report of the runs in a folder, at any depth, priced on networks; `compute` is as for `Replay`.
+    """Return the report of the runs in a folder or bucket, at any depth, priced on networks; `compute` is as for `Replay`.
 
     Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
     """
@@ -62,7 +62,7 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *,
     sections = [module.section(material) for module in modules]
     priced = any(job.priced for job in material.jobs)
     return Page(
-        title=f"Compressed pipelines: {Path(folder).resolve().name}",
+        title=f"Compressed pipelines: {results.folders[0].resolve().name}",
         subtitle=_counts(material),
         problems=list(dict.fromkeys(material.results.problems)),
         sections=sections,

@@ -17,9 +17,10 @@ from analysis.evidence import Setting as How
 from analysis.pricing import Replay
 from analysis.replays import dense_partners
 from analysis.report.material import ACCURACY, FIRST, LOSS, MODES, Job, Material, Metric, Setting, Spread
-from analysis.results import FINISHED, Results
+from analysis.results import Results
 from analysis.settings import COMPRESSION
 from raysim.network.network import Network
+from raysim.records import FINISHED
 
 
 class Price(NamedTuple):

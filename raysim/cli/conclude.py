@@ -11,7 +11,9 @@ from raysim.cli.shared import JsonFile, Networks, check_ours, check_writable, fa
 
 
 def findings(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs or studies, at any depth.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="A folder, or a bucket's URI, with runs or studies at any depth.")
+    ],
     quality: Annotated[
         str, typer.Option(help="accuracy, loss, or auto: the loss of language models and the accuracy of all others.")
     ] = "auto",
@@ -46,11 +48,16 @@ def findings(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth; or a bucket's URI."),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="The page; with --format md a folder [default: DIR/report.html or DIR/report]."
+            "--out",
+            "-o",
+            help="The page; with --format md a folder [default: report.html or report, in DIR or, for a bucket, here].",
         ),
     ] = None,
     form: Annotated[
@@ -69,9 +76,12 @@ def report(
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     networks = parse_networks(network) if network else None
-    if not folder.is_dir():
+    from raysim.places import in_bucket, local_path
+
+    here = Path() if in_bucket(folder) else local_path(folder)
+    if not here.is_dir():
         fail(f"There is no folder {folder}.", 2)
-    target = out or folder / ("report.html" if form == "html" else "report")
+    target = out or here / ("report.html" if form == "html" else "report")
     if form == "html":
         check_writable("--out", target)
     elif target.exists() and not target.is_dir():

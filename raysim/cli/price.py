@@ -23,10 +23,12 @@ from raysim.cli.shared import (
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a recorded run.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN_DIR", help="The folder of a recorded run, or its URI in a bucket.")
+    ],
     network: Networks = None,
     against: Annotated[
-        Path | None, typer.Option(help="The folder of the same run without compression: where does it pay?")
+        str | None, typer.Option(help="The folder or URI of the same run without compression: where does it pay?")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5 or perplexity=20.")

@@ -15,7 +15,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     engine: Annotated[str, typer.Option(help="ray: one actor a stage. inline: all in this process.")] = "ray",
-    out: Annotated[Path | None, typer.Option(help="The run's own folder [default: results/<name>/<run_id>].")] = None,
+    out: Annotated[str | None, typer.Option(help="The run's own folder [default: results/<name>/<run_id>].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
 ) -> None:
     """Train a pipeline with compressed links, and leave Parquet behind.

@@ -37,6 +37,7 @@ from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.reports import StepReport
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.signals import Signals
+from raysim.places import in_bucket, local_path
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.workloads.data import Data
 
@@ -112,7 +113,7 @@ class Training:
         self.config = config
         self._began = time.perf_counter()
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self.folder = Path(out) if out is not None else Path("results") / config.name / self.run_id
+        self.folder = _folder(out) if out is not None else Path("results") / config.name / self.run_id
         self.recorder = Recorder(self.folder)
         self._row = self._first_row()
         self._checkpoint: Checkpoint | None = None
@@ -394,6 +395,16 @@ class Training:
             self.recorder.flush()
         self.recorder.write_run(self._row)
         self.recorder.close()
+
+
+def _folder(out: str | Path) -> Path:
+    """Return the path of a run's folder; raises ConfigError for a bucket."""
+    if in_bucket(out):
+        raise ConfigError(
+            f"`out` of a run must be a folder of this machine, but got {str(out)!r}: copy the run there when it has "
+            "ended, or use `raysim sweep`, whose studies may lie in buckets."
+        )
+    return local_path(out)
 
 
 class _RefusedError(Exception):

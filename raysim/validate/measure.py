@@ -127,10 +127,11 @@ def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> N
 def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
     """Return the cases of a pipeline whose runs are in `folder`: a prediction for every link of its test run."""
     calibration, test = Run(folder / "calibration"), Run(folder / "test")
-    prediction = Prediction(calibration, list(_links_of(calibration.folder / CABLES)))
-    links = _links_of(test.folder / CABLES)
+    calibration_steps = list(_links_of(folder / "calibration" / CABLES))
+    prediction = Prediction(calibration, calibration_steps)
+    links = _links_of(folder / "test" / CABLES)
     steps = test.steps.set_index("step")
-    cables = pq.read_table(test.folder / CABLES).to_pandas().set_index("step")["sent_bytes"]
+    cables = pq.read_table(folder / "test" / CABLES).to_pandas().set_index("step")["sent_bytes"]
 
     def step_s(chosen: str | None) -> float:
         return typical([float(steps["seconds"][step]) for step, at in links.items() if at == chosen])
@@ -147,7 +148,7 @@ def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
                 *pipeline[:-1],
                 link=text,
                 steps=len(here),
-                calibration_s=typical(calibrated[list(_links_of(calibration.folder / CABLES))].tolist()),
+                calibration_s=typical(calibrated[calibration_steps].tolist()),
                 unshaped_s=unshaped_s,
                 measured_s=step_s(text),
                 predicted_s=prediction.step_s(shaped, pace),
