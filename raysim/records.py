@@ -358,6 +358,7 @@ _NULLABLE = {
     "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "diverged_step": pa.int64(),
     "diverged_at": pa.string(),
+    "warning": pa.string(),  # the first one of the run, such as a link's fidelity below zero
     "error": pa.string(),
 }
 

@@ -73,14 +73,14 @@ RUNS = {
     "replicas-batchnorm": {**REPLICAS, "model": {"name": "tests.models:normed"}, "evaluate_batchnorm_batches": 2},
     "replicas-gravac": {
         **REPLICAS,
-        "forward": "GraVAC(epsilon=0.5, window=1, promote='passing', simultaneous=True)",
+        "forward": "GraVAC(epsilon=0.5, window=1, promote='passing')",
         "backward": "GraVAC(epsilon=0.5, window=2, ladder='bits', memory='slot')",
         "replica_gradient": "GraVAC(2, 50, epsilon=0.5, window=1, ewma_alpha=1, min_values=16)",
     },
     "replicas-budget": {
         **REPLICAS,
-        "forward": "GraVAC(budget=0.4, window=1, promote='passing', simultaneous=True)",
-        "backward": "GraVAC(budget=0.7, window=1, ladder='bits', simultaneous=True)",
+        "forward": "GraVAC(budget=0.4, window=1, promote='passing')",
+        "backward": "GraVAC(budget=0.7, window=1, ladder='bits')",
     },
     "replicas-marina": {
         **REPLICAS,

@@ -85,7 +85,7 @@ def test_a_floor_takes_the_place_of_epsilon() -> None:
     assert sent == ["dense", "minimum", "candidate"]
 
 
-BUDGET = "GraVAC(budget={}, window=4, promote='passing', simultaneous=True, throughput='link')"
+BUDGET = "GraVAC(budget={}, window=4, promote='passing', throughput='link')"
 
 
 def test_the_slowest_link_is_compressed_first(small) -> None:

@@ -224,7 +224,7 @@ def same(step: int, i: int) -> Tensor:
 
 def test_gain_one_climbs_one_level_a_window_and_stops_at_the_last() -> None:
     ladder = (Identity(), TopK(1.0), TopK(1.0, per="tensor"))
-    sender = Sender(GraVAC(ladder=ladder, window=3, simultaneous=True, epsilon=1.0))
+    sender = Sender(GraVAC(ladder=ladder, window=3, epsilon=1.0))
     seen = [sender.step(step, x=same, step_s=1 / (1 + step)) for step in range(12)]
     assert [step for step, decision in enumerate(seen) if decision.event] == [2, 5]
     assert [decision.event for decision in seen if decision.event] == ["promote+advance", "promote"]
@@ -273,7 +273,7 @@ def test_every_message_may_go_by_a_level_of_its_own() -> None:
 
 
 def test_within_a_step_all_messages_go_by_one_level() -> None:
-    sender = Sender(GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=2, simultaneous=True), messages=4)
+    sender = Sender(GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=2), messages=4)
     levels = []
     for step in range(12):
         sender.step(step)
@@ -308,7 +308,7 @@ def test_a_message_that_is_dropped_changes_nothing() -> None:
 
 @pytest.mark.parametrize("memory", ["slot", "link"])
 def test_nothing_is_lost_across_changes_of_level(memory: str) -> None:
-    method = GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=1, memory=memory, simultaneous=True, reopen_every=1)
+    method = GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=1, memory=memory, reopen_every=1)
     sender, codecs = Sender(method, messages=2), set()
     fed, sent = torch.zeros(2, 10, 8, dtype=torch.float64), torch.zeros(2, 10, 8, dtype=torch.float64)
     for step in range(12):
@@ -344,9 +344,24 @@ def test_epsilon_is_stricter_for_gradients() -> None:
     assert Sender(GraVAC(ladder=ladder), direction="backward").step(0).branch == "dense"
 
 
+def test_in_every_window_every_link_moves(small) -> None:
+    """Each by its own messages: what one decides is the same whatever the others' codecs are worth."""
+    method = "GraVAC(epsilon=0.01, window=2, throughput='link')"
+    engine = InlineEngine(prepare(small(num_stages=4, forward=method, backward=method)))
+    engine.start()
+    moved = []
+    for step in range(4):
+        accounts = [link for report in engine.step(step, Signals()) for link in report.links if link.sender]
+        moved.append({(link.boundary, link.direction) for link in accounts if link.decisions[0].event})
+    everyone = {(boundary, direction) for boundary in range(3) for direction in ("forward", "backward")}
+    assert moved == [set(), everyone] * 2  # from the second of four levels to the last
+
+
 def test_links_take_turns() -> None:
     for boundary, direction, turn in [(0, "forward", 0), (0, "backward", 1), (1, "forward", 2), (1, "backward", 3)]:
-        sender = Sender(GraVAC(epsilon=0.1, window=2), direction=direction, boundary=boundary, stages=3)
+        sender = Sender(
+            GraVAC(epsilon=0.1, window=2, simultaneous=False), direction=direction, boundary=boundary, stages=3
+        )
         events = [step for step in range(16) if sender.step(step, x=same).event]
         assert events[0] == 2 * turn + 1  # at the end of the window whose turn it is
         assert all(step % 8 == 2 * turn + 1 for step in events)
@@ -354,7 +369,7 @@ def test_links_take_turns() -> None:
 
 def test_it_settles_where_speed_no_longer_grows() -> None:
     speeds = {2.0: 1.0, 4.0: 0.5, 8.0: 0.4999, 32.0: 0.1}
-    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=4, omega=0.3, simultaneous=True))
+    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=4, omega=0.3))
     step_s, seen = 1.0, []
     for step in range(40):
         decision = sender.step(step, x=same, step_s=step_s)
@@ -370,13 +385,13 @@ def test_it_settles_where_speed_no_longer_grows() -> None:
 
 
 def test_throughput_of_the_link_needs_no_clock() -> None:
-    sender = Sender(GraVAC(epsilon=0.1, window=3, throughput="link", simultaneous=True))
+    sender = Sender(GraVAC(epsilon=0.1, window=3, throughput="link"))
     events = [sender.step(step, x=same, step_s=None).event for step in range(12)]
     assert any(events)
 
 
 def test_the_level_at_hand_is_used_in_evaluation() -> None:
-    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=2, simultaneous=True))
+    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=2))
     assert sender.link.unpack(sender.link.send_evaluation(same(0, 0), "on", 1)).codec == TopK(
         0.5
     )  # nothing sent yet: the mildest

@@ -323,3 +323,32 @@ def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
     file.write_text("0F0,0B0\n1B0,1F0\n")
     with pytest.raises(ConfigError, match=r"^`?.*The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0"):
         small(schedule=f"Custom({str(file)!r})")
+
+
+@pytest.mark.parametrize(
+    ("direction", "method", "link", "remedy"),
+    [
+        ("forward", "ErrorFeedback(TopK(0.05))", "1 -> 2", "`key='sample'`"),
+        ("backward", "Quantize(1)", "1 <- 2", "milder"),
+    ],
+)
+def test_a_run_warns_once_where_a_link_s_fidelity_falls_below_zero(small, tmp_path, direction, method, link, remedy):
+    config = small(**{direction: ["Identity", method]}, steps=20, optimizer={"name": "adamw", "learning_rate": 3e-3})
+    training = Training(config, out=tmp_path / "run", engine="inline")
+    warned = [event.row for event in training.events() if event.kind == "warning"]
+    run = Run(tmp_path / "run")
+    below = run.links[run.links["fidelity"] < 0]
+    assert len(below) > 1
+    assert [row["step"] for row in warned] == [below["step"].min()]
+    assert run.row["warning"] == warned[0]["reason"]
+    first = below[below["step"] == below["step"].min()].iloc[0]
+    assert run.row["warning"].startswith(
+        f"Step {first['step']}: link {link} with {method} has a fidelity of {first['fidelity']:.2f}: what arrives is further"
+    )
+    assert remedy in run.row["warning"]
+
+
+def test_a_run_whose_links_keep_their_messages_warns_of_nothing(small, tmp_path):
+    training = Training(small(forward="TopK(0.1)", backward="Quantize(4)"), out=tmp_path / "run", engine="inline")
+    assert not [event for event in training.events() if event.kind == "warning"]
+    assert Run(tmp_path / "run").row["warning"] is None

@@ -123,6 +123,10 @@ class Compressor(Notation, ABC):
         """
         return self.codec
 
+    def remedy(self, direction: str) -> str:
+        """Return a sentence with the setting to try where a link of `direction` has a fidelity below zero."""
+        return "Try a milder codec."
+
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         """Return how many values one end remembers at most, for messages of one shape and samples seen by the link."""
         return 0

@@ -27,7 +27,14 @@ from raysim.notation import check_choice
 
 @dataclass(frozen=True, repr=False)
 class Residual(Compressor):
-    """What the members of this family share: a residual e, kept in float32 under `key`."""
+    """A compressor that keeps a memory in float32 under `key`: of the microbatch's `slot`, of the `sample`, or of the `link`.
+
+    Gradients and activations differ in the key that suits them. A residual of gradients may go with another sample's
+    gradient: the sum over samples is all that the weights see, so `key="slot"`, the published form, works. An activation
+    belongs to its sample. Where data is shuffled, `key="slot"` and `key="link"` add one sample's residual to another
+    sample's activation, which acts as noise, and training may collapse. For activations use `key="sample"`, which meets the
+    same sample again in the next epoch and needs memory for every sample, or no feedback at all.
+    """
 
     codec: Codec
     key: str = "slot"
@@ -41,6 +48,13 @@ class Residual(Compressor):
                 f"bound, but got {self.codec.density}. Leave `unbiased` out."
             )
 
+    def remedy(self, direction: str) -> str:
+        if self.key == "sample":
+            return "Try a milder codec."
+        if direction == "forward":
+            return "Try `key='sample'`, which keeps a memory for each sample, or no feedback on activations."
+        return "Try `key='sample'`, or a milder codec."
+
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         slots = {"slot": num_microbatches, "link": 1}.get(self.key, num_samples / max(1, message[0]))
         return round(slots * math.prod(message))
@@ -50,9 +64,9 @@ class Residual(Compressor):
 class ErrorFeedback(Residual):
     """Sends C(x + e) and keeps e = x + e - C(x + e) (Seide et al. 2014; on boundaries Rudakov et al. 2023, 2401.07788).
 
-    `key`: the residual belongs to the microbatch's `slot` (as published: row i meets row i of the next step, another
+    `key`: the residual belongs to the microbatch's `slot` (as published: row i goes with row i of the next step, another
     sample where data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy
-    propagation).
+    propagation). Use "slot" for gradients and "sample" for activations; `Residual` says why.
 
     >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)

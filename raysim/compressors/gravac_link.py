@@ -37,10 +37,15 @@ EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compression
 class GraVAC(Compressor):
     """Sends the messages of a step by the strongest of two codecs of a `ladder` whose fidelity reaches `epsilon`, else as they are.
 
-    Fidelity is 1 - ||y - C(y)||^2/||y||^2, y what is fed to the codec, over the messages of a step, in moving
-    averages of weight `ewma_alpha`; the step after next goes by it. Both codecs are tried on every `probe_every`-th message. At
-    the end of every `window` of steps the controller of GraVAC moves; by default (`simultaneous=False`) only one link's at a
-    time, in turn, so that a change of speed has one cause.
+    Fidelity is 1 - ||y - C(y)||^2/||y||^2, y the codec's input, over the messages of a step, in moving averages of weight
+    `ewma_alpha`; the next step goes by it. Both codecs are tried on every `probe_every`-th message. At the end of every `window`
+    of steps the controller of GraVAC moves, that of every link by itself.
+
+    The gains of links are independent: the fidelity of a link is measured on its own messages, and no other link's codec enters
+    it. Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages,
+    and after 1/`ewma_alpha` steps hold little of those before. Only a `budget` couples the decisions of links. The speed of a
+    step is common to all: with `throughput="step"` it is credited to the level of every link. `simultaneous=False` gives a change
+    of speed a single cause: links take turns in the order of boundaries, one a window, 2(P - 1) windows a round.
 
     `ladder` "topk" (per sample, factors from `cf_min` to `cf_max` by `policy`), "bits" (Quantize 8 to 2), "rank" (LowRank 64 to
     4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `budget` stands in for it: what the
@@ -67,7 +72,7 @@ class GraVAC(Compressor):
     decide: str = "step"
     probe_every: int = 1
     ewma_alpha: float = 0.1
-    simultaneous: bool = False
+    simultaneous: bool = True
     reopen_every: int | None = None
     budget: float | None = None
 
@@ -256,7 +261,7 @@ class GraVAC(Compressor):
         return standing, Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
 
     def _has_turn(self, standing: Standing, context: Context) -> bool:
-        """Whether this link may move at the end of this window: links take turns, in the order of boundaries."""
+        """Return whether this link may move at the end of this window."""
         if self.simultaneous:
             return True
         window, place = standing.steps // self.window - 1, 2 * context.boundary + (context.direction == "backward")

@@ -126,8 +126,10 @@ def evaluating(training: Training, row: Mapping[str, Any]) -> str:
 
 
 def sentence(event: Event) -> str:
-    """Return what an evaluation found, or why stages start again."""
+    """Return the result of an evaluation, the reason for which stages start again, or a warning."""
     row = event.row
+    if event.kind == "warning":
+        return f"warning: {row['reason']}"
     if event.kind == "restart":
         return f"step {row['step']}: stages start again ({row['reason']})"
     return (

@@ -31,6 +31,7 @@ from raysim.pipeline.checkpoint import (
 from raysim.pipeline.clock import Clock
 from raysim.pipeline.engine import Engine, InlineEngine
 from raysim.pipeline.faults import DivergedError, WorkerLostError
+from raysim.pipeline.fidelity import fidelity_warning
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.progress import print_progress
 from raysim.pipeline.ray_engine import RayEngine
@@ -47,9 +48,10 @@ FLUSH_EVERY_S = 15.0
 
 
 class Event(NamedTuple):
-    """Something to show while a run goes: a row of `steps` or `evals`, how far an evaluation is, or a restart and its reason."""
+    """Something to show while a run goes: a row of `steps` or `evals`, how far an evaluation is, a restart and its reason, or a
+    warning."""
 
-    kind: str  # "step", "evaluating", "eval" or "restart"
+    kind: str  # "step", "evaluating", "eval", "restart" or "warning"
     row: Mapping[str, Any]
 
 
@@ -226,7 +228,10 @@ class Training:
             self._signals = Signals(
                 self._clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
             )
+            warned = self._row["warning"] is not None
             yield Event("step", self._record_step(step, reports, seconds))
+            if not warned and self._row["warning"] is not None:
+                yield Event("warning", {"step": step, "reason": self._row["warning"]})
             step += 1
             self._reached = max(self._reached, step)
             if step == self.plan.num_steps or (every and (step % every == 0 or self._evaluates(step))):
@@ -283,7 +288,8 @@ class Training:
                 self._check_same(key, old.get(key), self._row.get(key))
         self._recorded_cuts, self._recorded_rows = old["cuts"], old.get("schedule_rows")
         self.run_id = old["run_id"]
-        self._row |= {key: old[key] for key in ("run_id", "started_at", "restarts", "seconds", "start_s") if key in old}
+        kept = ("run_id", "started_at", "restarts", "seconds", "start_s", "warning")
+        self._row |= {key: old[key] for key in kept if key in old}
         self._row["resumed"] = old["resumed"] + 1
         found = checkpoints(self._checkpoints)
         if found:
@@ -317,6 +323,7 @@ class Training:
             "resumed": 0,
             "diverged_step": None,
             "diverged_at": None,
+            "warning": None,
             "error": None,
             "seconds": 0.0,
             "start_s": 0.0,  # of `seconds`, before the first step of each start
@@ -329,6 +336,8 @@ class Training:
         self.recorder.add("steps", row)
         for link in links:
             self.recorder.add("links", link)
+        if self._row["warning"] is None:
+            self._row["warning"] = fidelity_warning(self.plan, step, links)
         for decision in decision_rows(self.plan, step, reports):
             self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]

@@ -29,8 +29,7 @@ def _train(config: dict[str, object], out: str) -> None:
     training = Training(make_config(config), out=out)
     events = training.events()
     for step in range(1, training.plan.num_steps + 1):
-        event = next(events)
-        assert event.kind == "step", event
+        next(event for event in events if event.kind == "step")
         if step < training.plan.num_steps:
             _say(step=step)
             sys.stdin.readline()

@@ -1,0 +1,27 @@
+"""The warning about links whose messages arrive further from the original than zeros would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raysim.pipeline.plan import Plan
+
+
+def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a sentence on the link of least fidelity in a step, and its remedy; None where no fidelity is below zero.
+
+    `links` are the step's rows of `links`. Below zero, the squared error exceeds the squared norm of the message.
+    """
+    measured = [row for row in links if row.get("fidelity") is not None]
+    worst = min(measured, key=lambda row: row["fidelity"], default=None)
+    if worst is None or worst["fidelity"] >= 0:
+        return None
+    boundary, forward = worst["boundary"], worst["direction"] == "forward"
+    method = plan.compressors[boundary][0 if forward else 1]
+    below = sum(row["fidelity"] < 0 for row in measured)
+    others = f" (and {below - 1} more)" if below > 1 else ""
+    return (
+        f"Step {step}: link {boundary} {'->' if forward else '<-'} {boundary + 1}{others} with {worst['codec']} has a fidelity of "
+        f"{worst['fidelity']:.2f}: what arrives is further from the message than zeros would be. {method.remedy(worst['direction'])}"
+    )
