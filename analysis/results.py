@@ -25,7 +25,7 @@ from analysis.pareto import natural_direction
 from analysis.rows import read_whole, stack, to_frame, unreadable
 from analysis.settings import configuration, setting_texts
 from raysim.places import Place, PlaceError, arrow_source, open_place
-from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, table_files
+from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, table_files
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
@@ -289,6 +289,8 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[st
     for column in (*NEEDED, "wire_bytes", "dense_bytes"):
         if column not in frame:
             frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    for place in frame.index[frame["status"] == "running"]:
+        frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
     sent = frame["wire_bytes"].astype("float64")
     frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
     return frame, keys

@@ -31,7 +31,7 @@ def _show_bar(training: Training, console: Console) -> None:
     """Train to the end, with a bar of steps, and one of each evaluation while it goes on."""
     events = training.events()  # raises before anything is shown
     for line in header(training):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False)
     note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -117,7 +118,8 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 OCCASIONAL = {"decisions"}  # tables that a run without adaptive methods does not have
 
-STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
+STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
+SILENT_S = 600.0  # since the last write to a folder that nobody here has locked: its run is taken for dead
 FINISHED = ("finished", "diverged")  # over, with all their records
 
 
@@ -263,6 +265,28 @@ def read_table(files: Sequence[Place], table: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table], filesystem=fs) for path, fs in sources])
 
 
+def present_status(folder: Place, written: str) -> str:
+    """Return the status of a run whose `run.parquet` says `written`: "killed" where that is "running" and no process is at it.
+
+    A process that trains holds the lock of the run's folder. Where there is no lock file, as in a copy of the folder, the run
+    counts as killed once nothing has been written for `SILENT_S` seconds. In a bucket there is neither: what is written holds.
+    """
+    if written != "running" or not isinstance(folder, Path):
+        return written
+    try:
+        with (folder / ".lock").open() as lock:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except (OSError, ImportError):
+        places = [folder, folder / "parts", folder / "run.parquet"]
+        newest = max((place.stat().st_mtime for place in places if place.exists()), default=0.0)
+        return "running" if time.time() - newest < SILENT_S else "killed"
+    return "killed"
+
+
 class Run:
     """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
 
@@ -294,8 +318,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """One of `STATUSES`; a run that was killed still says "running"."""
-        return str(self.row["status"])
+        """One of `STATUSES`, as of now: see `present_status`."""
+        return present_status(self.folder, str(self.row["status"]))
 
     @property
     def steps(self) -> pd.DataFrame:

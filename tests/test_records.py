@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,7 +126,7 @@ def steps_of(folder: Path) -> list[int]:
 def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
     assert SCHEMA_VERSION == 1
     assert {name: {f.name: str(f.type) for f in schema} for name, schema in SCHEMAS.items()} == GOLDEN
-    assert STATUSES == ("running", "finished", "diverged", "failed", "interrupted")
+    assert STATUSES == ("running", "finished", "diverged", "failed", "interrupted", "killed")
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     add(recorder, 0, 2)
@@ -210,6 +212,30 @@ def test_being_killed_while_a_part_is_written_leaves_no_half_part(tmp_path: Path
     again.close()
     assert steps_of(tmp_path) == [0, 1, 2, 3]
     assert not (tmp_path / "parts").exists()
+
+
+def test_a_run_is_running_as_long_as_a_process_holds_its_lock(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    assert Run(tmp_path).status == "running"
+    abandon(recorder)
+    assert Run(tmp_path).status == "killed"
+    again = open_recorder(tmp_path)  # a process that goes on with it
+    assert Run(tmp_path).status == "running"
+    again.write_run(ROW | {"status": "finished"})
+    assert Run(tmp_path).status == "finished"
+    again.close()
+
+
+def test_a_copy_of_a_run_is_running_until_nothing_is_written_for_long(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    recorder.close()
+    assert Run(tmp_path).status == "running"
+    before = time.time() - records.SILENT_S - 1
+    for path in (tmp_path / "run.parquet", tmp_path / "parts", tmp_path):
+        os.utime(path, (before, before))
+    assert Run(tmp_path).status == "killed"
 
 
 def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, monkeypatch) -> None:

@@ -194,6 +194,14 @@ def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     assert not any("part" in problem for problem in results.problems)
 
 
+def test_a_killed_run_is_told_from_one_that_goes_on(tmp_path):
+    write_run(tmp_path / "killed", status="running")
+    (tmp_path / "killed" / ".lock").touch()  # which its process held
+    results = load(tmp_path)
+    assert results.runs["status"].tolist() == ["killed"]
+    assert "(1 killed)" in results.problems[0]
+
+
 def test_one_corrupt_file_is_named_and_the_rest_is_shown(tmp_path):
     for name in ("a", "b", "c"):
         write_run(tmp_path / name)

@@ -239,7 +239,7 @@ def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
     ]
     folder = tmp_path / "killed"
     killed_driver([*settings, "--engine", engine, "--out", str(folder)], 60, folder)
-    assert Run(folder).status == "running"
+    assert Run(folder).status == "killed"
     resumed = subprocess.run(
         [*COMMAND, *settings, "--engine", engine, "--out", str(folder), "--resume"],
         capture_output=True,
