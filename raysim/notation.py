@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -74,6 +75,17 @@ def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a sentence, after a space, with the name that a mistyped `word` is nearest to; nothing where none is near.
+
+    >>> suggestion("stpes", ["steps", "epochs"]), suggestion("x", ["steps"])
+    (' Did you mean `steps`?', '')
+    """
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
+    return f" Did you mean `{names[near[0]]}`?" if near else ""
+
+
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Return the object that `text` writes: the inverse of `repr`, by syntax tree and never by evaluation.
 
@@ -120,7 +132,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
         name = written.get(name, name)
         if name not in names:
             known = ", ".join(sorted(names))
-            raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.")
+            raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.{suggestion(name, names)}")
         cls = names[name]
         signature = inspect.signature(cls)
         try:

@@ -13,14 +13,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
+from raysim.notation import suggestion
 from sweeps.checking import check_baseline, check_draws, check_fields
 from sweeps.objectives import Constraint, Objective
 from sweeps.space import Space, SpaceFunction
 from sweeps.study import Baseline, Study, copied, override
 
 
-class _File(BaseModel):
-    """What a study's file may hold."""
+class StudyFile(BaseModel):
+    """The keys of a study's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True)
 
@@ -92,6 +93,7 @@ def read_study(
     else:
         raise ConfigError(
             f"Unknown study {str(source)!r}. Known: {', '.join(study_names())}; or give a .toml or .py file."
+            + suggestion(str(source), study_names())
         )
     if function is None and isinstance(values.get("space"), str):  # the copy in a study's folder
         beside = path.parent / values["space"]
@@ -137,7 +139,7 @@ def _make(
     python: str | None,
 ) -> Study:
     try:
-        file = _File.model_validate(values)
+        file = StudyFile.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
     name = file.name or stem
@@ -219,7 +221,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"Unknown key `{key}` of a study. Known: {', '.join(_File.model_fields)}."
+        return f"Unknown key `{key}` of a study. Known: {', '.join(StudyFile.model_fields)}."
     if first["type"] == "missing":
         return f"`{key}` must be given."
     field = str(first["loc"][0])

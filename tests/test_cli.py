@@ -98,11 +98,65 @@ def test_bad_input_is_one_sentence(called, tmp_path, arguments, sentence):
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
-def test_recipes_are_listed(tmp_path):
-    done = raysim("recipes", cwd=tmp_path)
-    assert done.returncode == 0
-    for name in ("digits-cnn", "topics-gpt", "resnet18-cifar10", "resnet18-cifar10-m4", "gpt2-wikitext2"):
-        assert name in done.stdout
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["train", "digit-cnn"], "digits-cnn"),
+        (["train", "digits-cnn", "stpes=5"], "steps"),
+        (["train", "digits-cnn", "optimizer.learningrate=1"], "optimizer.learning_rate"),
+        (["train", "digits-cnn", "model.widht=1"], "model.width"),
+        (["train", "digits-cnn", "model=cn"], "cnn"),
+        (["train", "digits-cnn", "data=digit"], "digits"),
+        (["train", "digits-cnn", "forward=Topk(0.1)"], "TopK"),
+        (["train", "digits-cnn", "--engine", "inlin"], "inline"),
+        (["sweep", "quikstart"], "quickstart"),
+        (["keys", "modle"], "model"),
+        (["keys", "model", "resnet-18"], "resnet18"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(called, arguments, near):
+    done = called(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.rstrip().endswith(f"Did you mean `{near}`?")
+
+
+@pytest.mark.parametrize("command", ["recipes", "studies"])
+def test_recipes_and_studies_are_listed_with_a_sentence_that_fits_a_line(called, command):
+    from raysim.config import recipe_names
+    from sweeps.reading import study_names
+
+    done = called(command)
+    assert done.exit_code == 0
+    names = recipe_names() if command == "recipes" else study_names()
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    for line in lines:
+        assert len(line) <= 80
+        assert line.endswith(".")
+        assert line.partition(" ")[2].strip().count(". ") == 0
+
+
+def test_the_version_is_that_of_the_package(called):
+    from importlib.metadata import version
+
+    assert called("--version").stdout == f"raysim {version('raysim')}\n"
+
+
+def test_no_default_is_lost_in_a_help_text(called):
+    """Rich takes words in square brackets for markup."""
+    for command in ("sweep", "train", "report", "findings"):
+        text = " ".join(called(command, "-h").stdout.split())
+        assert "(default:" in text
+        assert " ." not in text.replace("...", "").replace(" .toml", "").replace(" .csv", "").replace(" .py", "")
+
+
+def test_options_of_models_and_data_sets_are_listed(called):
+    done = called("keys", "model", "cnn")
+    assert done.exit_code == 0
+    assert "model.width" in done.stdout
+    assert "lstm" not in done.stdout
+    assert "data.test_samples" in called("keys", "data").stdout
+    assert "sampler" in called("keys", "study").stdout
 
 
 def test_every_key_is_listed_with_what_it_does(tmp_path):

@@ -127,7 +127,10 @@ def test_selection_takes_no_more_than_there_is() -> None:
         ("Cast('float8')", "`target` must be one of bfloat16, float16, but got 'float8' (in \"Cast('float8')\")."),
         ("Cast", None),
         ("Nonzero(4)", "`values` must be a codec, but got 4 (in 'Nonzero(4)')."),
-        ("TopKk(0.1)", f"Unknown codec `TopKk` in 'TopKk(0.1)'. Known: {', '.join(sorted(CODECS))}."),
+        (
+            "TopKk(0.1)",
+            f"Unknown codec `TopKk` in 'TopKk(0.1)'. Known: {', '.join(sorted(CODECS))}. Did you mean `TopK`?",
+        ),
         ("TopK(0.1", "'TopK(0.1' is no codec: expected a name with arguments, such as 'TopK(0.1)'."),
         ("__import__('os')", None),
         ("TopK(*[0.1])", None),

@@ -193,13 +193,13 @@ RUN_KEYS = ", ".join(RunConfig.model_fields)
 OPTIMIZER_KEYS = ", ".join(f"optimizer.{name}" for name in OptimizerConfig.model_fields)
 
 REFUSED = {
-    "stepz=3": f"Unknown key `stepz`. Known: {RUN_KEYS}.",
+    "stepz=3": f"Unknown key `stepz`. Known: {RUN_KEYS}. Did you mean `steps`?",
     "foo.bar=1": f"Unknown key `foo`. Known: {RUN_KEYS}.",
     "optimizer.lr=1": f"Unknown key `optimizer.lr`. Known: {OPTIMIZER_KEYS}.",
     "steps": "An override is written key=value, but got 'steps'.",
     "=3": "An override is written key=value, but got '=3'.",
     "steps.x=3": "`steps.x` is no key: `steps` is 300.",
-    "forward=TopKk(0.1)": f"`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}.",
+    "forward=TopKk(0.1)": f"`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}. Did you mean `TopK`?",
     "backward=TopK(0)": "`backward`: `density` must be in (0, 1], but got 0 (in 'TopK(0)').",
     "forward=TopK(1.5)": "`forward`: `density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
     "forward=TopK('abc')": "`forward`: `density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\").",
@@ -296,12 +296,14 @@ REFUSED_BY_THE_PLAN = {
     ("num_stages=50",): "`num_stages` must be at most the number of layers (7), but got 50.",
     ("batch_size=4096",): "`batch_size` must be at most the number of training samples (1437), but got 4096.",
     ("data=cifar10", "data.path=/nope"): "`data.path` must be a file or folder that exists, but got '/nope'.",
-    ("data=cifar",): "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, text, topics, wikitext2.",
+    (
+        "data=cifar",
+    ): "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, text, topics, wikitext2. Did you mean `cifar10`?",
     ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
     ("model=cnm",): (
         "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, resnet101, resnet18, vgg16; your own is written `package.module:function`."
     ),
-    ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width.",
+    ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width. Did you mean `model.width`?",
 }
 
 

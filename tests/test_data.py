@@ -365,7 +365,11 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, "Unknown data set 'digit'. Known: cifar10, cifar100, digits, text, topics, wikitext2."),
+        (
+            "digit",
+            {},
+            "Unknown data set 'digit'. Known: cifar10, cifar100, digits, text, topics, wikitext2. Did you mean `digits`?",
+        ),
         (
             "digits",
             {"augment": "none"},

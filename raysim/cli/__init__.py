@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from raysim.cli import bench, conclude, price, sweep, train
+from raysim.cli import bench, conclude, keys, price, sweep, train
+
+HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     help="Which compression of pipeline-parallel training is safe for your model, and how much faster is it on your network?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
 for command in (
     train.train,
@@ -22,13 +26,15 @@ for command in (
     price.profile,
     conclude.report,
     train.recipes,
-    train.keys,
+    keys.keys,
     price.validate,
 ):
     app.command()(command)
 
 benches = typer.Typer(
-    help="Measure raysim on this machine, as ratios of two things timed in turn.", no_args_is_help=True
+    help="Measure raysim on this machine, as ratios of two things timed in turn.",
+    no_args_is_help=True,
+    context_settings=HELP,
 )
 app.add_typer(benches, name="bench")
 for name, command in (
@@ -40,6 +46,23 @@ for name, command in (
     ("codecs", bench.bench_codecs),
 ):
     benches.command(name)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"raysim {version('raysim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before any command."""
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def bench_pipeline(
     stages: Annotated[
         list[int] | None,
-        typer.Option(min=2, max=8, help="Numbers of stages, at most the microbatches [default: 2 and 4]."),
+        typer.Option(min=2, max=8, help="Numbers of stages, at most the microbatches (default: 2 and 4)."),
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of runs.")] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 20,

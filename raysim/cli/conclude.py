@@ -19,7 +19,7 @@ def findings(
     ] = "auto",
     margin: Annotated[
         float | None,
-        typer.Option(help="What does no harm [default: 0.5 points of accuracy, or 1 % of the loss]."),
+        typer.Option(help="What does no harm (default: 0.5 points of accuracy, or 1 % of the loss)."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
     network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
@@ -57,7 +57,7 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="The page; with --format md a folder [default: report.html or report, in DIR or, for a bucket, here].",
+            help="The page; with --format md a folder (default: report.html or report, in DIR or, for a bucket, here).",
         ),
     ] = None,
     form: Annotated[

@@ -10,6 +10,7 @@ import typer
 from raysim.cli.shared import (
     JsonFile,
     Networks,
+    Recipe,
     TraceFile,
     bad_input_in_one_sentence,
     check_ours,
@@ -74,7 +75,7 @@ def replay(
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    recipe: Recipe,
     network: Networks = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
@@ -117,7 +118,7 @@ def simulate(
 
 
 def profile(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The profile's file, for `raysim simulate --profile`.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
@@ -144,13 +145,13 @@ def profile(
 
 def validate(
     rate: Annotated[
-        list[str] | None, typer.Option(help="A link, such as 20mbps or 50mbps+20ms [default: those of the campaign].")
+        list[str] | None, typer.Option(help="A link, such as 20mbps or 50mbps+20ms (default: those of the campaign).")
     ] = None,
     codec: Annotated[
         list[str] | None, typer.Option(help="A codec both ways, or of replicas the method of their gradients.")
     ] = None,
-    schedule: Annotated[list[str] | None, typer.Option(help="A schedule [default: 1F1B].")] = None,
-    hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts, of all replicas [default: 2].")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="A schedule (default: 1F1B).")] = None,
+    hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts, of all replicas (default: 2).")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=8, help="Replicas, on hosts that meet at a switch.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 5,
     trips: Annotated[

@@ -15,11 +15,25 @@ if TYPE_CHECKING:
     from raysim.network.network import Network
 
 
+def _complete_recipe(typed: str) -> list[str]:
+    from raysim.config import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(typed)]
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=_complete_recipe),
+]
+
+
 Networks = Annotated[
     list[str] | None,
     typer.Option(
         "--network",
-        help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a .toml or .csv file; may be repeated.",
+        help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a file; may be repeated. "
+        "A .csv file has a line for each link, with columns source, target, bandwidth_bps and latency_s; a .toml file has keys "
+        "such as bandwidth_bps and latency_s, each one number or a matrix of hosts.",
     ),
 ]
 

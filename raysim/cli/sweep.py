@@ -16,9 +16,9 @@ def sweep(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Trials at once [default: as many as have a CPU a stage].")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Trials at once (default: as many as have a CPU a stage).")] = None,
     out: Annotated[
-        str | None, typer.Option(help="The study's own folder, or a bucket's URI [default: results/<name>/<time>].")
+        str | None, typer.Option(help="The study's own folder, or a bucket's URI (default: results/<name>/<time>).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
@@ -51,7 +51,7 @@ def sweep(
 
 
 def studies() -> None:
-    """List the studies that come along, each with its first line."""
+    """List the studies that come along, each with a line on what it searches."""
     from importlib import resources
 
     found = {

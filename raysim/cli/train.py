@@ -1,4 +1,4 @@
-"""Training a recipe, and what recipes and keys there are."""
+"""Training a recipe, and the list of recipes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, end_on_sigterm, fail
+from raysim.cli.shared import Recipe, bad_input_in_one_sentence, end_on_sigterm, fail
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.")],
+    recipe: Recipe,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     engine: Annotated[str, typer.Option(help="ray: one actor a stage. inline: all in this process.")] = "ray",
-    out: Annotated[str | None, typer.Option(help="The run's own folder [default: results/<name>/<run_id>].")] = None,
+    out: Annotated[str | None, typer.Option(help="The run's own folder (default: results/<name>/<run_id>).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
 ) -> None:
     """Train a pipeline with compressed links, and leave Parquet behind.
@@ -24,6 +24,11 @@ def train(
     """
     with bad_input_in_one_sentence():
         from raysim.config import read_config
+        from raysim.pipeline.start import check_start
+
+        config = read_config(recipe, overrides or [])
+        check_start(out, engine, resume=resume)
+        # torch from here on
         from raysim.pipeline.checkpoint import CheckpointError
         from raysim.pipeline.faults import StageError, WorkerLostError
         from raysim.pipeline.training import Training
@@ -43,7 +48,7 @@ def train(
             ]
             return shlex.join(words)
 
-        training = Training(read_config(recipe, overrides or []), out=out, engine=engine, resume=resume)
+        training = Training(config, out=out, engine=engine, resume=resume)
         end_on_sigterm()
         try:
             show_training(training)
@@ -62,7 +67,7 @@ def train(
 
 
 def recipes() -> None:
-    """List the recipes, each with its first line."""
+    """List the recipes, each with a line on what it trains."""
     from importlib import resources
 
     from raysim.config import recipe_names
@@ -71,22 +76,3 @@ def recipes() -> None:
     for name in names:
         first = resources.files("raysim.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
         typer.echo(f"{name:<{max(map(len, names))}}  {first.lstrip('# ')}")
-
-
-def keys() -> None:
-    """List every configuration key, its default and what it does; options of models and data sets are their own."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from raysim.config import OptimizerConfig, RunConfig
-
-    table = Table("key", "default", "what it does", box=None)
-    for prefix, model in (("", RunConfig), ("optimizer.", OptimizerConfig)):
-        for name, field in model.model_fields.items():
-            if name != "optimizer":
-                default = getattr(field.default, "name", field.default)
-                table.add_row(prefix + name, "" if default is None else str(default), field.description)
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(table)

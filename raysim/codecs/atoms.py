@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.signs import read_floats
 from raysim.notation import check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def keep_probabilities(sizes: Tensor, budget: float) -> Tensor:

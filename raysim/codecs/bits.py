@@ -5,11 +5,15 @@ Everything runs on the tensor's own device, so that only packed bytes cross to t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def packed_bytes(count: int, width: int) -> int:

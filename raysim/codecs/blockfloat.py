@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import Layout, layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.notation import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BIAS = 127  # of the shared exponents (E8M0)
 # exponent of the greatest power of two of each element format
 _TOP = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
-_FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # between which elements a value lies; ties go to the even code: up at some of the borders, down at the others
 _E2M1_DOWN = (0.25, 1.25, 2.5, 5.0)
@@ -68,7 +70,7 @@ class MX(Codec):
         scaled = layout.flat(values.double() * layout.spread(power_of_two(-exponents))).float()
         arrays = {"exponents": to_bytes((exponents + _BIAS).to(torch.uint8))}
         if self.element != "e2m1":
-            return arrays | {"codes": to_bytes(cast_saturating(scaled, _FLOAT8[self.element]).view(torch.uint8))}
+            return arrays | {"codes": to_bytes(cast_saturating(scaled, _float8(self.element)).view(torch.uint8))}
         magnitudes, codes = scaled.abs(), torch.zeros_like(scaled, dtype=torch.uint8)
         for border in _E2M1_DOWN:
             codes += magnitudes > border
@@ -82,7 +84,7 @@ class MX(Codec):
         exponents, scaled = np.empty(layout.groups, np.uint8), np.empty(layout.numel, np.float32)
         native.share_exponents(kernels.bits_of(x), x.numpy(), self.block, _TOP[self.element], exponents, scaled)
         if self.element != "e2m1":
-            small = cast_saturating(torch.from_numpy(scaled), _FLOAT8[self.element])
+            small = cast_saturating(torch.from_numpy(scaled), _float8(self.element))
             return {"exponents": exponents, "codes": to_bytes(small.view(torch.uint8))}
         codes = np.empty(layout.numel, np.uint8)
         native.round_e2m1(scaled, codes)
@@ -92,7 +94,7 @@ class MX(Codec):
         """Return the value of every code, float32."""
         if self.element == "e2m1":
             return torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-        return torch.arange(256, dtype=torch.uint8).view(_FLOAT8[self.element]).float()
+        return torch.arange(256, dtype=torch.uint8).view(_float8(self.element)).float()
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout = layout_of(packet.shape, "block", self.block)
@@ -115,3 +117,7 @@ class MX(Codec):
         ):  # of codes that no encoder makes
             raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
         return cast_saturating(values, dtype).view(packet.shape)
+
+
+def _float8(element: str) -> torch.dtype:
+    return torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2

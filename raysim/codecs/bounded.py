@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.layout import Layout, layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BLOCK = 128  # values that share an offset and a width
 _LIMIT = 1 << 30  # of codes; a block that exceeds it is sent as it is

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from raysim.codecs.on_demand import torch
 from raysim.notation import check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PER = ("tensor", "sample", "channel", "row", "block")
 BLOCK = 4096  # the size of a block where none is given

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.signs import read_floats
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SAMPLE = 1 << 14  # values that the levels are fitted to
 _SWEEPS = 30

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Codec, Key, Packet, nest, nested_names
 from raysim.notation import check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RAW, _ZSTD = 0, 1
 

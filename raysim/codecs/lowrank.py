@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.signs import read_floats
 from raysim.notation import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LANES = 16
 _LEAST = 1e-12  # share of a column's norm at which what others leave of it is rounding

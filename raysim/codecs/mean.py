@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs.layout import layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes
 from raysim.codecs.signs import read_floats
 from raysim.codecs.sums import group_sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.dense import Cast
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest, nested_names
 from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.notation import check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.on_demand import torch
 from raysim.notation import Notation
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Dtypes(Mapping[str, "torch.dtype"]):
+    """The dtypes of tensors that links carry, by name, looked up in torch when one is asked for."""
+
+    _NAMES = ("float32", "bfloat16", "float16", "float64")
+
+    def __getitem__(self, name: str) -> torch.dtype:
+        if name not in self._NAMES:
+            raise KeyError(name)
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+    def __len__(self) -> int:
+        return len(self._NAMES)
+
+
+DTYPES = _Dtypes()
 
 Key = int  # 64 bits of counter-based randomness, see raysim.codecs.random
 
@@ -146,9 +166,10 @@ def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
 
 def dtype_name(x: Tensor) -> str:
     """Return the name of the dtype of `x`; raises ValueError where links cannot carry it."""
-    if x.dtype not in _NAMES:
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in DTYPES:
         raise ValueError(f"A link carries {', '.join(DTYPES)}, but got a tensor of {x.dtype}.")
-    return _NAMES[x.dtype]
+    return name
 
 
 def to_bytes(x: Tensor) -> np.ndarray:

@@ -8,13 +8,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Packet, to_bytes, to_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMS = ("bitmap", "elias_fano", "int32")
 INDEX_ARRAYS = ("bitmap", "int32", "low", "high")  # of any form

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit constants: torch has no shift on uint64.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64

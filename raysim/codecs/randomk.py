@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.dense import Identity
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
 from raysim.codecs.random import bits64
 from raysim.codecs.sparse import Support, kept_of, scatter, select_topk
 from raysim.notation import check_choice, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

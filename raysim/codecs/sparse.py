@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names
 from raysim.codecs.positions import (
     FORMS,
@@ -24,6 +23,9 @@ from raysim.codecs.positions import (
     smallest_form,
 )
 from raysim.notation import check_choice, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def kept_of(density: float, count: int) -> int:

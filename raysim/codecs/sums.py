@@ -6,21 +6,24 @@ Within a block neighbours at half its length are added until one value is left; 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.layout import Layout
+from raysim.codecs.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 4096
 
 
 _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda values: values,
-    "magnitudes": torch.abs,
-    "squares": torch.square,
+    "magnitudes": lambda values: values.abs(),
+    "squares": lambda values: values.square(),
     "positive": lambda values: values.clamp_min(0),
     "negative": lambda values: values.clamp_max(0),
     "count": lambda values: (values >= 0).double(),  # of what is not negative

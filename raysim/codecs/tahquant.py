@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
 from raysim.codecs.blockfloat import power_of_two
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import (
     DTYPES,
     Codec,
@@ -26,6 +26,9 @@ from raysim.codecs.packet import (
 from raysim.codecs.sparse import select_topk
 from raysim.codecs.transform import check_tile, hadamard
 from raysim.notation import check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HIGH, _LOW = 4, 3  # bits of a tile with much entropy, and with little
 _TINY = 1e-12

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs.dense import Identity
 from raysim.codecs.layout import layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import Codec, Key, Packet, check_finite, nest, nested_names
 from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, smallest_form
 from raysim.codecs.random import bits64
 from raysim.codecs.sparse import count_at_least, kept_of, place, select_at_least, select_topk
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Counted(Codec):

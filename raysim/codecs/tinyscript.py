@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.signs import read_floats
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SHAPES = np.geomspace(0.25, 8, 64)  # of Weibull distributions whose levels are worked out
 _SWEEPS = 50

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, nest, nested_names
 from raysim.notation import check_integer
 
-_GREATEST = torch.finfo(torch.float32).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GREATEST = float(np.finfo(np.float32).max)
 
 
 def check_tile(tile: object) -> int:

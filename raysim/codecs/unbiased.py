@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import Layout, layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.quantize import Quantize
 from raysim.codecs.random import bits64
@@ -20,7 +19,10 @@ from raysim.codecs.sums import group_sums
 from raysim.codecs.uniform import UniformCodec
 from raysim.notation import check_integer, check_real
 
-_GREATEST = torch.finfo(torch.float32).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GREATEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.layout import PER, Layout, check_block, layout_of
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.notation import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BLOCK = 4096  # values; threads part a tensor at its multiples, as the kernels do
 

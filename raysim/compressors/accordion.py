@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, RandomK, TopK
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import kept_of
 from raysim.compressors.base import Decision
 from raysim.compressors.feedback import ErrorFeedback
@@ -21,6 +19,9 @@ from raysim.compressors.powersgd import PowerSGD, matrix_of
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
 from raysim.compressors.selection import energy
 from raysim.notation import check_integer, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, ErrorBounded, Identity, Packet
 from raysim.codecs.message import wire_bytes
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Compressor, Context, Decision, State
 from raysim.notation import check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TALLY = -1  # key of what it knows: that of no message
 _COARSEST = 1e30  # what ErrorBounded takes

@@ -10,17 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Codec, Packet
 from raysim.codecs.message import CodecTable, Entry
+from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import Support
 from raysim.notation import Notation
 
-State = dict[int, Tensor]  # messages are remembered under keys of at least 0; what a method knows of itself, below
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State: TypeAlias = (
+    "dict[int, Tensor]"  # messages are remembered under keys of at least 0; what a method knows of itself, below
+)
 KEYS = ("slot", "sample", "link")
 
 
@@ -192,8 +195,9 @@ def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
     return memory
 
 
-def remember(keys: list[int], rows: Tensor, dtype: torch.dtype = torch.float32) -> State:
-    """Return the changes that keep `rows` under `keys`, each row in memory of its own."""
+def remember(keys: list[int], rows: Tensor, dtype: torch.dtype | None = None) -> State:
+    """Return the changes that keep `rows` under `keys`, each row in memory of its own; float32 where no dtype is given."""
+    dtype = dtype or torch.float32
     if len(keys) == 1:
         return {keys[0]: rows[0].to(dtype)}
     return {key: row.to(dtype, copy=True) for key, row in zip(keys, rows, strict=True)}

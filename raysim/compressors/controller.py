@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+from raysim.codecs.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POLICIES = ("exponential", "geometric")
 PROMOTE = ("evaluated", "listing", "passing")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import Cast, Codec, Identity, Packet
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.compressors.base import (
     KEYS,
@@ -27,6 +26,9 @@ from raysim.compressors.base import (
 )
 from raysim.compressors.feedback import Residual
 from raysim.notation import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

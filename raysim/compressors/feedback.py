@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -23,6 +22,9 @@ from raysim.compressors.base import (
     remember,
 )
 from raysim.notation import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Identity, derive_key
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import cast_saturating, check_finite
 from raysim.codecs.random import uniform
 from raysim.compressors.gathered import check_rank
@@ -17,6 +15,9 @@ from raysim.compressors.layers import Layered
 from raysim.compressors.powersgd import matrix_of, orthonormal, revived
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.notation import check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.layers import (
@@ -35,6 +33,9 @@ from raysim.compressors.replica import (
 )
 from raysim.compressors.selection import ESTIMATED, EXACT, Kept, codec_of, count_of, energy, pack, select, select_within
 from raysim.notation import check_choice, check_integer, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RANDOM = "random"
 

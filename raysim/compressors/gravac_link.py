@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
 from raysim.codecs.message import Entry, wire_bytes
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import (
     KEYS,
     Compressor,
@@ -24,6 +23,9 @@ from raysim.compressors.base import (
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHOLE, REAL, TALLY = -1, -2, -3  # keys of what the controller knows: those of no message
 LADDERS = {

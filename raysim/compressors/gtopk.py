@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import Nonzero
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.layers import Layered, check_scope, flatten, remembered, unflatten
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.notation import check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,11 +6,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import Identity, Packet, derive_key
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import nest, to_tensor
 from raysim.compressors.replica import (
     Averaged,
@@ -26,6 +25,9 @@ from raysim.compressors.replica import (
     together,
 )
 from raysim.notation import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCOPES = ("tensor", "stage")
 WHOLE = "all layers"  # the name of what `flatten` makes of a whole stage: with a space, so no parameter has it

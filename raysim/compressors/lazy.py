@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Identity, Packet
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RESIDUAL = 1 << 62  # its key: that of no slot or sample, which the compressor inside may use
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import derive_key, lowrank
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import cast_saturating, check_finite
 from raysim.codecs.random import uniform
 from raysim.compressors.gathered import check_rank
 from raysim.compressors.layers import Layered, remembered
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
 from raysim.notation import check_choice, check_integer, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Approximation = Generator[Round, Received, tuple[Gradients, Gradients, Memory]]
 

@@ -12,18 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Decision
 from raysim.notation import Notation
 
-Gradients = dict[str, Tensor]  # of a stage, by parameter name, in the order of its module; float32
-Memory = dict[str, Tensor]  # what a method remembers at one replica, by any names; checkpoints keep it
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name, in the order of its module; float32
+Memory: TypeAlias = "dict[str, Tensor]"  # what a method remembers at one replica, by any names; checkpoints keep it
 Packets = Mapping[str, Packet]
 
 

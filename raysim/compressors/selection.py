@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, EstimatedTopK, Packet, TopK
 from raysim.codecs.layout import layout_of
@@ -13,6 +11,9 @@ from raysim.codecs.packet import dtype_name, nest
 from raysim.codecs.positions import encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_with_values
 from raysim.codecs.sums import group_sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXACT = "exact"
 ESTIMATED = ("sampled", "bisect")  # DGC's and RedSync's

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, Packet
+from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import check_finite
 from raysim.compressors.base import Compressor, Context, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)

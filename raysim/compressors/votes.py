@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from raysim.codecs import Sign
 from raysim.codecs.message import Entry
+from raysim.codecs.on_demand import torch
 from raysim.compressors.layers import gather_mean, remembered
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, ReplicaMethod, Round
 from raysim.notation import check_real

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raysim.codecs import LowRank, Packet
 from raysim.codecs.lowrank import orthonormal
+from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Compressor, Context, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PLACE = 0  # of Q in the state: all messages of a link share it
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
+from raysim.notation import suggestion
 
 # What pydantic names in the place of a value of several kinds, and no key is.
 _UNION = ("str", "tuple[str, ...]", "constrained-int", "tuple[constrained-int, ...]")
@@ -31,7 +32,8 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
         prefix = "optimizer." if key.startswith("optimizer.") else ""
-        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}."
+        near = suggestion(key.removeprefix(prefix), known).replace("`", f"`{prefix}", 1)
+        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}.{near}"
     if first["type"] == "missing":
         return f"`{key}` must be given."
     rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from raysim.config.errors import ConfigError, sentence
 from raysim.config.overrides import EXCLUSIVE, apply_override, holds, merge
 from raysim.config.run import RunConfig
+from raysim.notation import suggestion
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -57,7 +58,8 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
     elif path.suffix == ".toml":
         raise ConfigError(f"There is no file {str(source)!r}.")
     else:
-        raise ConfigError(f"Unknown recipe {str(source)!r}. Known: {', '.join(recipes)}; or give a .toml file.")
+        near = suggestion(str(source), recipes)
+        raise ConfigError(f"Unknown recipe {str(source)!r}. Known: {', '.join(recipes)}; or give a .toml file.{near}")
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -38,11 +38,11 @@ from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.reports import StepReport
 from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.signals import Signals
-from raysim.places import in_bucket, local_path
+from raysim.pipeline.start import check_start, run_folder
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.workloads.data import Data
 
-ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
+_ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
 FLUSH_EVERY_S = 15.0
 
@@ -108,14 +108,11 @@ class Training:
         resume: bool = False,
         data: Data | None = None,
     ) -> None:
-        if isinstance(engine, str) and engine not in ENGINES:
-            raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.")
-        if resume and out is None:
-            raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
+        check_start(out, engine if isinstance(engine, str) else "ray", resume=resume)
         self.config = config
         self._began = time.perf_counter()
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self.folder = _folder(out) if out is not None else Path("results") / config.name / self.run_id
+        self.folder = run_folder(out) if out is not None else Path("results") / config.name / self.run_id
         self.recorder = Recorder(self.folder)
         self._row = self._first_row()
         self._checkpoint: Checkpoint | None = None
@@ -125,8 +122,6 @@ class Training:
         self._signals = Signals()  # of the last step
         if resume:
             self._find_resumable()
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ConfigError(f"The folder {self.folder} is not empty. Give another `out`, or `resume` the run in it.")
         self.workload = prepare(config, data)
         self.plan = self.workload.plan
         self._clock = Clock(self.plan)
@@ -140,7 +135,7 @@ class Training:
                 raise ConfigError(
                     f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now."
                 )
-        self.engine = (ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
+        self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.check()
         self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
 
@@ -275,13 +270,8 @@ class Training:
         return self.folder / "checkpoints"
 
     def _find_resumable(self) -> None:
-        """Check that the folder holds this very run, unfinished, and read its newest checkpoint."""
-        try:
-            old = Run(self.folder).row
-        except RecordsError as error:
-            raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
-        if old["status"] in ("finished", "diverged"):
-            raise ConfigError(f"The run in {self.folder} is {old['status']}: there is nothing to resume.")
+        """Check that the folder holds this very run, and read its newest checkpoint."""
+        old = Run(self.folder).row
         recorded = {key for key in old if key in RunConfig.model_fields or key.partition(".")[0] in _NESTED}
         for key in sorted(recorded | set(self.config.flat())):
             if key not in _IDENTITY_EXEMPT | {"cuts", "num_stages"}:
@@ -404,16 +394,6 @@ class Training:
             self.recorder.flush()
         self.recorder.write_run(self._row)
         self.recorder.close()
-
-
-def _folder(out: str | Path) -> Path:
-    """Return the path of a run's folder; raises ConfigError for a bucket."""
-    if in_bucket(out):
-        raise ConfigError(
-            f"`out` of a run must be a folder of this machine, but got {str(out)!r}: copy the run there when it has "
-            "ended, or use `raysim sweep`, whose studies may lie in buckets."
-        )
-    return local_path(out)
 
 
 class _RefusedError(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from raysim.notation import suggestion
 from raysim.workloads.images import cifar10, cifar100, digits
 from raysim.workloads.options import bind_options
 from raysim.workloads.order import batch_ids, steps_per_epoch
@@ -47,5 +48,7 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     (1437, 360, DataShape(input_shape=(1, 8, 8), input_dtype='float32', num_classes=10))
     """
     if name not in DATASETS:
-        raise ValueError(f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}.")
+        raise ValueError(
+            f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}.{suggestion(name, DATASETS)}"
+        )
     return DATASETS[name](**bind_options("data", name, DATASETS[name], options))

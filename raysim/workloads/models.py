@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.codecs.random import derive_key
+from raysim.notation import suggestion
 from raysim.workloads.gpt import gpt, gpt2
 from raysim.workloads.options import bind_options
 from raysim.workloads.recurrent import lstm
@@ -54,7 +55,10 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     function = _import(name) if ":" in name else MODELS.get(name)
     if function is None:
         known = ", ".join(sorted(MODELS))
-        raise ValueError(f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.")
+        near = suggestion(name, MODELS)
+        raise ValueError(
+            f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.{near}"
+        )
     arguments = bind_options("model", name, function, options)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape

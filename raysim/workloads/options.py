@@ -8,19 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raysim.notation import suggestion
+
 
 def bind_options(
     section: str, name: str, function: Callable[..., object], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return `options` as keyword arguments of `function`; raises ValueError for one unknown or missing.
-
-    Options are the arguments that can be given by name; `shape`, which the caller gives, is none.
-    """
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.name != "shape"
-    ]
+    """Return `options` as keyword arguments of `function`; raises ValueError for one unknown or missing."""
+    parameters = options_of(function)
     known = {parameter.name for parameter in parameters}
     takes_any = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
@@ -28,11 +23,21 @@ def bind_options(
     for option in options:
         if option not in known and not takes_any:
             keys = ", ".join(f"{section}.{each}" for each in sorted(known)) or "none"
-            raise ValueError(f"Unknown option `{section}.{option}` of `{name}`. Known: {keys}.")
+            near = suggestion(option, known).replace("`", f"`{section}.", 1)
+            raise ValueError(f"Unknown option `{section}.{option}` of `{name}`. Known: {keys}.{near}")
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.name not in options:
             raise ValueError(f"`{section}.{parameter.name}` must be given with `{section} = {name!r}`.")
     return dict(options)
+
+
+def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the options of a function: the arguments that can be given by name, but for `shape`, which the caller gives."""
+    return [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.name != "shape"
+    ]
 
 
 def check_flag(field: str, value: object) -> bool:

@@ -7,16 +7,18 @@ Splits pickle without copies of their arrays, which may come back read-only. Ran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from torch import Tensor
 
+from raysim.codecs.on_demand import torch
 from raysim.codecs.random import derive_key
 from raysim.notation import check_integer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PADDING = 4  # pixels by which a random crop moves at most
 

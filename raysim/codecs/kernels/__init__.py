@@ -19,10 +19,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from raysim.codecs.on_demand import torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from raysim.codecs.packet import Codec
 
 T = TypeVar("T")

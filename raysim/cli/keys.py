@@ -1,0 +1,107 @@
+"""The keys of runs and studies, and the options of models and data sets: a table with defaults and meanings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysim.cli.shared import check_ours, fail
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+SECTIONS = ("run", "model", "data", "study")
+Row = tuple[str, str, str]
+
+
+def keys(
+    section: Annotated[str, typer.Argument(help="run, model, data or study.")] = "run",
+    name: Annotated[str | None, typer.Argument(help="A model or a data set, for its options.")] = None,
+) -> None:
+    """List every key of a run with its default and meaning, those of a study, or the options of a model or a data set.
+
+    For example: raysim keys model resnet18
+    """
+    from raysim.notation import suggestion
+
+    if section not in SECTIONS:
+        near = suggestion(section, SECTIONS)
+        fail(f"`SECTION` must be one of {', '.join(SECTIONS)}, but got {section!r}.{near}", 2)
+    if section in ("run", "study"):
+        if name is not None:
+            fail(f"`NAME` has a meaning only with model or data, but got {name!r} with {section}.", 2)
+        _print(_of_run() if section == "run" else _of_study())
+        return
+    functions = _functions(section)
+    if name is not None and name not in functions:
+        near = suggestion(name, functions)
+        fail(f"`NAME` must be one of {', '.join(sorted(functions))}, but got {name!r}.{near}", 2)
+    rows: list[Row] = []
+    for each, function in functions.items():
+        if name in (None, each):
+            about = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+            rows.append((f"{section}={each}", "", about.removeprefix("Return ")))
+            rows += _options(section, function)
+    _print(rows)
+
+
+def _of_run() -> list[Row]:
+    from raysim.config import OptimizerConfig, RunConfig
+
+    sections: tuple[tuple[str, type[BaseModel]], ...] = (("", RunConfig), ("optimizer.", OptimizerConfig))
+    return [row for prefix, model in sections for row in _fields(prefix, model) if row[0] != "optimizer"]
+
+
+def _of_study() -> list[Row]:
+    check_ours("sweeps")
+    from sweeps.reading import StudyFile
+
+    return _fields("", StudyFile)
+
+
+def _fields(prefix: str, model: type[BaseModel]) -> list[Row]:
+    rows = []
+    for name, field in model.model_fields.items():
+        default = "must be given" if field.is_required() else _written(getattr(field.default, "name", field.default))
+        rows.append((prefix + name, default, field.description or ""))
+    return rows
+
+
+def _functions(section: str) -> Mapping[str, Callable[..., Any]]:
+    """Return the models or data sets, by name."""
+    if section == "data":
+        from raysim.workloads.data import DATASETS
+
+        return DATASETS
+    from raysim.workloads.models import MODELS
+
+    return MODELS
+
+
+def _options(section: str, function: Callable[..., Any]) -> Iterable[Row]:
+    from raysim.workloads.options import options_of
+
+    for parameter in options_of(function):
+        default = "must be given" if parameter.default is parameter.empty else _written(parameter.default)
+        yield f"  {section}.{parameter.name}", default, str(parameter.annotation).removesuffix(" | None")
+
+
+def _written(value: object) -> str:
+    """Return a default as it is written; nothing for None and for what is empty."""
+    return "" if value in (None, [], {}, ()) else str(value)
+
+
+def _print(rows: Iterable[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "default", "meaning", box=None)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)

@@ -1,0 +1,46 @@
+"""Whether a run can start as asked: its engine, and its folder; checked without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raysim.config import ConfigError
+from raysim.notation import suggestion
+
+ENGINES = ("ray", "inline")
+
+
+def check_start(out: str | Path | None, engine: str, *, resume: bool = False) -> None:
+    """Raise ConfigError for an unknown engine, a folder with anything in it, or a run that cannot be resumed."""
+    if engine not in ENGINES:
+        near = suggestion(engine, ENGINES)
+        raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{near}")
+    if resume and out is None:
+        raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
+    if out is None:
+        return
+    folder = run_folder(out)
+    if not resume:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"The folder {folder} is not empty. Give another `out`, or `resume` the run in it.")
+        return
+    from raysim.records import RecordsError, Run
+
+    try:
+        status = Run(folder).status
+    except RecordsError as error:
+        raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
+    if status in ("finished", "diverged"):
+        raise ConfigError(f"The run in {folder} is {status}: there is nothing to resume.")
+
+
+def run_folder(out: str | Path) -> Path:
+    """Return the path of a run's folder; raises ConfigError for a bucket."""
+    from raysim.places import in_bucket, local_path
+
+    if in_bucket(out):
+        raise ConfigError(
+            f"`out` of a run must be a folder of this machine, but got {str(out)!r}: copy the run there when it has "
+            "ended, or use `raysim sweep`, whose studies may lie in buckets."
+        )
+    return local_path(out)
