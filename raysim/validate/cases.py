@@ -47,7 +47,8 @@ class Pipeline(NamedTuple):
         """Return a run of so many steps, all of which are profiled.
 
         The model is a narrow GPT: the narrower, the fewer operations for a byte of its activations, so that the wire counts.
-        Replicas train a wider one, since the bytes that they send are those of the weights.
+        Replicas train a wider one, since the bytes that they send are those of the weights: in messages of 100 KiB and more, which
+        Ray sends from host to host. Smaller ones go by way of the driver, which prices of collectives leave out.
         """
         schedule = parse_schedule(self.schedule)
         turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1
@@ -56,7 +57,7 @@ class Pipeline(NamedTuple):
         changes["model"] = {"name": "gpt", "num_blocks": max(4, stages), "width": 128, "num_heads": 4, "tied": False}
         changes |= {"num_stages": stages, "schedule": self.schedule}
         if self.replicas > 1:
-            changes["model"] |= {"num_blocks": 2, "width": 256}
+            changes["model"] |= {"num_blocks": 1, "width": 512}
             changes |= {"num_replicas": self.replicas, "num_microbatches": 1, "replica_gradient": self.codec}
         else:
             changes |= {"forward": self.codec, "backward": self.codec}
@@ -75,10 +76,10 @@ LINKS = {
     "ErrorFeedback(TopK(0.1))": FEW_LINKS,
 }
 REPLICA_LINKS = {
-    "Identity": ("50mbps", "100mbps", "300mbps"),
-    "PowerSGD(16)": DENSE_LINKS,
-    "PowerGossip(16)": DENSE_LINKS,
-    "ErrorFeedback(TopK(0.1))": DENSE_LINKS,
+    "Identity": ("100mbps", "200mbps", "500mbps"),
+    "PowerSGD(32)": ("20mbps", "50mbps", "100mbps"),
+    "PowerGossip(32)": ("20mbps", "50mbps", "100mbps"),
+    "ErrorFeedback(TopK(0.1))": ("50mbps", "100mbps", "200mbps"),
 }
 
 
