@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from analysis.choice import break_even, safe_set
     from analysis.claims import CLAIMS, Claim
+    from analysis.company import beside, in_company
     from analysis.errors import AnalysisError, ReplayError
+    from analysis.estimates import Estimate
     from analysis.importances import importance
     from analysis.pareto import frontier, natural_direction
     from analysis.pricing import Replay
-    from analysis.replays import replay
+    from analysis.replays import dense_partners, replay
     from analysis.results import Results, load
     from analysis.targets import Target
     from analysis.verdicts import Comparison, Finding, findings, findings_frame
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("break_even", "safe_set"), "analysis.choice"),
     **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.errors"),
+    "Estimate": "analysis.estimates",
     "importance": "analysis.importances",
     **dict.fromkeys(("frontier", "natural_direction"), "analysis.pareto"),
+    **dict.fromkeys(("beside", "in_company"), "analysis.company"),
     "Replay": "analysis.pricing",
-    "replay": "analysis.replays",
+    **dict.fromkeys(("dense_partners", "replay"), "analysis.replays"),
     **dict.fromkeys(("Results", "load"), "analysis.results"),
     "Target": "analysis.targets",
     **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
@@ -43,16 +47,20 @@ __all__ = [
     "AnalysisError",
     "Claim",
     "Comparison",
+    "Estimate",
     "Finding",
     "Replay",
     "ReplayError",
     "Results",
     "Target",
+    "beside",
     "break_even",
+    "dense_partners",
     "findings",
     "findings_frame",
     "frontier",
     "importance",
+    "in_company",
     "load",
     "natural_direction",
     "replay",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.errors import ReplayError
+from analysis.estimates import Estimate
 from analysis.evidence import Setting, contexts
-from analysis.pricing import Replay
+from analysis.replays import dense_partners
 from analysis.results import Results
 from analysis.statistics import MIN_SEEDS, paired_interval
 from raysim.network.network import Network
@@ -56,48 +58,71 @@ def safe_set(
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
 
 
-def break_even(results: Results, network: Network | str = "1gbps", *, compute: str = "wall") -> pd.DataFrame:
-    """Return a row a setting: the bandwidth below which its step is faster than with dense packets, all else of `network` kept.
+def break_even(
+    results: Results, network: Network | str = "1gbps", *, compute: str = "auto", profile: Path | str | None = None
+) -> pd.DataFrame:
+    """Return a row a setting: the bandwidth below which its step is faster than a dense one, all else of `network` kept.
 
-    `break_even_bps` is the median over seeds, between `break_even_low_bps` and `break_even_high_bps`: 0 where it never pays,
-    infinity where it always does, missing where the network has no one bandwidth.
-    `compute` is as for `Replay`. Runs that cannot be priced are named in
-    the problems of `results`.
+    Compute is that of the job, as for `replay`. `break_even_bps`, the median over seeds, is 0 where the setting never pays,
+    infinity where it always does, missing where the network has no one bandwidth. Between `break_even_low_bps` and
+    `break_even_high_bps`, its 90 % interval, the two are not distinguishable. `step_s`, `dense_step_s` and `speedup` are on the
+    network itself, with the interval and the verdict that `replay` has. Runs that cannot be priced are named in the problems
+    of `results`.
     """
     chosen = parse_network(network) if isinstance(network, str) else network
+    partners = dense_partners(results)
     rows = []
     for context in contexts(results):
-        dense = context.settings.get(Setting())
         for setting, runs in context.settings.items():
-            if setting == Setting() or dense is None:
+            if setting == Setting():
                 continue
-            found = []
-            for seed in (seed for seed in runs.index if seed in dense.index):
+            found, steps, speedups = [], [], []
+            for run in (str(run) for run in runs["run"] if run in partners):
                 try:
-                    one, other = (Replay(results.path(str(r.loc[seed, "run"])), compute=compute) for r in (runs, dense))
-                    bps = one.break_even_bps(other, chosen)
+                    one, dense = (
+                        results.replay(name, compute=compute, profile=profile) for name in (run, partners[run])
+                    )
+                    even = one.break_even_bps(dense, chosen)
+                    steps.append([float(each.step_seconds([chosen]).mean()) for each in (one, dense)])
+                    speedups += one.speedup(dense, [chosen])
                 except ReplayError as error:
                     results.complain(str(error))
                     continue
-                found += [] if bps is None else [bps]
-            middle = float(np.median(found)) if found else math.nan
+                found += [] if even is None else [even]
+            if not runs["run"].isin(list(partners)).any():
+                continue
+            even = Estimate(*(float(np.median(values)) for values in zip(*found, strict=True))) if found else UNKNOWN
+            step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
+            speedup = (
+                Estimate(*(float(np.mean(values)) for values in zip(*speedups, strict=True))) if steps else UNKNOWN
+            )
             rows.append(
                 _named(context.label, setting, results, runs)
                 | {
                     "network": repr(chosen),
-                    "seeds": len(found),
-                    "break_even_bps": middle,
-                    "break_even_low_bps": min(found, default=math.nan),
-                    "break_even_high_bps": max(found, default=math.nan),
-                    "pays": _pays(middle),
+                    "seeds": len(steps),
+                    "break_even_bps": even.value,
+                    "break_even_low_bps": even.low,
+                    "break_even_high_bps": even.high,
+                    "pays": _pays(even),
+                    "step_s": step_s,
+                    "dense_step_s": dense_step_s,
+                    "speedup": dense_step_s / step_s,
+                    "speedup_low": speedup.low,
+                    "speedup_high": speedup.high,
+                    "verdict": speedup.verdict if steps else None,
                 }
             )
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_EVEN])
 
 
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _COLUMNS = ("context", "setting", "forward", "backward", "replica_gradient", "shared_indices", "compression_factor")
 _SAFE = ("seeds", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "verdict")
-_EVEN = ("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays")
+_EVEN = (
+    *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),
+    *("step_s", "dense_step_s", "speedup", "speedup_low", "speedup_high", "verdict"),
+)
 
 
 def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame) -> dict[str, Any]:
@@ -105,7 +130,12 @@ def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame)
     return {"context": context, "setting": str(setting), **setting._asdict(), "compression_factor": factors.mean()}
 
 
-def _pays(bps: float) -> str | None:
-    if math.isnan(bps):
+def _pays(even: Estimate) -> str | None:
+    """Return where a setting pays, in a word: what the interval leaves open is not distinguishable."""
+    if math.isnan(even.value):
         return None
-    return "always" if math.isinf(bps) else "below" if bps else "never"
+    if math.isinf(even.low):
+        return "always"
+    if even.high == 0:
+        return "never"
+    return "below" if even.low > 0 else "not distinguishable"

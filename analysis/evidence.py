@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -92,7 +92,7 @@ class Measures:
     factor: Callable[[str, str], float] = lambda run, direction: math.nan
     """Dense over wire bytes of a run in a direction."""
     slowdown: Callable[[str, str], float] = lambda run, than: math.nan
-    """Per cent by which a step takes longer than with the packets of another run, on the network asked for."""
+    """Per cent by which a step takes longer than one of another run of the same job, on the network asked for."""
     network: str = ""
 
 
@@ -125,7 +125,7 @@ def contexts(
     return sorted(found, key=lambda context: context.label)
 
 
-def setting_of(row: pd.Series[Any]) -> Setting:
+def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
     """Return how a run of `results.runs` compresses; keys that it does not have are dense."""
     known = {key: row[key] for key in COMPRESSION if key in row and not pd.isna(row[key])}
     forward, backward, replica_gradient = (_alike(str(known.get(key, DENSE))) for key in COMPRESSION[:3])
@@ -176,7 +176,6 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
 
 
 def _measures(results: Results, network: str) -> Measures:
-    from analysis.pricing import Replay
     from raysim.network.presets import parse_network
 
     try:
@@ -192,12 +191,10 @@ def _measures(results: Results, network: str) -> Measures:
 
     def slowdown(run: str, than: str) -> float:
         try:
-            one = Replay(results.path(run))
-            step_s = one.step_seconds([parsed], one).mean()  # its mean packets, as of the other: jitter decides nothing
-            other_s = one.step_seconds([parsed], Replay(results.path(than))).mean()
+            (speedup,) = results.replay(run).speedup(results.replay(than), [parsed])
         except ValueError as error:
             results.complain(str(error))
             return math.nan
-        return float(100 * (step_s / other_s - 1))
+        return 100 * (1 / speedup.value - 1)
 
     return Measures(factor, slowdown, repr(parsed))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,10 @@ from analysis.rows import read_whole, stack, to_frame, unreadable
 from analysis.settings import configuration, setting_texts
 from raysim.places import Place, PlaceError, arrow_source, open_place
 from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, table_files
+
+if TYPE_CHECKING:
+    from analysis.company import Company
+    from analysis.pricing import Replay
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
@@ -69,7 +73,13 @@ class Results:
     """
 
     def __init__(
-        self, folders: tuple[Place, ...], found: Found, runs: pd.DataFrame, keys: Sequence[str], problems: list[str]
+        self,
+        folders: tuple[Place, ...],
+        found: Found,
+        runs: pd.DataFrame,
+        keys: Sequence[str],
+        problems: list[str],
+        company: Company | None = None,
     ) -> None:
         self.folders = folders
         self.runs = runs
@@ -77,6 +87,7 @@ class Results:
         """Columns of `runs` that are keys of the configuration."""
         self.problems = problems
         self._found = found
+        self._company = company
 
     def __repr__(self) -> str:
         counts = Counter(self.runs["status"].astype(str)) if len(self) else {}
@@ -111,7 +122,25 @@ class Results:
             chosen = self.runs["run"].isin(names)
         kept = self.runs[chosen].reset_index(drop=True)
         paths = {name: self._found.runs[name] for name in kept["run"]}
-        return Results(self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems)
+        return Results(
+            self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems, self._in_company()
+        )
+
+    def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
+        """Return a run ready to be priced, in company with all runs of its job that were loaded, selected or not.
+
+        Raises ReplayError where it cannot be.
+        """
+        self.path(run)
+        return self._in_company().replay(run, compute=compute, profile=profile)
+
+    def _in_company(self) -> Company:
+        if self._company is None:
+            from analysis.company import Company
+
+            over = self.runs["run"][self.runs["status"].isin(FINISHED)]
+            self._company = Company({run: self._found.runs[run] for run in over.astype(str)}, self.complain)
+        return self._company
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -34,7 +34,7 @@ def configuration(columns: Sequence[str]) -> list[str]:
 def differing(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:
     """Return the keys in which runs differ, those of compression first; a seed makes no difference."""
     known = [key for key in keys if key in runs and key not in NO_SETTING | {"seed"}]
-    found = [key for key in known if len({_text(value) for value in runs[key].tolist()}) > 1]
+    found = [key for key in known if len({as_text(value) for value in runs[key].tolist()}) > 1]
     return sorted(found, key=lambda key: COMPRESSION.index(key) if key in COMPRESSION else len(COMPRESSION))
 
 
@@ -46,11 +46,13 @@ def setting_texts(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:
     ['forward=Identity', 'forward=TopK(0.1)']
     """
     names = differing(runs, keys)
-    columns = [[f"{name}={_text(value)}" if _text(value) else "" for value in runs[name].tolist()] for name in names]
+    columns = [
+        [f"{name}={as_text(value)}" if as_text(value) else "" for value in runs[name].tolist()] for name in names
+    ]
     return [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)] if names else [""] * len(runs)
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """Return a value of a key as it is written on the command line; nothing where it is not given."""
     if value is None or repr(value) in ("<NA>", "nan"):
         return ""

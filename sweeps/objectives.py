@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.config import ConfigError
 from raysim.network.network import Network
 from raysim.network.presets import parse_network
 from raysim.records import Run
+
+if TYPE_CHECKING:
+    from analysis import Replay, Target
 
 EVALUATED = ("loss_on", "loss_off", "accuracy_on", "accuracy_off")
 PRICED = ("step_s", "time_to_target_s")
@@ -20,11 +23,18 @@ KNOWN = (*EVALUATED, "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))
 
 
 class Figure(NamedTuple):
-    """An objective of one trial: the mean over its seeds, null where a seed has none, and the standard deviation."""
+    """An objective of one trial: the mean over its seeds, null where a seed has none, and the standard deviation over them.
+
+    Of a price `low` and `high` are the ends of its 90 % interval. Of a step, `speedup` is how many times as fast as a dense one it
+    is, with the ends of its interval; it is known once the study's prices are settled.
+    """
 
     value: float | None
     spread: float | None = None
     reached: bool | None = None  # of a time to a target
+    low: float | None = None
+    high: float | None = None
+    speedup: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,10 @@ class Objective:
             self._check_target(self.target)
 
     def _check_target(self, text: str) -> None:
-        from analysis import ReplayError, Target
+        from analysis import ReplayError
 
         try:
-            Target.parse(text)
+            _target(text)
         except ReplayError as error:
             raise ConfigError(f"`objectives`: {self.name}: {error}") from None
 
@@ -90,46 +100,72 @@ class Objective:
         return self.direction == "minimize"
 
 
-def figures(objectives: Sequence[Objective], runs: Sequence[Run], compute: str) -> dict[str, Figure]:
+def figures(
+    objectives: Sequence[Objective],
+    runs: Sequence[Run],
+    replays: Sequence[Replay],
+    dense: Sequence[Replay | None] = (),
+) -> dict[str, Figure]:
     """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError where one cannot be priced.
 
-    `compute`: "cpu" prices stages on cores of their own, without what Ray's calls took beside them: trials that share a
-    machine inflate that, and chance would decide between them. "wall" prices all as it was recorded.
+    `replays` are the runs priced in company, needed where an objective is a price; `dense` are those that they are set against.
     """
-    by_run = [_of_run(objectives, run, compute) for run in runs]
     found = {}
     for objective in objectives:
-        values = [one[objective.name] for one in by_run]
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        whole = len(known) == len(values)
+        if objective.kind in PRICED:
+            found[objective.name] = _price(objective, replays, dense)
+            continue
+        column = "wire_bytes" if objective.kind == "wire_bytes" else f"final_{objective.kind}"
+        known = [float(run.row[column]) for run in runs if _is_known(run.row[column])]
+        whole = len(known) == len(runs)
         found[objective.name] = Figure(
             statistics.fmean(known) if whole else None,
             statistics.stdev(known) if whole and len(known) > 1 else None,
-            whole if objective.target is not None else None,
         )
     return found
 
 
-def _of_run(objectives: Sequence[Objective], run: Run, compute: str) -> dict[str, float | None]:
-    row = run.row
-    found: dict[str, float | None] = {}
-    for objective in objectives:
-        if objective.kind in EVALUATED:
-            found[objective.name] = row[f"final_{objective.kind}"]
-        elif objective.kind == "wire_bytes":
-            found[objective.name] = float(row["wire_bytes"])
-    priced = [objective for objective in objectives if objective.kind in PRICED]
-    if priced:
-        from analysis import Replay, replay
+def _target(text: str) -> Target:
+    from analysis import Target
 
-        recorded = Replay(run, compute=compute, overheads="run" if compute == "wall" else "none")
-        for objective in priced:
-            assert objective.network is not None
-            prices = replay(recorded, objective.network, target=objective.target, split=False).to_dict("records")[0]
-            column = "step_s" if objective.kind == "step_s" else f"time_to_target_{objective.mode}_s"
-            value = prices[column]
-            found[objective.name] = None if value is None or repr(value) in ("<NA>", "nan") else float(value)
-    return found
+    return Target.parse(text)
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def priced(objectives: Sequence[Objective]) -> bool:
+    """Return whether any objective is a price, for which actions must be read."""
+    return any(objective.kind in PRICED for objective in objectives)
+
+
+def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
+    """Return the mean price over a trial's runs; missing where one of them did not reach the target."""
+    from analysis.estimates import Estimate
+
+    assert objective.network is not None
+    prices, dense_s, speedups = [], [], []
+    for place, one in enumerate(replays):
+        (step,) = one.step_s([objective.network])
+        count = 1
+        if objective.target is not None:
+            reached = one.steps_to_target(_target(objective.target))[objective.mode]
+            if reached is None:
+                return Figure(None, reached=False)
+            count = reached
+        prices.append([count * end for end in step])
+        other = dense[place] if dense else None
+        if other is not None and objective.target is None:
+            dense_s.append(other.step_s([objective.network])[0].value)
+            speedups += one.speedup(other, [objective.network])
+    value, low, high = (statistics.fmean(ends) for ends in zip(*prices, strict=True))
+    speedup = None
+    if speedups and len(speedups) == len(replays):
+        mean = Estimate(*(statistics.fmean(ends) for ends in zip(*speedups, strict=True)))
+        speedup = mean.at(statistics.fmean(dense_s) / value)
+    spread = statistics.stdev(price[0] for price in prices) if len(prices) > 1 else None
+    return Figure(value, spread, True if objective.target is not None else None, low, high, speedup)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class StudyFile(BaseModel):
     """One actor a stage, or all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1)
     """Trials at once; as many as have a CPU a stage where not given."""
-    compute: Literal["cpu", "wall"] | None = None
-    """How steps are priced: on cores of their own (cpu, without GPUs), or as they passed."""
+    compute: Literal["auto", "cpu", "wall"] = "auto"
+    """Seconds of compute that prices pool: of the CPU, of the wall, or of what the device is (auto)."""
     objectives: list[str | dict[str, Any]] = Field(min_length=1)
     """Names, or tables of name, direction, target and mode."""
     constraints: list[dict[str, Any]] = []

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.records import write_table
-from sweeps.objectives import Figure
+from sweeps.objectives import PRICED, Figure
 
 STATUSES = ("waiting", "running", "finished", "diverged", "failed", "pruned")
 ENDED = STATUSES[2:]
+SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 COLUMNS = pa.schema(
     [
@@ -32,6 +33,11 @@ COLUMNS = pa.schema(
         ("seeds", pa.list_(pa.int64())),
         ("runs", pa.list_(pa.string())),  # folders, relative to the study's
         ("notation", pa.string()),  # the canonical configuration, seed apart
+        (
+            "settled",
+            pa.bool_(),
+        ),  # whether prices have the compute of the whole study, or of the runs up to then; null without
+        ("compute", pa.string()),  # where the seconds of compute in settled prices come from
     ]
 )
 
@@ -53,6 +59,8 @@ class TrialRow:
     params: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
     constraints: dict[str, float] = field(default_factory=dict)
+    settled: bool | None = None
+    compute: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -120,12 +128,19 @@ class Rows:
         floats, truths = pa.float64(), pa.bool_()
         names = list(dict.fromkeys(name for row in rows for name in row.figures))
         none = Figure(None)
-        for prefix, arrow in (("objective", floats), ("spread", floats), ("reached", truths)):
-            for name in names:
-                figures = [row.figures.get(name, none) for row in rows]
-                values = [figure.value if prefix == "objective" else getattr(figure, prefix) for figure in figures]
-                if prefix != "reached" or name.startswith("time_to_target"):
-                    columns[f"{prefix}.{name}"] = pa.array(values, arrow)
+        for name in names:
+            figures = [row.figures.get(name, none) for row in rows]
+            columns[f"objective.{name}"] = pa.array([figure.value for figure in figures], floats)
+            columns[f"spread.{name}"] = pa.array([figure.spread for figure in figures], floats)
+            if name.startswith("time_to_target"):
+                columns[f"reached.{name}"] = pa.array([figure.reached for figure in figures], truths)
+            if name.startswith(PRICED):
+                columns[f"low.{name}"] = pa.array([figure.low for figure in figures], floats)
+                columns[f"high.{name}"] = pa.array([figure.high for figure in figures], floats)
+            if name.startswith("step_s"):
+                for place, prefix in enumerate(SPEEDUP):
+                    ends = [None if figure.speedup is None else figure.speedup[place] for figure in figures]
+                    columns[f"{prefix}.{name}"] = pa.array(ends, floats)
         for name in dict.fromkeys(name for row in rows for name in row.constraints):
             columns[f"constraint.{name}"] = pa.array([row.constraints.get(name) for row in rows], floats)
         columns["feasible"] = pa.array([row.feasible for row in rows], truths)
@@ -155,14 +170,21 @@ def _row(values: Mapping[str, Any]) -> TrialRow:
         if dot and value is not None:
             groups.setdefault(kind, {})[name] = value
     found = {name: values[name] for name in TrialRow.__dataclass_fields__ if name in values}
-    objectives, spreads, reached = (groups.get(kind, {}) for kind in ("objective", "spread", "reached"))
-    names = dict.fromkeys([*objectives, *reached])
+    names = dict.fromkeys([*groups.get("objective", {}), *groups.get("reached", {})])
     return TrialRow(
         **found,
         params=groups.get("param", {}),
-        figures={n: Figure(objectives.get(n), spreads.get(n), reached.get(n)) for n in names},
+        figures={name: _figure(groups, name) for name in names},
         constraints=groups.get("constraint", {}),
     )
+
+
+def _figure(groups: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
+    def of(prefix: str) -> Any:
+        return groups.get(prefix, {}).get(name)
+
+    speedup = (of("speedup"), of("speedup_low"), of("speedup_high")) if of("speedup") is not None else None
+    return Figure(of("objective"), of("spread"), of("reached"), of("low"), of("high"), speedup)
 
 
 JSON = {"json": "1"}  # a column of texts of values that differ in kind

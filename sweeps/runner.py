@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.ray_engine import UNWATCHED, free_resources
 from raysim.records import RecordsError, Run
@@ -117,6 +118,7 @@ class Sweep:
                     self.share = self._fit()
                     on_begin()
                     self._tune()
+                self._settle()
             finally:
                 for row in self.ledger.running:
                     row.status = "waiting"  # for a resume
@@ -127,6 +129,14 @@ class Sweep:
             raise SweepError(self._stop.reason)
         if self.interrupted:
             raise KeyboardInterrupt
+
+    def _settle(self) -> None:
+        """Settle the prices of the study, with the records of all its runs."""
+        if any(row.status == "finished" for row in self.rows):
+            with suppress(
+                analysis.AnalysisError
+            ):  # of a bucket that does not answer now: the rows say that they are not settled
+                self.ledger.settle(analysis.load(self.store.out if self.store.remote else self.folder))
 
     def _interrupt(self) -> None:
         self.interrupted = True
@@ -170,7 +180,7 @@ class Sweep:
             out=self.store.out if self.store.remote else str(self.folder.absolute()),
             objectives=[as_mapping(one) for one in self.study.objectives],
             engine=self.study.engine,
-            compute=self.study.compute or ("wall" if self.share.gpus else "cpu"),
+            compute=self.study.compute,
             bundles=self.share.bundles(config, self.study.engine),
             watched=row.name is None,
         )

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
@@ -22,10 +22,14 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 from ray.tune.search import Searcher
 
 from raysim.config import ConfigError, RunConfig
-from sweeps.objectives import Figure
+from raysim.records import RecordsError, Run
+from sweeps.objectives import Figure, figures, priced
 from sweeps.rows import Rows, TrialRow
 from sweeps.study import Study
 from sweeps.trial import Outcome
+
+if TYPE_CHECKING:
+    from analysis import Results
 
 MOST_REPEATS = 25  # suggestions in a row that bring nothing new, and the space counts as searched
 
@@ -220,6 +224,7 @@ class Ledger:
     def end(self, row: TrialRow, outcome: Outcome) -> None:
         """Write down what became of a trial, and of those that wait for it; then tell the study."""
         row.status, row.error, row.figures = outcome.status, outcome.error, dict(outcome.figures)
+        row.settled = False if priced(self.study.objectives) and row.figures else None
         row.seconds = outcome.seconds
         row.constraints = self._constraints(row)
         self._put(row)
@@ -227,6 +232,38 @@ class Ledger:
         for other in self.rows:
             if other.same_as == row.trial and other.status == "waiting":
                 self.end(other, outcome._replace(seconds=0.0))
+
+    def settle(self, results: Results) -> None:
+        """Price all finished trials anew, with the compute of all runs: what was told on the way had that of the runs until then.
+
+        Optuna keeps what it was told, by which it chose; the rows have what holds.
+        """
+        from analysis import AnalysisError, dense_partners
+
+        if not priced(self.study.objectives):
+            return
+        partners = dense_partners(results)
+        for row in self.rows:
+            if row.status != "finished" or row.same_as is not None:
+                continue
+            try:
+                runs = [Run(results.path(run)) for run in row.runs]
+                replays = [results.replay(run, compute=self.study.compute) for run in row.runs]
+                dense = [
+                    results.replay(partners[run], compute=self.study.compute) if run in partners else None
+                    for run in row.runs
+                ]
+            except (AnalysisError, RecordsError):  # what is not here any more keeps its figures
+                continue
+            row.figures = figures(self.study.objectives, runs, replays, dense)
+            row.settled, row.compute = True, replays[0].costs.source
+        for row in self.rows:
+            if row.same_as is not None and row.status == "finished":
+                same = self.rows[row.same_as]
+                row.figures, row.settled, row.compute = dict(same.figures), same.settled, same.compute
+            row.constraints = self._constraints(row)
+        self.rows.write()
+        self._on_change()
 
     def report(self, row: TrialRow, step: int, evaluated: Mapping[str, float]) -> None:
         """Show a value on the way in the dashboard: Optuna keeps them for one objective only."""

@@ -16,7 +16,7 @@ from rich.text import Text
 import analysis
 from raysim.network.memory import format_bytes
 from raysim.show.terminal import format_seconds
-from sweeps.objectives import Objective
+from sweeps.objectives import Figure, Objective
 from sweeps.rows import Rows, TrialRow
 
 if TYPE_CHECKING:
@@ -131,19 +131,45 @@ def show_result(sweep: Sweep) -> None:
     table.add_column("configuration", overflow="fold")
     for one in objectives:
         table.add_column(one.name, justify="right", no_wrap=True)
+        if one.kind == "step_s":
+            table.add_column("speed-up", justify="right", no_wrap=True)
     for row in chosen:
         label = f"{row.trial} {row.name or ''}".strip()
         cells = []
         for one in objectives:
-            figure = row.figures.get(one.name)
-            spread = f" ± {_figure(one.name, figure.spread)}" if figure and figure.spread is not None else ""
-            cells.append(_figure(one.name, _value(row, one.name)) + spread)
+            figure = row.figures.get(one.name, Figure(None))
+            cells.append(_figure(one.name, figure.value) + _uncertain(one, figure))
+            if one.kind == "step_s":
+                cells.append(_speedup(figure))
         beaten = "" if row in best else " (beaten)" if row.feasible is not False else " (breaks constraints)"
         table.add_row(label, row.notation + beaten, *cells)
     console.print(table)
+    words = ["±: standard deviation over seeds"] if len(sweep.study.seeds) > 1 else []
+    sources = sorted({row.compute for row in chosen if row.compute})
+    if sources:
+        words.append(
+            f"compute: {' and '.join(sources)}; in brackets the 90 % interval of prices, and speed-ups are over the dense trial"
+        )
+    if words:
+        console.print(f"{'; '.join(words)}.", highlight=False, soft_wrap=True)
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
+
+
+def _uncertain(objective: Objective, figure: Figure) -> str:
+    """Return the interval of a price, or the standard deviation over seeds."""
+    if figure.low is not None and figure.high is not None:
+        return f" ({_figure(objective.name, figure.low)} to {_figure(objective.name, figure.high)})"
+    return f" ± {_figure(objective.name, figure.spread)}" if figure.spread is not None else ""
+
+
+def _speedup(figure: Figure) -> str:
+    if figure.speedup is None:
+        return "-"
+    found = analysis.Estimate(*figure.speedup)
+    alike = "" if found.verdict != "not distinguishable" or found.low == found.high else ", not distinguishable"
+    return f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f}){alike}"
 
 
 def _value(row: TrialRow, name: str) -> float | None:

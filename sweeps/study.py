@@ -45,7 +45,7 @@ class Study:
     early_stopping: str
     engine: str
     jobs: int | None
-    compute: str | None
+    compute: str
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...]
     baselines: tuple[Baseline, ...]

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
 from tensorboardX import SummaryWriter
@@ -25,10 +25,14 @@ from raysim.pipeline.training import Event, Training
 from raysim.records import RecordsError, Run
 from raysim.workloads.data import Data, load_data
 from sweeps.crew import Crew, WarmEngine
-from sweeps.objectives import Figure, Objective, figures
+from sweeps.objectives import Figure, Objective, figures, priced
 from sweeps.store import Store
 
+if TYPE_CHECKING:
+    from analysis import Replay
+
 HEARTBEAT_S = 1.0  # at most between two words of a trial: Ctrl-C waits for the next one
+COMPANY = 24  # other runs that a trial's prices are pooled with while the sweep goes
 UNLOCK_S = 30.0  # how long what is left of a killed sweep may hold a run's folder
 
 
@@ -112,11 +116,18 @@ class SweepTrial(tune.Trainable):
                 break
         if status == "finished":
             try:
-                found = figures([Objective(**one) for one in spec.objectives], runs, spec.compute)
+                objectives = [Objective(**one) for one in spec.objectives]
+                found = figures(objectives, runs, self._priced(runs) if priced(objectives) else [])
             except ValueError as failure:  # ReplayError among them
                 status, error = "failed", str(failure)
         outcome = Outcome(status, seconds, error, found)
         yield {"done": True, "outcome": json.dumps(outcome)}
+
+    def _priced(self, runs: list[Run]) -> list[Replay]:
+        """Return the runs in company with those of the study that have ended here: their prices are settled at its end."""
+        from analysis import beside
+
+        return beside(runs, most=COMPANY, compute=self._spec.compute)
 
     def _train(self, seed: int, name: str, place: int) -> Generator[dict[str, Any], None, Path]:
         """Train one seed, or go on with it; return its folder."""

@@ -10,7 +10,7 @@ import pytest
 from records_made import write_run
 from typer.testing import CliRunner
 
-from analysis import CLAIMS, AnalysisError, Replay, findings, findings_frame, load
+from analysis import CLAIMS, AnalysisError, findings, findings_frame, in_company, load
 from analysis.claims import Claim
 from analysis.evidence import Context, Measures, Setting, contexts
 from analysis.notations import read_method
@@ -339,10 +339,9 @@ def test_other_measures_are_those_of_the_records(tmp_path):
     assert context.measures.factor("sparse", "forward") == pytest.approx(expected)
     from raysim.network.presets import parse_network
 
-    one, dense = Replay(tmp_path / "sparse"), Replay(tmp_path / "dense")
-    network = parse_network("10mbps")
-    seconds = one.step_seconds([network], one).mean() / one.step_seconds([network], dense).mean()
-    assert context.measures.slowdown("sparse", "dense") == pytest.approx(100 * (seconds - 1))
+    one, dense = in_company([tmp_path / "sparse", tmp_path / "dense"])
+    (speedup,) = one.speedup(dense, [parse_network("10mbps")])
+    assert context.measures.slowdown("sparse", "dense") == pytest.approx(100 * (1 / speedup.value - 1))
     assert context.measures.slowdown("dense", "dense") == 0
 
 

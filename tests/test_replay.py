@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from conftest import SMALL
 from pipelines import RUNS
 from typer.testing import CliRunner
 
-from analysis import Replay, ReplayError, Target, replay
+from analysis import Replay, ReplayError, Target, beside, in_company, replay
+from analysis.recording import Recording
 from raysim import Run, train
 from raysim.cli import app
 from raysim.config import make_config
@@ -24,7 +24,7 @@ from raysim.network.exchange import exchange_s, rounds_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
-from raysim.network.simulate import simulate
+from raysim.network.simulate import simulate, step_seconds
 from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
 from raysim.records import write_table
 
@@ -52,13 +52,18 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sparse(runs):
-    return Replay(runs / "sparse")
+def pair(runs):
+    return in_company([runs / "sparse", runs / "dense"])
 
 
 @pytest.fixture(scope="module")
-def dense(runs):
-    return Replay(runs / "dense")
+def sparse(pair):
+    return pair[0]
+
+
+@pytest.fixture(scope="module")
+def dense(pair):
+    return pair[1]
 
 
 def test_bytes_are_those_that_were_recorded(runs, sparse):
@@ -98,9 +103,9 @@ def test_every_schedule_is_replayed(small, tmp_path, name):
         here = links[links["step"] == step]
         crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]
         assert sum(wire.wire_bytes for wire in timeline.wires()) == crossing["wire_bytes"].sum()
-        recorded = run.actions[run.actions["step"] == step]
-        spent = recorded[["decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
-        busy = spent.groupby(recorded["stage"].map(owner)).sum()
+        profile = found.profiles[step]
+        spent = pd.Series((profile.decode_s + profile.compute_s + profile.encode_s)[0].sum(axis=(1, 2)))
+        busy = spent.groupby(spent.index.map(owner)).sum()
         assert [w.compute_s + w.codec_s for w in timeline.workers()] == pytest.approx(busy.tolist())
         assert timeline.pipeline_s >= busy.max()
     seconds = found.step_seconds([parse_network(text) for text in ("8mbps", "100mbps", "free")]).mean(axis=1)
@@ -158,10 +163,15 @@ def test_two_networks_or_runs_at_once_equal_one_by_one(sparse, dense):
 
 
 def test_replaying_does_not_depend_on_how_it_was_asked(runs, sparse):
-    frames = [replay(run, "8mbps") for run in (sparse, runs / "sparse", str(runs / "sparse"), Run(runs / "sparse"))]
+    alone = Replay(runs / "sparse")
+    frames = [replay(run, "8mbps") for run in (alone, runs / "sparse", str(runs / "sparse"), Run(runs / "sparse"))]
     for frame in frames[1:]:
         pd.testing.assert_frame_equal(frame, frames[0])
-    pd.testing.assert_frame_equal(replay(sparse, Network(8 * MBPS, name="8mbps")), frames[0])
+    pd.testing.assert_frame_equal(replay(alone, Network(8 * MBPS, name="8mbps")), frames[0])
+    (mine, company) = (frames[0].iloc[0], replay(sparse, "8mbps").iloc[0])
+    assert (mine["compute"], company["compute"]) == ("recorded in this run alone", "pooled over 2 runs")
+    unpriced = ["steps", "wire_bytes", "dense_bytes", "recorded_step_s"]
+    assert mine[unpriced].equals(company[unpriced])  # in company the price differs, and nothing else
 
 
 def test_time_to_target_is_steps_times_step_time(runs, sparse):
@@ -205,29 +215,35 @@ def test_targets_are_read(runs):
 
 def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
     network = parse_network("100mbps+1ms")
-    even = sparse.break_even_bps(dense, network)
-    assert even > 0
-    if math.isfinite(even):
-        means = sparse.mean_profile, sparse.mean_profile.with_packets_of(dense.mean_profile)
-        for bandwidth, sign in ((even / 1.01, -1), (even * 1.01, 1)):
-            mine, theirs = (simulate(sparse.schedule, p, Network(bandwidth, 0.001)).step_s for p in means)
-            assert np.sign(mine - theirs) in (sign, 0)
+    even, low, high = sparse.break_even_bps(dense, network)
+    assert 0 < low <= even <= high
+    means = sparse.mean_profile, dense.mean_profile
+    for bandwidth, sign in ((even / 1.01, -1), (even * 1.01, 1)):
+        mine, theirs = (simulate(sparse.schedule, p, Network(bandwidth, 0.001)).step_s for p in means)
+        assert np.sign(mine - theirs) in (sign, 0)
+    for bandwidth, verdict in ((low / 1.5, "faster"), (even, "not distinguishable"), (high * 1.5, "slower")):
+        (speedup,) = sparse.speedup(dense, [Network(bandwidth, 0.001)])
+        assert speedup.verdict == verdict
     row = replay(sparse, "1mbps", against=dense).iloc[0]
     assert row["speedup"] == row["dense_step_s"] / row["step_s"] > 2
+    assert row["verdict"] == "faster"
     assert replay(sparse, "worldwide", against=dense).iloc[0]["break_even_bps"] is pd.NA
 
 
 def test_against_itself_nothing_is_gained(dense):
     row = replay(dense, ["8mbps"], against=dense).iloc[0]
-    assert row["speedup"] == pytest.approx(1, rel=0.2)  # packets alike, codec seconds the mean's
+    assert row[["speedup", "speedup_low", "speedup_high"]].tolist() == [1, 1, 1]
+    assert row["verdict"] == "not distinguishable"
     assert 1 < sum(dense.wire_bytes) / sum(dense.dense_bytes) < 1.01  # a header beside the values
 
 
 def test_against_another_kind_of_run_is_refused(runs, sparse):
     with pytest.raises(ReplayError, match=r"`schedule` of the run in .*gpipe must be '1F1B', as of the one it is set"):
-        replay(sparse, "8mbps", against=runs / "gpipe")
-    with pytest.raises(ReplayError, match="`model` of the run"):
-        replay(sparse, "8mbps", against=runs / "tied")
+        replay(runs / "sparse", "8mbps", against=runs / "gpipe")
+    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+        replay(runs / "sparse", "8mbps", against=runs / "tied")
+    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+        replay(sparse, "8mbps", against=runs / "dense")
 
 
 def test_tied_gradients_are_exchanged_at_the_end(runs):
@@ -259,16 +275,16 @@ def test_exchanges_add_up_on_shared_ports():
 def test_steps_that_warm_up_are_left_out(runs, sparse):
     assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 3, 5, 7, 9]
     assert list(sparse.profiles) == [3, 5, 7, 9]
-    assert list(Replay(runs / "sparse", max_steps=2).profiles) == [3, 9]
-    assert replay(Replay(runs / "sparse", max_steps=1), "free").iloc[0]["step_sd_s"] is pd.NA
+    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [3, 9]
 
 
-def test_seconds_can_be_those_of_cores_of_their_own(runs, sparse):
-    cpu = Replay(runs / "sparse", compute="cpu")
+def test_the_clock_is_the_cpus_where_it_computes(runs):
+    auto, cpu, wall = (Replay(runs / "sparse", compute=clock) for clock in ("auto", "cpu", "wall"))
     for step, profile in cpu.profiles.items():
-        assert (profile.compute_s <= sparse.profiles[step].compute_s).all()
-        np.testing.assert_allclose(profile.compute_s, np.minimum(profile.cpu_s, sparse.profiles[step].compute_s))
-    assert (cpu.step_seconds([parse_network("8mbps")]) <= sparse.step_seconds([parse_network("8mbps")]) + 1e-12).all()
+        assert (profile.compute_s <= wall.profiles[step].compute_s).all()
+        np.testing.assert_array_equal(profile.compute_s, auto.profiles[step].compute_s)
+    assert "CPU seconds" in cpu.costs.method
+    assert "seconds as they passed" in wall.costs.method
 
 
 def test_overheads_are_the_runs_own_or_none(runs, sparse):
@@ -292,7 +308,7 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
         "message_s": 5e-5,
         "step_s": 5e-3,
     }  # half an action is more than a hop, or it counts as call
-    bare = Replay(runs / "sparse", overheads="none")
+    bare = Recording(runs / "sparse")
     frame, seconds = actions.to_pandas(), steps.to_pandas()
     for step, profile in bare.profiles.items():
         timeline = simulate(bare.schedule, dataclasses.replace(profile, **given), parse_network("free"))
@@ -308,13 +324,15 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
     for name, value in given.items():
         assert getattr(found.overheads, name) == pytest.approx(value, rel=0.02), name
     recorded = seconds[seconds["step"].isin(found.profiles)]["seconds"]
-    assert found.step_seconds([parse_network("free")])[0].tolist() == pytest.approx(recorded.tolist(), rel=0.02)
+    again = [dataclasses.replace(profile, **found.overheads._asdict()) for profile in bare.profiles.values()]
+    free = step_seconds(bare.schedule, again, [parse_network("free")])[0]
+    assert free.tolist() == pytest.approx(recorded.tolist(), rel=0.02)
     for step, profile in found.profiles.items():  # what Ray sends beside packets is in runs on Ray, and in no others
         assert ((profile.message_bytes > 0) == (profile.wire_bytes > 0)).all()
         assert not bare.profiles[step].message_bytes.any()
 
 
-def test_the_driver_can_be_a_detour(runs, sparse, tmp_path):
+def test_the_driver_can_be_a_detour(runs, tmp_path):
     shutil.copytree(runs / "sparse", tmp_path / "ray")
     actions = pq.read_table(tmp_path / "ray" / "actions.parquet")
     column = [size > 0 or None for size in actions["wire_bytes"].to_pylist()]
@@ -322,7 +340,7 @@ def test_the_driver_can_be_a_detour(runs, sparse, tmp_path):
     write_table(actions.set_column(place, actions.schema.field(place), [column]), tmp_path / "ray" / "actions.parquet")
     straight, detour = Replay(tmp_path / "ray"), Replay(tmp_path / "ray", driver=0)
     network = parse_network("8mbps+5ms")
-    np.testing.assert_array_equal(straight.step_seconds([network]), sparse.step_seconds([network]))
+    np.testing.assert_array_equal(straight.step_seconds([network]), Replay(runs / "sparse").step_seconds([network]))
     assert (detour.step_seconds([network]) > straight.step_seconds([network])).all()
     assert detour.split(network).pipeline_s > straight.split(network).pipeline_s
     assert any("--driver 0" in note for note in straight.notes)
@@ -344,10 +362,19 @@ def test_the_command_prints_and_writes(runs, tmp_path):
         ],
     )
     assert done.exit_code == 0, done.output
-    for text in ("8mbps", "worldwide", "± ", "speed-up", "pays below", "compression off", "bubble", "critical path is"):
+    for text in (
+        "8mbps",
+        "worldwide",
+        "90 % interval",
+        "speed-up",
+        "pays below",
+        "compression off",
+        "bubble",
+        "critical path is",
+    ):
         assert text in done.output
     figures = json.loads((tmp_path / "r.json").read_text())
-    row = replay(runs / "sparse", "8mbps", target="accuracy=0").iloc[0]
+    row = replay(beside([runs / "sparse", runs / "dense"])[0], "8mbps", target="accuracy=0").iloc[0]
     first = figures["networks"][0]
     assert first["step_s"] == row["step_s"]
     assert first["time_to_target_on_s"] == row["time_to_target_on_s"]
@@ -401,7 +428,7 @@ assert not {{"torch", "ray"}} & set(sys.modules)
         (["{runs}/sparse", "--network", "8mbps", "--trace", "{runs}"], "`--trace` must be a file that can be written"),
         (
             ["{runs}/sparse", "--network", "8mbps", "--compute", "gpu"],
-            "`compute` must be one of wall, cpu, but got 'gpu'.",
+            "`compute` must be one of auto, cpu, wall, but got 'gpu'.",
         ),
         (["{runs}/sparse", "--network", "8mbps", "--driver", "-1"], "`driver` must be an integer of at least 0"),
         (["{runs}/sparse", "--network", "worldwide", "--driver", "99"], "`hosts` must be below 64"),

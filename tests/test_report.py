@@ -13,7 +13,7 @@ from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, know_decisions, make_study, write_decisions
 from typer.testing import CliRunner
 
-from analysis import AnalysisError, Replay, load
+from analysis import AnalysisError, Estimate, load
 from analysis.plots import ByNetwork, Figure
 from analysis.report import compose
 from analysis.report.blocks import Table, Text
@@ -144,7 +144,7 @@ def test_a_figure_is_the_same_in_the_page_and_in_its_csv(page, html):
 def test_the_figures_hold_what_the_records_hold(runs, page):
     results = load(runs)
     frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier")).table("100mbps")
-    steps = [Replay(runs / f"topk-s{seed}").step_seconds([parse_network("100mbps")]).mean() for seed in SEEDS]
+    steps = [results.replay(f"topk-s{seed}").step_seconds([parse_network("100mbps")]).mean() for seed in SEEDS]
     row = frontier[(frontier["series"] == "TopK / Identity") & frontier["accuracy_on"].notna()].iloc[0]
     assert row["step_s"] == pytest.approx(sum(steps) / len(steps))
     mine = results.runs[results.runs["forward"] == "TopK(0.1)"]
@@ -178,8 +178,9 @@ def test_a_curve_over_time_is_one_over_steps_scaled(page):
 
 def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
     quality = {mode: Spread(accuracy, 0.0, 3) for mode in ("on", "off")}
-    price = {network: Spread(step_s, 0.0, 3) for network in NETWORKS}
-    faster = {network: Spread(speedup if speedup is not None else 1.0 / step_s, 0.0, 3) for network in NETWORKS}
+    price = {network: Estimate(step_s, 0.99 * step_s, 1.01 * step_s) for network in NETWORKS}
+    times = speedup if speedup is not None else 1.0 / step_s
+    faster = {network: Estimate(times, 0.99 * times, 1.01 * times) for network in NETWORKS}
     return Setting(
         name,
         name,
@@ -195,6 +196,7 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
         name,
         (),
         price,
+        dict.fromkeys(NETWORKS, 1.0),
         faster,
         {"verdict": verdict},
     )
@@ -335,7 +337,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         ((tmp_path / "none",), f"There is no folder {tmp_path / 'none'}."),
         ((tmp_path / "empty",), f"There is no run in {tmp_path / 'empty'}: no folder there has a run.parquet."),
         ((runs, "--format", "pdf"), "`--format` must be html or md, but got 'pdf'."),
-        ((runs, "--compute", "gpu"), "`--compute` must be wall or cpu, but got 'gpu'."),
+        ((runs, "--compute", "gpu"), "`--compute` must be auto or cpu or wall, but got 'gpu'."),
         (
             (runs, "--format", "md", "--out", tmp_path / "file"),
             f"`--out` must be a folder with --format md, but {tmp_path / 'file'} is a file.",

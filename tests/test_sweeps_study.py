@@ -176,7 +176,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
         ({"jobs": 0}, "`jobs` must be greater than or equal to 1, but got 0."),
         ({"name": "a/b"}, "`name` must"),
-        ({"compute": "gpu"}, "`compute` must be 'cpu' or 'wall', but got 'gpu'."),
+        ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
 )
 def test_a_bad_study_is_one_sentence(tmp_path, changes, sentence):

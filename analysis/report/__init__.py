@@ -20,9 +20,16 @@ from raysim.network.presets import parse_network
 __all__ = ["NETWORKS", "compose", "write_report"]
 
 
-def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *, compute: str = "wall") -> Page:
-    """Return the report of the runs in a folder or bucket, at any depth, priced on networks; `compute` is as for `Replay`.
+def compose(
+    folder: Path | str,
+    networks: Sequence[Network | str] = NETWORKS,
+    *,
+    compute: str = "auto",
+    profile: Path | str | None = None,
+) -> Page:
+    """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
+    `compute` and `profile` are as for `Replay`.
     Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
     """
     from analysis.report import (
@@ -44,7 +51,7 @@ def compose(folder: Path | str, networks: Sequence[Network | str] = NETWORKS, *,
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
-    material = gather(results, {repr(one): one for one in known}, compute)
+    material = gather(results, {repr(one): one for one in known}, compute, profile)
     modules = (
         summary,
         tradeoff,
@@ -77,10 +84,11 @@ def write_report(
     *,
     form: str = "html",
     networks: Sequence[Network | str] = NETWORKS,
-    compute: str = "wall",
+    compute: str = "auto",
+    profile: Path | str | None = None,
 ) -> Page:
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
-    page = compose(folder, networks, compute=compute)
+    page = compose(folder, networks, compute=compute, profile=profile)
     if form == "html":
         from analysis.report.html import write_html
 

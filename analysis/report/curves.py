@@ -110,7 +110,7 @@ def _row(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: M
 
 
 def _times(setting: Setting, curve: Curve, material: Material) -> Scaled:
-    return Scaled(finite(curve["step"]), {network: setting.step_s[network].mean for network in material.networks})
+    return Scaled(finite(curve["step"]), {network: setting.step_s[network].value for network in material.networks})
 
 
 def _series(

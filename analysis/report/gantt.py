@@ -24,10 +24,12 @@ KINDS = {
     "codec": Style(COLOURS[1], SYMBOLS[1]),
     "calls": Style(GREY),
     "on the wire": Style(COLOURS[5]),
+    "end of the step": Style(GREY, SYMBOLS[2]),
 }
 OP_KINDS = dict(zip(OPS, ("forward", "backward", "backward for weights"), strict=True))
 
 Span = tuple[str, float, float, str]  # lane, start_s, duration_s, label
+Spans = Mapping[str, list[tuple[str, Span]]]  # by network, with their kinds
 
 
 def section(material: Material) -> Section:
@@ -62,32 +64,35 @@ def _pair(job: Job, material: Material) -> list[Setting]:
 
 
 def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | None:
-    timelines: list[dict[str, Timeline]] = []
+    spans: list[Spans] = []
     for setting in settings:
         assert setting.priced is not None
-        replay = Replay(material.results.path(setting.priced), compute=material.compute)
+        replay = material.results.replay(setting.priced, compute=material.compute, profile=material.profile)
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
-        timelines.append({name: _timeline(replay, network) for name, network in material.networks.items()})
-    longest = {network: 1.02 * max(float(of[network].pipeline_s) for of in timelines) for network in material.networks}
-    panels = [_panel(setting, of, longest) for setting, of in zip(settings, timelines, strict=True)]
+        spans.append({name: _step(replay, network) for name, network in material.networks.items()})
+    longest = {network: 1.02 * max(one.step_s[network].value for one in settings) for network in material.networks}
+    panels = [_panel(setting, of, longest) for setting, of in zip(settings, spans, strict=True)]
     return Figure(
         f"{job.key}-gantt",
         f"{job.title}: where a step's time goes",
         "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of "
         "time: stages, then the packets on each link. Gaps are bubbles, or the "
-        "wait for a packet that is under way.",
+        "wait for a packet that is under way. At the end of the step stages update, and all that happens outside of actions.",
         panels,
         columns=1,
     )
 
 
-def _timeline(replay: Replay, network: Network) -> Timeline:
-    return simulate(replay.schedule, replay.mean_profile, network, placement=replay.placement(network))
+def _step(replay: Replay, network: Network) -> list[tuple[str, Span]]:
+    """Return the kind and span of all that happens in a mean step, to its end."""
+    timeline = simulate(replay.schedule, replay.mean_profile, network, placement=replay.placement(network))
+    outside_s = timeline.step_s + replay.tied_s(network) - timeline.pipeline_s
+    end = ("end of the step", ("all stages", timeline.pipeline_s, outside_s, "update, and what is outside of actions"))
+    return [*_spans(timeline), *([end] if outside_s > 0 else [])]
 
 
-def _panel(setting: Setting, timelines: Mapping[str, Timeline], longest: Mapping[str, float]) -> Panel:
-    spans = {network: _spans(timeline) for network, timeline in timelines.items()}
+def _panel(setting: Setting, spans: Spans, longest: Mapping[str, float]) -> Panel:
     lanes = list(dict.fromkeys(lane for of in spans.values() for _, (lane, *_) in of))
     series = []
     for kind, look in KINDS.items():

@@ -6,14 +6,18 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from analysis.choice import safe_set
 from analysis.errors import ReplayError
+from analysis.estimates import Estimate
 from analysis.evidence import LANGUAGE, contexts, setting_of
 from analysis.evidence import Setting as How
+from analysis.jobs import job_of, titles
 from analysis.pricing import Replay
 from analysis.replays import dense_partners
 from analysis.report.material import ACCURACY, FIRST, LOSS, MODES, Job, Material, Metric, Setting, Spread
@@ -24,54 +28,59 @@ from raysim.records import FINISHED
 
 
 class Price(NamedTuple):
-    """What a step of one run takes, by network, and over the same compute with dense packets, where there is a dense run."""
+    """The price of one run's step, by network: as it is, as the resamples have it, and of the dense one that it is set against."""
 
-    step_s: Mapping[str, float]
-    speedup: Mapping[str, float]
-    notes: Sequence[str]
+    step_s: Mapping[str, Estimate]
+    speedup: Mapping[str, Estimate]
+    dense_step_s: Mapping[str, float]
+    replay: Replay
 
 
 Prices = Mapping[str, Price]
 Judged = Mapping[str, Mapping[str, Any]]  # the row of `safe_set`, by run
 
 
-def gather(results: Results, networks: Mapping[str, Network], compute: str = "wall") -> Material:
+def gather(
+    results: Results, networks: Mapping[str, Network], compute: str = "auto", profile: Path | str | None = None
+) -> Material:
     """Return what the sections draw on."""
     names = list(networks)
-    material = Material(results, networks, FIRST if FIRST in networks else names[0], compute)
+    material = Material(results, networks, FIRST if FIRST in networks else names[0], compute, profile)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
     if not len(ended):
         return material
     chosen = results.select(ended)
-    prices = _prices(chosen, networks, compute)
+    prices = _prices(chosen, networks, compute, profile)
     judged = _judged(chosen)
+    each = [job_of(row) for row in ended.to_dict("records")]
     jobs = [
-        _job(f"job{number}", str(title), rows, prices, judged, names)
-        for number, (title, rows) in enumerate(ended.groupby(_titles(ended), sort=False), start=1)
+        _job(f"job{number}", title, ended[[one == job for one in each]], prices, judged, names)
+        for number, (job, title) in enumerate(titles(each).items(), start=1)
     ]
     return replace(material, jobs=jobs)
 
 
-def _prices(results: Results, networks: Mapping[str, Network], compute: str) -> Prices:
+def _prices(results: Results, networks: Mapping[str, Network], compute: str, profile: Path | str | None) -> Prices:
     """Return what a step of each run takes; a run that cannot be priced is left out, and named in the problems."""
     chosen = list(networks.values())
     partners = dense_partners(results)
-    dense: dict[str, Replay] = {}  # each is set against many runs
     found = {}
     for run in results.runs["run"].astype(str):
         try:
-            one = dense[run] if run in dense else Replay(results.path(run), compute=compute)
-            step_s = one.step_seconds(chosen).mean(axis=1)
-            rows = {"step_s": step_s}
-            if run in partners:
-                other = partners[run]
-                if other not in dense:
-                    dense[other] = one if other == run else Replay(results.path(other), compute=compute)
-                rows["speedup"] = one.step_seconds(chosen, dense[other]).mean(axis=1) / step_s
-            by_network = {name: dict(zip(networks, values.tolist(), strict=True)) for name, values in rows.items()}
-            found[run] = Price(by_network["step_s"], by_network.get("speedup", {}), one.notes)
+            one = results.replay(run, compute=compute, profile=profile)
+            dense = results.replay(partners[run], compute=compute, profile=profile) if run in partners else None
+            steps = one.step_s(chosen)
+            speedups = one.speedup(dense, chosen) if dense is not None else []
+            dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
         except ReplayError as error:
             results.complain(str(error))
+            continue
+        found[run] = Price(
+            dict(zip(networks, steps, strict=True)),
+            dict(zip(networks, speedups, strict=False)),
+            dict(zip(networks, dense_s, strict=False)),
+            one,
+        )
     return found
 
 
@@ -90,17 +99,6 @@ def _judged(results: Results) -> Judged:
     return found
 
 
-def _titles(runs: pd.DataFrame) -> pd.Series[str]:
-    """Return what model on what data each run trains, in words: with options where two of one name differ in them."""
-    words = _column(runs, "model", "a model").astype(str) + " on " + _column(runs, "data", "data").astype(str)
-    options = runs[[name for name in runs if str(name).startswith(("model.", "data."))]].astype(str)
-    for _, rows in options.groupby(words):
-        for name in options:
-            if rows[name].nunique() > 1:
-                words.loc[rows.index] += f", {name}=" + rows[name]
-    return words
-
-
 def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
     metric = LOSS if str(_column(runs, "data", "").iloc[0]) in LANGUAGE else ACCURACY
     settings = [
@@ -108,7 +106,8 @@ def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judge
         for name, rows in runs.groupby(_names(runs), sort=False)
     ]
     settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
-    return Job(key, title, metric, settings, runs, networks)
+    compute = next((prices[run].replay.costs.method for run in runs["run"] if run in prices), "")
+    return Job(key, title, metric, settings, runs, networks, compute)
 
 
 def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
@@ -149,6 +148,14 @@ def _setting(
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
     mine = {str(run): prices[run] for run in runs["run"] if run in prices}
+    step_s = _by_network([one.step_s for one in mine.values()], networks)
+    against = [one for one in mine.values() if one.speedup]
+    speedup = _by_network([one.speedup for one in against], networks)
+    dense_step_s = {
+        network: float(np.mean([one.dense_step_s[network] for one in against])) for network in networks if against
+    }
+    for network, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
+        speedup[network] = speedup[network].at(dense_s / step_s[network].value)
     return Setting(
         name=name,
         forward=how.forward,
@@ -162,15 +169,19 @@ def _setting(
         dense_bytes=float(dense.mean()),
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
         priced=next(iter(mine), None),
-        notes=next(iter(mine.values())).notes if mine else (),
-        step_s=_by_network([one.step_s for one in mine.values()], networks),
-        speedup=_by_network([one.speedup for one in mine.values() if one.speedup], networks),
+        notes=next(iter(mine.values())).replay.notes if mine else (),
+        step_s=step_s,
+        dense_step_s=dense_step_s,
+        speedup=speedup,
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
     )
 
 
-def _by_network(values: Sequence[Mapping[str, float]], networks: Sequence[str]) -> dict[str, Spread]:
-    return {network: _spread(pd.Series([one[network] for one in values])) for network in networks} if values else {}
+def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str]) -> dict[str, Estimate]:
+    """Return the mean over a setting's runs: their prices share all but their bytes, so the ends of intervals average too."""
+    if not values:
+        return {}
+    return {network: Estimate(*np.mean([one[network] for one in values], axis=0).tolist()) for network in networks}
 
 
 def _spread(values: pd.Series[float] | None) -> Spread:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.estimates import Estimate
 from analysis.pareto import frontier
 from analysis.results import Results
 from raysim.network.network import Network
@@ -81,10 +83,12 @@ class Setting:
     """The first run that could be priced."""
     notes: Sequence[str]
     """What its recording leaves open."""
-    step_s: Mapping[str, Spread]
-    """By network; empty where no run could be priced."""
-    speedup: Mapping[str, Spread]
-    """By network: of this setting's compute with dense packets over it with its own; empty without a dense run."""
+    step_s: Mapping[str, Estimate]
+    """By network: of its runs, which differ in their bytes alone; empty where none could be priced."""
+    dense_step_s: Mapping[str, float]
+    """By network: the step of the dense setting that it is set against, of the same job and schedule; empty without one."""
+    speedup: Mapping[str, Estimate]
+    """By network: `dense_step_s` over `step_s`; empty without a dense setting."""
     judged: Mapping[str, Any]
     """The row of `safe_set`; empty where it has none."""
 
@@ -101,7 +105,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A model on its data: what runs must share to be compared."""
+    """The work that runs share: see `analysis.jobs`. Runs of different jobs are never compared."""
 
     key: str
     title: str
@@ -109,6 +113,8 @@ class Job:
     settings: Sequence[Setting]
     runs: pd.DataFrame
     networks: Sequence[str]
+    compute: str = ""
+    """Where its seconds of compute come from, a sentence."""
 
     @cached_property
     def dense(self) -> Setting | None:
@@ -128,7 +134,7 @@ class Job:
         for network in self.networks:
             frame = pd.DataFrame(
                 {
-                    "step_s": [one.step_s[network].mean for one in self.priced],
+                    "step_s": [one.step_s[network].value for one in self.priced],
                     **{f"{quality}_{mode}": [one.quality[mode].mean for one in self.priced] for mode in MODES},
                 }
             )
@@ -143,15 +149,16 @@ class Job:
         return found
 
     def recommended(self, network: str) -> Setting | None:
-        """Return the fastest setting on `network` that is shown to be safe, dense where that is not `WORTH` it; None without dense.
-
-        Faster is by `speedup`, which sets the same compute against itself.
-        """
+        """Return the fastest setting on `network` that is shown to be safe, dense where that is not `WORTH` it; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
-        safe = [one for one in self.priced if one.verdict == "safe" and one.speedup]
-        best = max(safe, key=lambda one: one.speedup[network].mean, default=None)
-        return best if best is not None and best.speedup[network].mean >= WORTH else self.dense
+        safe = [one for one in self.faster(network) if one.verdict == "safe"]
+        return max(safe, key=lambda one: one.speedup[network].value, default=self.dense)
+
+    def faster(self, network: str) -> list[Setting]:
+        """Return the compressed settings that would be worth it, were they safe: faster than dense beyond the interval, by `WORTH`."""
+        others = [one for one in self.priced if not one.dense and one.speedup]
+        return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
 
     @cached_property
     def named(self) -> list[Setting]:
@@ -175,6 +182,8 @@ class Material:
     """By name, in the order of the control on the page."""
     network: str
     """The one that is chosen at first."""
-    compute: str = "wall"
-    """Which seconds of compute count, as for `Replay`."""
+    compute: str = "auto"
+    """Which seconds of compute are pooled, as for `Recording`."""
+    profile: Path | str | None = None
+    """A file of `raysim profile` whose compute takes their place."""
     jobs: Sequence[Job] = ()

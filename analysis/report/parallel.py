@@ -89,7 +89,7 @@ def _scales(job: Job, network: str) -> list[Scale]:
     found = [_names("forward", settings), _names("backward", settings)]
     numbers: Sequence[tuple[str, Mapping[str, float], bool]] = [
         ("bytes a step", {one.name: one.wire_bytes for one in settings}, True),
-        ("step", {one.name: one.step_s[network].mean for one in settings}, True),
+        ("step", {one.name: one.step_s[network].value for one in settings}, True),
         *(
             (f"{job.metric.text} {mode}", {one.name: one.quality[mode].mean for one in settings}, False)
             for mode in MODES

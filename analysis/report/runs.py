@@ -63,7 +63,7 @@ def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) ->
     step = Cell("not priced")
     front = Cell("")
     if setting.step_s:
-        times = {network: setting.step_s[network].mean for network in material.networks}
+        times = {network: setting.step_s[network].value for network in material.networks}
         step = Cell(ByNetwork({network: seconds(value) for network, value in times.items()}), ByNetwork(times))
         front = Cell(
             ByNetwork(

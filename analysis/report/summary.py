@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.plots import ByNetwork
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
-from analysis.report.words import bytes_of, harm, plural, seconds
+from analysis.report.words import bytes_of, harm, plural, seconds, speedup, step_time
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 COLUMNS = (
@@ -74,7 +75,16 @@ def _what(job: Job) -> str:
     text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
     if diverged:
         text += f"; {diverged} diverged"
-    return text + ". Bytes are counted on what was sent; step times are the recorded actions, simulated on the network."
+    varied = [f"{name} {', '.join(map(str, values))}" for name, values in _varied(job) if len(values) > 1]
+    if varied:
+        text += f"; of different {' and '.join(varied)}"
+    return f"{text}. Bytes are counted on what was sent; steps are simulated on the network. {job.compute}"
+
+
+def _varied(job: Job) -> list[tuple[str, list[Any]]]:
+    """Return the numbers of steps and the seeds of a job's runs."""
+    columns = (("steps", "steps_done"), ("seeds", "seed"))
+    return [(word, sorted(job.runs[name].dropna().unique().tolist())) for word, name in columns if name in job.runs]
 
 
 def _lead(job: Job, network: str) -> str:
@@ -90,12 +100,18 @@ def _lead(job: Job, network: str) -> str:
     if len(job.settings) == 1:
         return f"On {network}, dense: {_facts(job, chosen, network)} Nothing else was trained, so nothing is compared."
     if chosen.dense:
-        return f"On {network}, stay dense: {seconds(chosen.step_s[network].mean)} a step. {_why_dense(job, network)}"
-    dense_s, faster = job.dense.step_s[network].mean, chosen.speedup[network].mean
+        return f"On {network}, stay dense: {seconds(chosen.step_s[network].value)} a step. {_why_dense(job, network)}"
     return (
-        f"On {network}, use `{chosen.name}`: {faster:.2f} times as fast as dense ({seconds(dense_s)}), with {chosen.factor:.1f} times "
+        f"On {network}, use `{chosen.name}`: {_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times "
         f"fewer bytes. It takes {_facts(job, chosen, network)}"
     )
+
+
+def _faster_than_dense(setting: Setting, network: str) -> str:
+    """Return how many times as fast as its dense setting one is, with the interval and that one's step."""
+    value, low, high = setting.speedup[network]
+    dense = seconds(setting.dense_step_s[network])
+    return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
 
 
 def _facts(job: Job, setting: Setting, network: str) -> str:
@@ -107,17 +123,17 @@ def _facts(job: Job, setting: Setting, network: str) -> str:
         for mode in MODES
     ]
     return (
-        f"{seconds(setting.step_s[network].mean)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
         f"{job.metric.text.capitalize()}: {', '.join(reached)}."
     )
 
 
 def _fastest(job: Job, network: str) -> Setting:
-    return min(job.priced, key=lambda one: one.step_s[network].mean)
+    return min(job.priced, key=lambda one: one.step_s[network].value)
 
 
 def _why_dense(job: Job, network: str) -> str:
-    faster = _faster(job, network)
+    faster = job.faster(network)
     if not faster:
         return f"No setting that was tried is {GAIN} faster or more here."
     open_ = [one for one in faster if one.verdict == "undecided" and not math.isnan(one.judged["harm"])]
@@ -125,17 +141,17 @@ def _why_dense(job: Job, network: str) -> str:
         return f"Of {plural(len(faster), 'faster setting')} none is shown to be safe."
     promising = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
     if promising:
-        best = max(promising, key=lambda one: one.speedup[network].mean)
+        best = max(promising, key=lambda one: one.speedup[network].value)
     else:
         best = min(open_, key=lambda one: float(one.judged["harm"]))
     return (
         f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`, "
-        f"{best.speedup[network].mean:.2f} times as fast, and {harm(best)} than dense."
+        f"{_faster_than_dense(best, network)}, and {harm(best)} than dense."
     )
 
 
 def _short_why(job: Job, network: str) -> str:
-    faster = _faster(job, network)
+    faster = job.faster(network)
     counts = Counter(one.verdict for one in faster)
     if not faster:
         return "nothing tried is faster"
@@ -143,27 +159,21 @@ def _short_why(job: Job, network: str) -> str:
     return f"{len(faster)} faster, none shown to be safe" + (f" ({told})" if told else "")
 
 
-def _faster(job: Job, network: str) -> list[Setting]:
-    """Return the compressed settings that would be worth it, were they safe."""
-    others = [one for one in job.priced if not one.dense and one.speedup]
-    return [one for one in others if one.speedup[network].mean >= WORTH]
-
-
 def _row(job: Job, network: str) -> list[Cell]:
     recommended = job.recommended(network)
     chosen = recommended or _fastest(job, network)
-    dense_s = job.dense.step_s[network].mean if job.dense is not None and job.dense.step_s else math.nan
+    dense_s = chosen.dense_step_s[network] if chosen.dense_step_s else math.nan
     if recommended is None:
         evidence = "no dense run"
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
         evidence = f"{chosen.verdict}: {harm(chosen)}, {plural(chosen.seeds, 'seed')}"
-    faster = f"{chosen.speedup[network].mean:.2f}x" if chosen.speedup else "unknown"
+    faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
         Cell(network),
         Cell(chosen.name, code=True),
-        Cell(seconds(chosen.step_s[network].mean)),
+        Cell(step_time(chosen.step_s[network])),
         Cell(seconds(dense_s)),
         Cell("1" if chosen.dense else faster),
         Cell(bytes_of(chosen.wire_bytes)),

@@ -86,7 +86,7 @@ def _figure(job: Job, material: Material) -> Figure:
 def _table(job: Job, material: Material) -> Table:
     """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN, compute=material.compute)
+    even = break_even(runs, BREAK_EVEN, compute=material.compute, profile=material.profile)
     rows = []
     for setting in job.named:
         judged = setting.judged
@@ -162,7 +162,7 @@ def described(setting: Setting) -> str:
 def _points(job: Job, name: str, settings: list[Setting], look: Style, mode: str, material: Material) -> Series:
     return Series(
         name,
-        ByNetwork({network: finite(one.step_s[network].mean for one in settings) for network in material.networks}),
+        ByNetwork({network: finite(one.step_s[network].value for one in settings) for network in material.networks}),
         finite(one.quality[mode].mean for one in settings),
         look,
         errors=finite(one.quality[mode].sd for one in settings),
@@ -174,7 +174,7 @@ def _front(job: Job, mode: str, material: Material) -> Series:
     fronts = {network: job.fronts[network][mode] for network in material.networks}
     return Series(
         "front",
-        ByNetwork({network: [one.step_s[network].mean for one in front] for network, front in fronts.items()}),
+        ByNetwork({network: [one.step_s[network].value for one in front] for network, front in fronts.items()}),
         ByNetwork({network: [one.quality[mode].mean for one in front] for network, front in fronts.items()}),
         Style(BLACK, dash="dot", faint=True),
         kind="line",

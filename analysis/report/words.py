@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from analysis.estimates import Estimate
 from raysim.network.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,31 @@ def seconds(value: float) -> str:
         if value < limit * 0.9995:
             return f"{value / size:.3g} {unit}"
     return f"{value / 3600:.3g} h"
+
+
+def speedup(estimate: Estimate) -> str:
+    """Return how many times as fast a step is, with the interval and, where that allows neither, that the two are alike.
+
+    >>> speedup(Estimate(1.31, 1.29, 1.34)), speedup(Estimate(1.01, 0.97, 1.05))
+    ('1.31x (1.29 to 1.34)', '1.01x (0.97 to 1.05), not distinguishable')
+    """
+    alike = "" if estimate.verdict != "not distinguishable" else ", not distinguishable"
+    return f"{estimate.value:.2f}x ({estimate.low:.2f} to {estimate.high:.2f}){alike}"
+
+
+def step_time(estimate: Estimate) -> str:
+    """Return a duration with its interval.
+
+    >>> step_time(Estimate(0.0456, 0.0451, 0.0466))
+    '45.6 ms (45.1 to 46.6)'
+    """
+    whole = seconds(estimate.value)
+    if math.isnan(estimate.value):
+        return whole
+    unit = whole.split()[1]
+    ends = [seconds(end).split() for end in (estimate.low, estimate.high)]
+    low, high = (number if its == unit else f"{number} {its}" for number, its in ends)
+    return f"{whole} ({low} to {high})"
 
 
 def bytes_of(value: float) -> str:

@@ -64,15 +64,19 @@ def report(
         str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
     ] = "html",
     network: Networks = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
+    ] = None,
     compute: Annotated[
-        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages or runs shared cores.")
-    ] = "wall",
+        str,
+        typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
+    ] = "auto",
 ) -> None:
     """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
 
     For example: raysim report results -o report.html
     """
-    for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("wall", "cpu"))):
+    for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     networks = parse_networks(network) if network else None
@@ -93,7 +97,9 @@ def report(
 
     try:
         with console().status(f"reading {folder}"):
-            page = write_report(folder, target, form=form, networks=networks or NETWORKS, compute=compute)
+            page = write_report(
+                folder, target, form=form, networks=networks or NETWORKS, compute=compute, profile=profile
+            )
     except AnalysisError as error:
         fail(str(error), 2)
     except OSError as error:

@@ -34,12 +34,23 @@ def replay(
     target: Annotated[
         str | None, typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5 or perplexity=20.")
     ] = None,
+    company: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder whose runs of the same job share their compute with it [default: the study or folder it lies in]."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
+    ] = None,
     compute: Annotated[
-        str, typer.Option(help="wall: seconds as they passed. cpu: CPU seconds, where stages shared cores.")
-    ] = "wall",
+        str,
+        typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
+    ] = "auto",
     overheads: Annotated[
-        str, typer.Option(help="run: of calls and packets, calibrated on the run. none: for runs over a slow network.")
-    ] = "run",
+        str,
+        typer.Option(help="recorded: of calls and packets, as runs of the engine have them. none: for slow networks."),
+    ] = "recorded",
     driver: Annotated[
         int | None, typer.Option(help="Host of Ray's driver, through which packets under 100 KiB go.")
     ] = None,
@@ -54,15 +65,15 @@ def replay(
     check_writable("--trace", trace)
     check_writable("--json", json_file)
     check_ours("analysis")
-    from analysis import Replay, ReplayError, Target
+    from analysis import AnalysisError, Target, beside
     from analysis import replay as price
     from raysim.show.replays import replay_figures, show_replay
 
     try:
         wanted = Target.parse(target) if target is not None else None
-        options: dict[str, Any] = {"compute": compute, "overheads": overheads, "driver": driver}
-        one = Replay(run, **options)
-        dense = Replay(against, **options) if against is not None else None
+        options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads, "driver": driver}
+        one, *others = beside([run, *([against] if against is not None else [])], company, **options)
+        dense = others[0] if others else None
         frame = price(one, networks, against=dense, target=wanted)
         show_replay(one, networks, frame, dense, wanted)
         if trace is not None:
@@ -70,7 +81,7 @@ def replay(
             write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
         if json_file is not None:
             write_json(replay_figures(one, networks, frame, wanted), json_file)
-    except ReplayError as error:
+    except AnalysisError as error:
         fail(str(error), 2)
 
 

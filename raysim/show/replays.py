@@ -39,24 +39,24 @@ def show_replay(
         f"forward {row['forward']}, backward {row['backward']}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
         f"as {format_bytes(float(replay.wire_bytes.mean()))}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
-        f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n",
+        f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
         highlight=False,
         soft_wrap=True,
     )
-    table = Table("network", title="A step by network")
-    names = ["step", "spread", "of it outside actions", "busiest link", f"{replay.num_steps:,} steps"]
+    table = Table("network", title=f"A step by network (compute: {replay.costs.source})")
+    names = ["step", "90 % interval", "of it outside actions", "busiest link", f"{replay.num_steps:,} steps"]
     for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
         table.add_column(name, justify="right")
     for one in rows:
         cells = [
             format_seconds(one["step_s"]),
-            "one step" if is_missing(one["step_sd_s"]) else f"± {format_seconds(one['step_sd_s'])}",
+            f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}",
             format_seconds(one["outside_s"]),
             f"{one['busiest_link']:.0%} busy",
             format_seconds(one["run_s"]),
         ]
         if dense:
-            cells += [format_seconds(one["dense_step_s"]), f"{one['speedup']:.2f}x", _break_even(one["break_even_bps"])]
+            cells += [format_seconds(one["dense_step_s"]), _speedup(one), _break_even(one["break_even_bps"])]
         table.add_row(one["network"], *cells)
     out.print(table)
     if target is not None:
@@ -89,6 +89,11 @@ def _show_target(
                     cells += [f"{steps:,}", format_seconds(one[f"{prefix}time_to_target_{mode}_s"])]
             table.add_row(*cells)
     out.print(table)
+
+
+def _speedup(row: Mapping[Any, Any]) -> str:
+    interval = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
+    return f"{interval}, not distinguishable" if row["verdict"] == "not distinguishable" else interval
 
 
 def _break_even(bps: object) -> str:
