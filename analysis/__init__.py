@@ -68,6 +68,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     """Import what is asked for, and only then."""
     if name not in _HOMES:

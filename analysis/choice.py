@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.errors import ReplayError
+from analysis.errors import AnalysisError, ReplayError
 from analysis.estimates import Estimate
 from analysis.evidence import Setting, contexts
 from analysis.replays import dense_partners
@@ -31,6 +31,10 @@ def safe_set(
     is "safe" where the whole interval lies below `within`, "harmful" where it lies above, and "undecided" else and with
     fewer than three seeds. A diverged run counts as untrained.
     """
+    if within is not None and not isinstance(within, (int, float)):
+        raise AnalysisError(
+            f"`within` must be a number, in points of accuracy or per cent of the loss, but got {within!r}: write 1 for 1 %."
+        )
     rows = []
     for context in contexts(results, quality=quality, margin=within):
         dense = context.settings.get(Setting())

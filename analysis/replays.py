@@ -76,7 +76,7 @@ def _typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
     for name in frame:
         if str(name).startswith(("steps_to", "dense_steps_to")):
             frame[name] = frame[name].astype("Int64")
-        elif str(name).startswith(("time_to", "dense_time_to", "break_even")):
+        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "bandwidth_bps", "latency_s")):
             frame[name] = frame[name].astype("Float64")
     return frame
 
@@ -139,6 +139,8 @@ def _rows(
         row: dict[str, Any] = {
             "run": str(one.run.folder),
             "network": repr(network),
+            "bandwidth_bps": None if isinstance(network.bandwidth_bps, tuple) else network.bandwidth_bps,
+            "latency_s": None if isinstance(network.latency_s, tuple) else network.latency_s,
             "compute": one.costs.source,
             "priced_steps": len(one.profiles),
             "step_s": step_s.value,

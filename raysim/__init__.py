@@ -7,16 +7,22 @@ ErrorFeedback(TopK(0.1))
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import analysis
+    import sweeps
     from raysim.compressors import parse
     from raysim.config import ConfigError, RunConfig, read_config
     from raysim.pipeline.checkpoint import load_weights
     from raysim.pipeline.training import train
     from raysim.records import Run
 
+_PACKAGES = ("analysis", "sweeps")
 _HOMES = {
     "ConfigError": "raysim.config",
     "Run": "raysim.records",
@@ -27,11 +33,32 @@ _HOMES = {
     "train": "raysim.pipeline.training",
 }
 
-__all__ = ["ConfigError", "Run", "RunConfig", "load_weights", "parse", "read_config", "train"]
+__all__ = ["ConfigError", "Run", "RunConfig", "analysis", "load_weights", "parse", "read_config", "sweeps", "train"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for, and only then: `import raysim` brings in neither torch nor Ray."""
+    if name in _PACKAGES:
+        return _package(name)
     if name not in _HOMES:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def _package(name: str) -> object:
+    """Return the package of that name beside this one, though a file or a folder of the user's may come first on the path."""
+    place = Path(__file__).resolve().parent.parent / name / "__init__.py"
+    module = sys.modules.get(name)
+    if module is None:
+        spec = spec_from_file_location(name, place, submodule_search_locations=[str(place.parent)])
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    if module.__file__ is None or Path(module.__file__).resolve() != place:
+        raise ImportError(f"`raysim.{name}` needs its own {name}, but {module.__file__} is imported under that name.")
+    return module

@@ -304,7 +304,16 @@ class Run:
             raise RecordsError(f"There is no run in {self.folder}: it has no run.parquet.")
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
+        row = self.row
+        keys = ("forward", "backward", "replica_gradient")
+        setting = [f"{key}={row[key]}" for key in keys if row.get(key) not in (None, "Identity")] or ["uncompressed"]
+        quality = [
+            f"{name} {row[f'final_{name}_on']:.4f}"
+            for name in ("loss", "accuracy")
+            if row.get(f"final_{name}_on") is not None
+        ]
+        words = [*setting, f"{len(self.steps)} steps", self.status, *quality]
+        return f"Run({str(self.folder)!r}: {', '.join(words)})"
 
     @property
     def row(self) -> dict[str, Any]:

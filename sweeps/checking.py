@@ -6,9 +6,8 @@ from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
 from sweeps.objectives import PRICED
+from sweeps.space import NEVER
 from sweeps.study import Baseline, Study
-
-NEVER = 5  # draws of a choice, none of them valid, that say that none is
 
 
 def check_fields(study: Study, config: RunConfig) -> None:
@@ -62,8 +61,19 @@ def check_baseline(study: Study, baseline: Baseline) -> None:
         ) from None
 
 
+def _check_priced(study: Study, config: RunConfig) -> None:
+    """Raise ConfigError where objectives are priced and a run ends before the first step whose actions are recorded."""
+    first = config.profile_every_steps // 2
+    priced = next((one.name for one in study.objectives if one.kind in PRICED), None)
+    if priced is not None and config.steps is not None and config.steps <= first:
+        raise ConfigError(
+            f"`{priced}` needs a recorded step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
+            f"{first}, after the last of `steps` = {config.steps}. Lower `profile_every_steps`, or train more steps."
+        )
+
+
 def check_draws(study: Study) -> None:
-    """Raise ConfigError where the space fails, or where a choice is in no valid configuration."""
+    """Raise ConfigError where the space fails, or where a choice or an end of a range is in no valid configuration."""
     good: set[tuple[str, str]] = set()
     bad: dict[tuple[str, str], list[str]] = {}
     try:
@@ -73,10 +83,10 @@ def check_draws(study: Study) -> None:
     except Exception as error:
         raise ConfigError(f"The space cannot be drawn from: {type(error).__name__}: {error}.") from None
     for params, overrides in drawn:
-        chosen = {(name, value) for name, value in params.items() if isinstance(value, (str, bool))}
-        choices = {(name.rpartition(".")[2], repr(value)) for name, value in chosen} | {("", "")}  # wherever it stands
+        choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # wherever they stand
+        choices |= {("", "")}
         try:
-            study.config(overrides)
+            _check_priced(study, study.config(overrides))
             good |= choices
         except ConfigError as error:
             for choice in choices:

@@ -9,12 +9,15 @@ method with arguments of its own needs no code here.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import optuna
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import BaseTrial, FixedTrial
 
 from raysim.config import ConfigError
@@ -28,6 +31,7 @@ VARIANTS = "variants"
 DIGITS = 3  # of a number drawn from a range, where it is written into a notation
 FIRST = ("num_stages", "cuts")  # drawn first: they decide how many boundaries there are
 MOST_POINTS = 10_000  # of a grid
+NEVER = 5  # draws of a value, none of them valid, that say that none is
 
 
 @dataclass(frozen=True)
@@ -214,10 +218,22 @@ def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
 
 
 def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
-    """Yield the parameters and the overrides of `count` random points, the same every time."""
+    """Yield the parameters and the overrides of `count` random points, the same every time.
+
+    Some come again with a number at either end of its range, `NEVER` times each.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    tried: Counter[str] = Counter()
     for _ in range(count):
         trial = study.ask()
         overrides = space(trial)
         yield dict(trial.params), overrides
+        for name, distribution in trial.distributions.items():
+            if not isinstance(distribution, (FloatDistribution, IntDistribution)) or tried[name] == NEVER:
+                continue
+            tried[name] += 1
+            for end in (distribution.low, distribution.high):
+                params = trial.params | {name: end}
+                with suppress(ValueError):  # another value may ask for other parameters
+                    yield params, space(FixedTrial(params))

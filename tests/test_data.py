@@ -409,6 +409,18 @@ def refuse(name, options, message):
     assert message in str(error.value)
 
 
+def test_a_tokenizer_on_a_hub_out_of_reach_is_refused_at_once_and_a_folder_named(folder, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
+    with pytest.raises(ValueError) as error:
+        load_data("text", {"path": str(folder), "tokenizer": "owner/nothing"}, seed=0)
+    assert str(error.value).startswith(
+        "`data.tokenizer` = 'owner/nothing' is a name on the hub, which does not answer ("
+    )
+    assert str(error.value).endswith("Give the path of a folder that holds tokenizer.json instead.")
+
+
 def test_wrong_text_files_are_refused(folder, tokenizer, tmp_path_factory):
     file, path = str(folder / "train.txt"), str(folder)
     refuse(

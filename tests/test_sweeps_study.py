@@ -100,6 +100,22 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "is never valid: `forward`: `density` must be in (0, 1], but got 2",
         ),
         (
+            {"symbols": {"density": [0.1, 30]}},
+            "`space`: `density` = 30 is never valid: `forward`: `density` must be in (0, 1], but got 30",
+        ),
+        (
+            {"symbols": {"density": {"low": 0.1, "high": 1.01}}},
+            "`space`: `density` = 1.01 is never valid: `forward`: `density` must be in (0, 1], but got 1.01",
+        ),
+        (
+            {"symbols": {"density": {"low": 0.0, "high": 0.5}}},
+            "`space`: `density` = 0.0 is never valid: `forward`: `density` must be in (0, 1], but got 0",
+        ),
+        (
+            {"base": {**BASE, "profile_every_steps": 9}},
+            "needs a recorded step, but with `profile_every_steps` = 9 the first is step 4, after the last of `steps` = 4.",
+        ),
+        (
             {"objectives": ["los_on"]},
             "Unknown objective `los_on`. Known: loss_on, loss_off, accuracy_on, accuracy_off, wire_bytes, step_s@NETWORK",
         ),

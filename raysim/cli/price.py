@@ -71,6 +71,7 @@ def replay(
 
     try:
         wanted = Target.parse(target) if target is not None else None
+        _check_one_run(run)
         options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads, "driver": driver}
         one, *others = beside([run, *([against] if against is not None else [])], company, **options)
         dense = others[0] if others else None
@@ -83,6 +84,27 @@ def replay(
             write_json(replay_figures(one, networks, frame, wanted), json_file)
     except AnalysisError as error:
         fail(str(error), 2)
+
+
+def _check_one_run(folder: str) -> None:
+    """Fail where a folder is no run but holds some, and name them."""
+    from analysis.folders import find
+    from raysim.places import PlaceError, open_place
+
+    try:
+        place = open_place(folder)
+    except PlaceError as error:
+        fail(str(error), 2)
+    if not place.is_dir() or (place / "run.parquet").is_file():
+        return
+    found = find([place])
+    if found.runs:
+        runs = "1 run" if len(found.runs) == 1 else f"{len(found.runs)} runs"
+        studies = ", ".join(found.studies) if found.studies else ""
+        of = f" of {'the study' if len(found.studies) == 1 else 'the studies'} {studies}" if studies else ""
+        some = ", ".join(str(path) for path in list(found.runs.values())[:3])
+        more = ", ..." if len(found.runs) > 3 else ""
+        fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}{of}: {some}{more}. Give one of them.", 2)
 
 
 def simulate(
@@ -109,7 +131,15 @@ def simulate(
     check_writable("--trace", trace)
     check_writable("--json", json_file)
     with bad_input_in_one_sentence():
+        from raysim.config import read_config
         from raysim.network.trace import trace_events
+
+        read_config(recipe, overrides or [])  # refused before torch is imported
+        if device is not None and (Path(device).is_file() or Path(device).suffix == ".json"):
+            fail(
+                f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
+                2,
+            )
         from raysim.pipeline.forecast import forecast
         from raysim.show.forecasts import forecast_figures, show_forecast
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from raysim.notation import suggestion
+
+HUB_S = 5.0  # for the hub's first answer
 
 
 def bind_options(
@@ -70,6 +74,25 @@ def local_or_hub(field: str, value: object) -> str:
         if not path.exists() and not text.startswith((".", "/", "~")) and text.count("/") <= 1:
             return text
     raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {value!r}.")
+
+
+def check_hub(what: str, repository: str, file: str) -> None:
+    """Raise ValueError where a file of the hub is neither kept on this machine nor within reach.
+
+    The hub's own client tries again for half a minute.
+    """
+    hub = import_hub("huggingface_hub")
+    if isinstance(hub.try_to_load_from_cache(repository, file), str):
+        return
+    try:
+        urllib.request.urlopen(hub.constants.ENDPOINT, timeout=HUB_S).close()
+    except urllib.error.HTTPError:  # an answer
+        return
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ValueError(
+            f"{what} is a name on the hub, which does not answer ({reason}). Give the path of a folder that holds {file} instead."
+        ) from None
 
 
 def import_hub(library: str) -> Any:

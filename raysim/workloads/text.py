@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raysim.notation import check_integer
-from raysim.workloads.options import check_path, import_hub, local_or_hub
+from raysim.workloads.options import check_hub, check_path, import_hub, local_or_hub
 from raysim.workloads.splits import Data, DataShape, TextSplit, limit
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
@@ -120,6 +120,7 @@ class _Tokenizer:
             elif folder.is_dir():
                 raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
             else:
+                check_hub(f"`data.tokenizer` = {name!r}", place, "tokenizer.json")
                 self._tokenizer = library.Tokenizer.from_pretrained(place)
         except ValueError:
             raise
