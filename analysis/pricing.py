@@ -30,6 +30,7 @@ from raysim.network.profile import Profile, mean_profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.trace import trace_events
+from raysim.network.transport import parse_transport
 from raysim.notation import check_choice, check_integer
 from raysim.places import Place
 from raysim.records import Run
@@ -60,8 +61,9 @@ class Replay:
 
     Its bytes are its own, step by step. What compute, codecs and calls take is the price of its job: `costs`, pooled over
     recordings in company; without, over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves
-    them out (of a run recorded on a slow network, whose wires would count twice). `driver`: the host of Ray's driver, by way of
-    which Ray sends packets under 100 KiB; None lets them go straight. `compute` and `profile` are as for `Recording` and
+    them out (of a run recorded on a slow network, whose wires would count twice). `transport`: what carries packets, "ray",
+    "nccl" or "gloo", whichever engine recorded them. `driver`: the host of Ray's driver, by way of which Ray sends small
+    packets; None lets them go straight. `compute` and `profile` are as for `Recording` and
     `Costs`, where those are not given.
 
     >>> Replay("results/none")
@@ -77,10 +79,12 @@ class Replay:
         compute: str = "auto",
         profile: Profile | Path | str | None = None,
         overheads: str = "recorded",
+        transport: str = "ray",
         driver: int | None = None,
     ) -> None:
         try:
             check_choice("overheads", overheads, ["recorded", "none"])
+            self.transport = parse_transport(transport)
             self.driver = None if driver is None else check_integer("driver", driver, 0)
         except ValueError as error:
             raise ReplayError(str(error)) from None
@@ -160,8 +164,8 @@ class Replay:
             np.where(codes[place] == NO_KIND, 0.0, seconds[codes[place]])
             for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
         )
-        priced = replace(profile, compute_s=compute, encode_s=encode, decode_s=decode, **self.overheads._asdict())
-        return priced.with_ray_messages() if one.engine == "ray" else priced
+        given = {"transport": self.transport, **self.overheads._asdict()}
+        return replace(profile, compute_s=compute, encode_s=encode, decode_s=decode, **given)
 
     def _with_averages(self, step: int, profile: Profile, resample: int) -> Profile:
         """Return a step's profile with what its replicas sent to average gradients, and its price."""
@@ -214,10 +218,11 @@ class Replay:
                 "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
                 "what Ray needs for a packet is not in the figures."
             )
-        inlined = float(np.mean([_share_inlined(profile) for profile in self.profiles.values()]))
-        if inlined and self.driver is None:
+        notes.append(f"Transport {self.transport}.")
+        relayed = float(np.mean([_share_relayed(profile) for profile in self.profiles.values()]))
+        if relayed and self.driver is None:
             notes.append(
-                f"{inlined:.0%} of the packets were small enough for Ray to send them by way of the driver. "
+                f"{relayed:.0%} of the packets are small enough for Ray to send them by way of the driver. "
                 "They are priced as going straight: `--driver 0` prices the detour, the driver beside the first stage."
             )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
@@ -392,6 +397,6 @@ class Replay:
                 )
 
 
-def _share_inlined(profile: Profile) -> float:
+def _share_relayed(profile: Profile) -> float:
     packets = profile.wire_bytes > 0
-    return float(profile.inlined[packets].mean()) if packets.any() else 0.0
+    return float(profile.relayed[packets].mean()) if packets.any() else 0.0

@@ -50,6 +50,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
     "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
     "profile": Change({"profile": "V100"}, "records", ADAPTIVE),
+    "transport": Change({"transport": "gloo"}, "records", ADAPTIVE),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),
     "backward": Change({"backward": "Quantize(4)"}, "loss"),

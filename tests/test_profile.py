@@ -41,7 +41,6 @@ def recorded(steps: int = 2, replicas: int = 2, p: int = 3, m: int = 4, seed: in
         columns[name] = random.uniform(0, 1, count)
     columns["wire_bytes"] = random.integers(1, 1000, count)
     columns["dense_bytes"] = np.full(count, 4096)
-    columns["inlined"] = random.integers(0, 2, count).astype(bool)
     return columns
 
 
@@ -57,7 +56,6 @@ def test_recorded_columns_become_a_profile_each_step() -> None:
     assert profile.compute_s[key] == columns["compute_wall_s"][row]
     assert profile.cpu_s[key] == columns["compute_cpu_s"][row]
     assert profile.wire_bytes[key] == columns["wire_bytes"][row]
-    assert profile.inlined[key] == columns["inlined"][row]
     assert (profile.call_s, profile.source) == (0.001, f"recorded step {step}")
     assert (profile.num_replicas, profile.num_stages, profile.num_microbatches) == (2, 3, 4)
 
@@ -66,9 +64,7 @@ def test_other_rows_are_left_out_and_nulls_are_zero() -> None:
     columns = recorded(steps=1, replicas=1)
     wire = columns["wire_bytes"].astype(float)
     wire[:3] = np.nan
-    inlined = columns["inlined"].astype(object)  # as pandas gives a column of truth values with nulls
-    inlined[:3] = None
-    changed = columns | {"wire_bytes": wire, "inlined": inlined}
+    changed = columns | {"wire_bytes": wire}
     extended = {name: np.append(values, values[:1]) for name, values in changed.items()}
     extended["op"][-1] = "U"
     profile = profiles_from_actions(extended)[0]
@@ -82,8 +78,8 @@ def test_incomplete_or_doubled_steps_are_refused() -> None:
         profiles_from_actions({name: np.delete(values, gone) for name, values in columns.items()})
     with pytest.raises(ValueError, match=r"^Step 0 must hold every action once, but got 1B2 of replica 0 2 times\.$"):
         profiles_from_actions({name: np.append(values, values[gone]) for name, values in columns.items()})
-    with pytest.raises(ValueError, match=r"^`columns` must hold 'inlined', but got \["):
-        profiles_from_actions({name: values for name, values in columns.items() if name != "inlined"})
+    with pytest.raises(ValueError, match=r"^`columns` must hold 'dense_bytes', but got \["):
+        profiles_from_actions({name: values for name, values in columns.items() if name != "dense_bytes"})
     with pytest.raises(ValueError, match=r"^`columns` must hold at least one forward or backward, but got none\.$"):
         profiles_from_actions(columns | {"op": np.full(len(columns["op"]), "U")})
 
@@ -92,7 +88,6 @@ def test_mean_of_steps() -> None:
     first, second = profiles_from_actions(recorded()).values()
     mean = mean_profile([first, second])
     np.testing.assert_allclose(mean.compute_s, (first.compute_s + second.compute_s) / 2)
-    assert mean.inlined.dtype == bool
     assert mean.source == "mean of 2 steps"
     with pytest.raises(ValueError, match=r"^`profiles` must be one or more of the same shape, but got shapes \[\]\.$"):
         mean_profile([])
@@ -117,7 +112,6 @@ def test_file_round_trip(tmp_path: Path) -> None:
         for name, value in vars(profile).items():
             np.testing.assert_array_equal(getattr(again, name), value)
             assert type(getattr(again, name)) is type(value)
-        assert again.inlined.dtype == bool
 
 
 @pytest.mark.parametrize(
@@ -238,7 +232,6 @@ def columns_of(timeline: Timeline) -> Columns:
         "encode_s": whole(profile.encode_s, shape)[index],
         "wire_bytes": whole(profile.wire_bytes, shape)[index],
         "dense_bytes": whole(profile.wire_bytes, shape)[index],
-        "inlined": np.zeros(len(keys), bool),
     }
 
 

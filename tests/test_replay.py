@@ -25,6 +25,7 @@ from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
+from raysim.network.transport import RAY
 from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
 from raysim.records import write_table
 
@@ -77,7 +78,8 @@ def test_bytes_are_those_that_were_recorded(runs, sparse):
         step = int(timeline.profile.source.split()[-1])
         for row in links[links["step"] == step].to_dict("records"):
             ends = (row["boundary"], row["boundary"] + 1)
-            assert wires[ends if row["direction"] == "forward" else ends[::-1]] == row["wire_bytes"]
+            moved = row["wire_bytes"] + row["packets"] * RAY.small_bytes
+            assert wires[ends if row["direction"] == "forward" else ends[::-1]] == moved
     row = replay(sparse, "1gbps").iloc[0]
     assert row["wire_bytes"] == priced["wire_bytes"].sum() / len(sparse.profiles)
     assert row["run_s"] == row["steps"] * row["step_s"]
@@ -102,7 +104,8 @@ def test_every_schedule_is_replayed(small, tmp_path, name):
     for step, timeline in zip(found.profiles, found.timelines(parse_network("100mbps")), strict=True):
         here = links[links["step"] == step]
         crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]
-        assert sum(wire.wire_bytes for wire in timeline.wires()) == crossing["wire_bytes"].sum()
+        moved = crossing["wire_bytes"].sum() + RAY.small_bytes * crossing["packets"].sum()
+        assert sum(wire.wire_bytes for wire in timeline.wires()) == moved
         profile = found.profiles[step]
         spent = pd.Series((profile.decode_s + profile.compute_s + profile.encode_s)[0].sum(axis=(1, 2)))
         busy = spent.groupby(spent.index.map(owner)).sum()
@@ -225,7 +228,7 @@ def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
         (speedup,) = sparse.speedup(dense, [Network(bandwidth, 0.001)])
         assert speedup.verdict == verdict
     row = replay(sparse, "1mbps", against=dense).iloc[0]
-    assert row["speedup"] == row["dense_step_s"] / row["step_s"] > 2
+    assert row["speedup"] == row["dense_step_s"] / row["step_s"] > 1.5
     assert row["verdict"] == "faster"
     assert replay(sparse, "worldwide", against=dense).iloc[0]["break_even_bps"] is pd.NA
 
@@ -327,20 +330,15 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
     again = [dataclasses.replace(profile, **found.overheads._asdict()) for profile in bare.profiles.values()]
     free = step_seconds(bare.schedule, again, [parse_network("free")])[0]
     assert free.tolist() == pytest.approx(recorded.tolist(), rel=0.02)
-    for step, profile in found.profiles.items():  # what Ray sends beside packets is in runs on Ray, and in no others
-        assert ((profile.message_bytes > 0) == (profile.wire_bytes > 0)).all()
-        assert not bare.profiles[step].message_bytes.any()
+    inline = Replay(runs / "sparse").profiles
+    for step, profile in found.profiles.items():  # the engine changes nothing about the price of a packet
+        np.testing.assert_array_equal(profile.moved_bytes, inline[step].moved_bytes)
+        np.testing.assert_array_equal(profile.trips, inline[step].trips)
 
 
-def test_the_driver_can_be_a_detour(runs, tmp_path):
-    shutil.copytree(runs / "sparse", tmp_path / "ray")
-    actions = pq.read_table(tmp_path / "ray" / "actions.parquet")
-    column = [size > 0 or None for size in actions["wire_bytes"].to_pylist()]
-    place = actions.schema.get_field_index("inlined")
-    write_table(actions.set_column(place, actions.schema.field(place), [column]), tmp_path / "ray" / "actions.parquet")
-    straight, detour = Replay(tmp_path / "ray"), Replay(tmp_path / "ray", driver=0)
-    network = parse_network("8mbps+5ms")
-    np.testing.assert_array_equal(straight.step_seconds([network]), Replay(runs / "sparse").step_seconds([network]))
+def test_the_driver_can_be_a_detour(runs):
+    straight, detour = Replay(runs / "sparse"), Replay(runs / "sparse", driver=0)
+    network = parse_network("8mbps")
     assert (detour.step_seconds([network]) > straight.step_seconds([network])).all()
     assert detour.split(network).pipeline_s > straight.split(network).pipeline_s
     assert any("--driver 0" in note for note in straight.notes)

@@ -17,10 +17,11 @@ from raysim.bench.simulate import CASES, SMALL, _measure, print_table
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
-from raysim.network.profile import RAY_CALL_BYTES, RAY_PULL_BYTES, Profile
+from raysim.network.profile import Profile
 from raysim.network.schedule import ZBH1, Action, GPipe, Interleaved1F1B, OneFOneB, Row, Schedule, calls, needs, sends
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline
+from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Transport
 
 FREE = parse_network("free")
 SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
@@ -473,8 +474,7 @@ def test_hosts_on_one_machine_share_its_cores_and_no_wires() -> None:
 
 def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
-    sends = profile.wire_bytes > 0
-    beside = replace(profile, message_bytes=500.0 * sends)
+    beside = replace(profile, transport=replace(BARE, small_bytes=500.0))
     network = Network(8_000.0)
     for placement in (None, Placement((0, 1), driver=0)):
         times = [
@@ -482,10 +482,53 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
             for one in (profile, beside)
         ]
         assert times == [6.0, 7.0]
-    for inlined, size in ((True, RAY_CALL_BYTES), (False, RAY_CALL_BYTES + RAY_PULL_BYTES)):
-        of_ray = replace(profile, inlined=np.full(1, inlined)).with_ray_messages()
-        assert set(of_ray.message_bytes[sends]) == {size}
-        assert not of_ray.message_bytes[~sends].any()
+    sends = profile.wire_bytes > 0
+    for size, expected in (
+        (1_000, RAY.small_bytes),
+        (RAY.large_from - 1, RAY.small_bytes),
+        (RAY.large_from, RAY.large_bytes),
+    ):
+        of_ray = replace(profile, wire_bytes=size * sends, transport=RAY)
+        assert set((of_ray.moved_bytes - of_ray.wire_bytes)[sends]) == {expected}
+        assert not of_ray.moved_bytes[~sends].any()
+
+
+@pytest.mark.parametrize("sharing", ["pair", "inbound", "fair", "port"])
+@pytest.mark.parametrize("trips", [1, 2, 7])
+def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None:
+    """In closed form on a pipeline of one microbatch, whose packets wait for one another; on every sharing of wires."""
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000)
+    over = replace(profile, transport=replace(BARE, small_trips=trips))
+    network = Network(8_000.0, 0.25, sharing=sharing)
+    assert simulate(GPipe(), over, network, num_microbatches=1).pipeline_s == pytest.approx(4 * (1 + trips * 0.25))
+
+
+def test_large_and_small_packets_make_trips_of_their_own() -> None:
+    sizes = Profile.uniform(2, 0.0, 0.0).wire_bytes.copy()
+    sizes[0, 0, 0], sizes[0, 1, 1] = 999, 1000
+    transport = Transport("steps", 1000, small_bytes=1, large_bytes=0, small_trips=2, large_trips=5)
+    profile = Profile(compute_s=np.zeros((1, 2, 2, 1)), wire_bytes=sizes, transport=transport)
+    assert simulate(GPipe(), profile, Network(8_000.0, 0.1), num_microbatches=1).pipeline_s == pytest.approx(
+        2 + 7 * 0.1
+    )
+
+
+def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
+    """What nccl sends is on no network dearer than what Ray sends; without latency and with large packets they are alike."""
+    profile = random_profile(5, 4, 6)
+    for text in ("100mbps+20ms", "1gbps", "10mbps/fair"):
+        network = parse_network(text)
+        times = {
+            name: simulate(OneFOneB(), replace(profile, transport=transport), network).step_s
+            for name, transport in TRANSPORTS.items()
+        }
+        assert times["nccl"] <= times["gloo"] < times["ray"]
+    huge = Profile.uniform(2, 0.0, 0.0, wire_bytes=1e9)
+    times = [
+        simulate(GPipe(), replace(huge, transport=one), parse_network("1gbps"), num_microbatches=1).step_s
+        for one in (NCCL, RAY)
+    ]
+    assert times[0] == pytest.approx(times[1], rel=1e-5)
 
 
 def test_work_of_shared_cores_is_conserved() -> None:
@@ -498,12 +541,13 @@ def test_work_of_shared_cores_is_conserved() -> None:
 
 
 def test_inlined_packets_pass_by_the_drivers_host() -> None:
-    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, inlined=np.ones(1, bool))
+    by_way = replace(BARE, large_from=2000, small_trips=2, relays=True)  # two trips where the way is not known
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=by_way)
     network = Network(8_000.0, 0.25)
     straight = simulate(GPipe(), profile, network, num_microbatches=1)
     by_driver = simulate(GPipe(), profile, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0))
     # 0 -> 1 and back stay one hop, since the driver is at one end; 1 -> 2 and back become two.
-    assert straight.pipeline_s == 4 * 1.25
+    assert straight.pipeline_s == 4 * 1.5
     assert by_driver.pipeline_s == 6 * 1.25
     assert {(use.source, use.target): use.messages for use in by_driver.wires()} == {
         (0, 1): 2,
@@ -511,7 +555,7 @@ def test_inlined_packets_pass_by_the_drivers_host() -> None:
         (0, 2): 1,
         (2, 0): 1,
     }
-    large = replace(profile, inlined=np.zeros(1, bool))
+    large = replace(profile, transport=BARE)
     assert (
         simulate(GPipe(), large, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0)).pipeline_s
         == 5.0

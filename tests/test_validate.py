@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.schedule import GPipe, OneFOneB
 from raysim.network.simulate import simulate
+from raysim.network.transport import RAY
 from raysim.records import Run
 from raysim.validate import hosts as making
 from raysim.validate.cases import campaign, links_by_step
@@ -197,7 +199,7 @@ def recorded(profiles, schedule, placement):
                 | {"start_s": timeline.start_s[place], "end_s": timeline.end_s[place]}
                 | {"decode_s": profile.decode_s[place], "encode_s": profile.encode_s[place]}
                 | {"compute_wall_s": took - codec_s, "compute_cpu_s": profile.cpu_s[place]}
-                | {name: getattr(profile, name)[place] for name in ("wire_bytes", "dense_bytes", "inlined")}
+                | {name: getattr(profile, name)[place] for name in ("wire_bytes", "dense_bytes")}
             )
     hosts, count = profiles[0].num_stages, profiles[0].num_microbatches
     row = {"schedule": repr(schedule), "num_stages": hosts, "threads_per_stage": 1, "num_microbatches": count}
@@ -206,23 +208,22 @@ def recorded(profiles, schedule, placement):
     return SimpleNamespace(row=row | {"num_replicas": 1}, actions=pd.DataFrame(actions), steps=steps, links=links)
 
 
-def profile_of(hosts, inlined, random):
+def profile_of(hosts, sizes, random):
     """Return what a step costs, no two actions of it alike; codecs take nothing."""
     shape = (1, hosts, 2, 6)
     sends = np.ones(shape)
     sends[:, -1, 0] = sends[:, 0, 1] = 0
     cpu_s = random.uniform(0.05, 0.15, shape)
-    sizes = random.integers(20_000, 200_000, shape) * sends
-    return Profile(compute_s=cpu_s, cpu_s=cpu_s, wire_bytes=sizes, inlined=np.full(shape, inlined))
+    return Profile(compute_s=cpu_s, cpu_s=cpu_s, wire_bytes=random.integers(*sizes, shape) * sends)
 
 
-@pytest.mark.parametrize("inlined", [False, True])
+@pytest.mark.parametrize("sizes", [(90_000, 100_000), (100_000, 200_000)])  # by way of the driver, or mostly not
 @pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=repr)
 @pytest.mark.parametrize(("hosts", "cores"), [(2, None), (3, 1.6)])
-def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, inlined):
+def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, sizes):
     """From unshaped steps alone: their costs, what Ray sends beside packets, and the cores that three hosts of two shared."""
     monkeypatch.setattr("raysim.validate.predict.os.cpu_count", lambda: 2)
-    profiles = [profile_of(hosts, inlined, np.random.default_rng(seed)) for seed in range(4)]
+    profiles = [profile_of(hosts, sizes, np.random.default_rng(seed)) for seed in range(4)]
     shared = {"cores": (cores,), "machines": (0,) * hosts} if cores else {}
     placement = Placement(tuple(range(hosts)), driver=0, **shared)
     prediction = Prediction(recorded(profiles, schedule, placement), range(4))
@@ -231,7 +232,7 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
         assert prediction.placement.cores[0] == pytest.approx(cores, rel=1e-3)
     for rate in (20e6, 100e6):
         network = making.network("pairs", rate)
-        beside = [profile.with_ray_messages() for profile in profiles]
+        beside = [replace(profile, transport=RAY) for profile in profiles]
         truth = [simulate(schedule, one, network, placement=placement).step_s for one in beside]
         assert prediction.step_s(network) == pytest.approx(np.mean(sorted(truth)[1:-1]), rel=1e-3)
     assert prediction.pace(2 * prediction.step_s(FREE)) == pytest.approx(2)

@@ -12,6 +12,7 @@ from raysim.cli.shared import (
     Networks,
     Recipe,
     TraceFile,
+    Transports,
     bad_input_in_one_sentence,
     check_ours,
     check_writable,
@@ -51,6 +52,7 @@ def replay(
         str,
         typer.Option(help="recorded: of calls and packets, as runs of the engine have them. none: for slow networks."),
     ] = "recorded",
+    transport: Transports = "ray",
     driver: Annotated[
         int | None, typer.Option(help="Host of Ray's driver, through which packets under 100 KiB go.")
     ] = None,
@@ -73,6 +75,7 @@ def replay(
         wanted = Target.parse(target) if target is not None else None
         _check_one_run(run)
         options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads, "driver": driver}
+        options["transport"] = transport
         one, *others = beside([run, *([against] if against is not None else [])], company, **options)
         dense = others[0] if others else None
         frame = price(one, networks, against=dense, target=wanted)
@@ -120,6 +123,7 @@ def simulate(
         float | None,
         typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
     ] = None,
+    transport: Transports = "ray",
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -150,6 +154,7 @@ def simulate(
             profile=profile,
             efficiency=efficiency,
             codec_bytes_per_s=codec_speed,
+            transport=transport,
         )
         show_forecast(plan, networks)
         if trace is not None:

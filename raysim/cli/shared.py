@@ -44,6 +44,12 @@ TraceFile = Annotated[
 ]
 
 
+Transports = Annotated[
+    str,
+    typer.Option("--transport", help="What carries packets: ray, nccl or gloo, each with its bytes and trips."),
+]
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
 
 

@@ -21,6 +21,7 @@ from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.schedule import Schedule, parse_schedule
+from raysim.network.transport import parse_transport
 
 Notations = str | tuple[str, ...]
 
@@ -110,7 +111,9 @@ class RunConfig(Strict):
     clock: str = "measured"
     """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
     profile: str | None = None
-    """File of `raysim profile` with the compute that the simulated `clock` takes; a CPU core's datasheet where not given."""
+    """Compute that a simulated `clock` takes, and needs: a device by its datasheet, such as A100, or a file of `raysim profile`."""
+    transport: str = "ray"
+    """What carries packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 
@@ -153,6 +156,11 @@ class RunConfig(Strict):
         if value != "measured":
             parse_network(value)
         return value
+
+    @field_validator("transport")
+    @classmethod
+    def _is_transport(cls, value: str) -> str:
+        return parse_transport(value).name
 
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
@@ -203,6 +211,8 @@ class RunConfig(Strict):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
         if self.profile is not None and self.clock == "measured":
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
+        if self.transport != "ray" and self.clock == "measured":
+            raise ValueError("`transport` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
 
     def _check_shared(self) -> None:

@@ -37,6 +37,7 @@ def run_ordered(
     num_microbatches: int,
     busy_s: F64,  # (stage, op, microbatch or 1): decode + compute + encode
     wire_bytes: F64,  # (stage, op, microbatch or 1)
+    trips: F64,  # (stage, op, microbatch or 1): how often a packet pays the latency
     call_s: float,
     message_s: float,
     byte_s: float,
@@ -109,7 +110,7 @@ def run_ordered(
                 if w >= 0:
                     for k in range(lanes):
                         begin = max(wire_free[w, k], arrive_s[source, k])  # so far: when it was ready to go
-                        latency = latency_s[from_stage, op, k]
+                        latency = trips[from_stage, op, m if wide_wire else 0] * latency_s[from_stage, op, k]
                         if jittered:
                             latency += jitter_s[k] * uniform(seed, source)
                         arrive = begin + latency + size * byte_wire_s[from_stage, op, k]
@@ -145,7 +146,7 @@ def run_ordered(
                 queued = max(wire_free[w, k], ready)
                 owed = queued + size * byte_wire_s[stage, op, k]
                 wire_free[w, k] = owed
-                latency = latency_s[stage, op, k]
+                latency = trips[stage, op, m if wide_wire else 0] * latency_s[stage, op, k]
                 if jittered:
                     latency += jitter_s[k] * uniform(seed, slot)
                 forgiven = burst_s[stage, op, k]

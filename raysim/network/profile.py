@@ -18,21 +18,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from raysim.network.devices import DEVICES
 from raysim.network.table import OPS
+from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_real
 
 Floats = NDArray[np.float64]
 
-COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "message_bytes", "dense_bytes", "inlined")
+COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes")
 STAGE_COSTS = ("update_s", "gradient_bytes", "sent_bytes", "rounds", "method_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
 FORMAT = "raysim profile 1"
-
-# Bytes that Ray 2.60 sends beside a packet, counted at the ports of hosts over whole steps: 67.2 kB for packets of 65.5 kB, which
-# travel in the reply; 136.3 kB for 131.1 kB, and 530.2 kB for 524.3 kB, from the object store.
-RAY_CALL_BYTES = 1_600
-"""Of a call and its reply: all there is beside a packet that travels in the reply."""
-RAY_PULL_BYTES = 3_900
-"""More, of a packet in the object store: where it lies, asking for it, handing it over."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,12 +50,8 @@ class Profile:
     """CPU seconds of the compute, over all its threads: read where cores are shared. NaN where not known: the wall seconds count."""
     wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the packet that leaves the action."""
-    message_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that go over the wire beside it: calls and replies."""
     dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the tensor in that packet; reported, not simulated."""
-    inlined: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, np.bool_))
-    """Whether the packet travels in the call's reply, by way of the driver's host."""
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
@@ -80,6 +70,8 @@ class Profile:
     """The same for every byte of it: 0.25e-9 is 4 GB/s through shared memory."""
     step_s: float = 0.0
     """Seconds of every step outside of its actions: submitting it, gathering statistics."""
+    transport: Transport = BARE
+    """What carries packets, which adds bytes and trips to them."""
     source: str = ""
     """Where the figures come from, in words."""
 
@@ -185,13 +177,18 @@ class Profile:
 
     @property
     def moved_bytes(self) -> Floats:
-        """Return the bytes of every packet and of what goes beside it."""
-        return self.wire_bytes + self.message_bytes
+        """Bytes that cross the wire for every packet, with those that the transport adds."""
+        return self.wire_bytes + self.transport.beside(self.wire_bytes)
 
-    def with_ray_messages(self) -> Profile:
-        """Return these costs with the bytes that Ray sends beside every packet."""
-        beside = np.where(self.inlined, RAY_CALL_BYTES, RAY_CALL_BYTES + RAY_PULL_BYTES)
-        return replace(self, message_bytes=np.where(self.wire_bytes > 0, beside, 0))
+    @property
+    def trips(self) -> Floats:
+        """One-way trips of every packet, each of which pays the latency of the wire."""
+        return self.transport.trips(self.wire_bytes)
+
+    @property
+    def relayed(self) -> NDArray[np.bool_]:
+        """Whether a packet goes by way of the driver's host."""
+        return self.transport.relays & (self.wire_bytes > 0) & self.transport.is_small(self.wire_bytes)
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
@@ -200,8 +197,7 @@ class Profile:
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""
-        means = {name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS if name != "inlined"}
-        return replace(self, inlined=np.mean(self.inlined, axis=3, keepdims=True) > 0.5, **means)
+        return replace(self, **{name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS})
 
     def split_backward(self, weight_share: float = 0.5, penalty: float = 1.0) -> Profile:
         """Return the profile with backward cut into input and weight parts, for zero-bubble schedules.
@@ -225,11 +221,11 @@ class Profile:
         return replace(self, **changed)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON; `load` gives it back bit for bit."""
+        """Write the profile as JSON, but for its transport; `load` gives the rest back bit for bit."""
         content: dict[str, Any] = {"format": FORMAT}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "cpu_s" and np.isnan(value).all():
+            if item.name == "transport" or (item.name == "cpu_s" and np.isnan(value).all()):
                 continue
             content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
         Path(path).write_text(json.dumps(content, allow_nan=False))
@@ -245,12 +241,11 @@ class Profile:
             raise ValueError(f"The profile {str(path)!r} must be JSON, but it does not parse.") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ValueError(f"The profile {str(path)!r} must be of format {FORMAT!r}, but it is not.")
-        known = {item.name for item in fields(cls)}
+        known = {item.name for item in fields(cls)} - {"transport"}
         if set(content) - known or "compute_s" not in content:
             raise ValueError(f"The profile {str(path)!r} must have the fields of a profile, but got {sorted(content)}.")
         arrays: dict[str, Any] = {
-            name: np.array(value, np.bool_ if name == "inlined" else np.float64) if isinstance(value, list) else value
-            for name, value in content.items()
+            name: np.array(value, np.float64) if isinstance(value, list) else value for name, value in content.items()
         }
         try:
             return cls(**arrays)
@@ -262,7 +257,7 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
     """Return one profile for each recorded step, by step, from the columns of `actions.parquet` as arrays.
 
     Read are step, replica, stage, op ("F", "B", "W"; rows of other ops are left out), microbatch, decode_s, compute_wall_s,
-    compute_cpu_s, encode_s, wire_bytes, dense_bytes, inlined. Every step must hold every action once, W at most once. `overheads`
+    compute_cpu_s, encode_s, wire_bytes, dense_bytes. Every step must hold every action once, W at most once. `overheads`
     are further fields of `Profile`, such as `call_s` from a calibration.
     """
     taken = {
@@ -272,7 +267,6 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
         "encode_s": "encode_s",
         "wire_bytes": "wire_bytes",
         "dense_bytes": "dense_bytes",
-        "inlined": "inlined",
     }
     keys = ("step", "replica", "stage", "op", "microbatch")
     for name in (*keys, *taken.values()):
@@ -307,7 +301,6 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
             whole = np.zeros(math.prod(shape))
             whole[index[here]] = column[here]
             arrays[name] = whole.reshape(shape)
-        arrays["inlined"] = arrays["inlined"] > 0
         profiles[int(number)] = Profile(**({"source": f"recorded step {number}"} | arrays | overheads))
     return profiles
 
@@ -317,13 +310,8 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
     if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
         shapes = [profile.compute_s.shape for profile in profiles]
         raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
-    means = {
-        name: np.mean([getattr(profile, name) for profile in profiles], axis=0)
-        for name in (*COSTS, *STAGE_COSTS)
-        if name != "inlined"
-    }
-    inlined = np.mean([profile.inlined for profile in profiles], axis=0) > 0.5
-    return replace(profiles[0], inlined=inlined, source=f"mean of {len(profiles)} steps", **means)
+    means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
+    return replace(profiles[0], source=f"mean of {len(profiles)} steps", **means)
 
 
 def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vocabulary: int = 0) -> float:
@@ -353,7 +341,7 @@ def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
 
 def _four_axes(name: str, value: ArrayLike) -> NDArray[Any]:
     array = np.asarray(value)
-    array = array.astype(np.bool_) if name == "inlined" else _non_negative(name, array.astype(np.float64))
+    array = _non_negative(name, array.astype(np.float64))
     if array.ndim == 4:
         return array
     if array.size == 1:

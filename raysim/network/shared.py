@@ -75,10 +75,11 @@ def run_shared(
     owner: I32,
     num_microbatches: int,
     num_replicas: int,
-    decode_s: F64,  # (replica or 1, stage, op, microbatch or 1), as the next four
+    decode_s: F64,  # (replica or 1, stage, op, microbatch or 1), as the next five
     compute_s: F64,  # alone on its cores
     encode_s: F64,
     wire_bytes: F64,
+    trips: F64,  # how often a packet pays the latency of each wire that it takes
     relayed: NDArray[np.bool_],  # whether the packet goes by way of the driver's host
     call_s: float,
     message_s: float,
@@ -302,7 +303,12 @@ def run_shared(
                 sending[bucket] -= 1
                 idle_since[bucket] = now
                 flows_changed = True
-                latency = latency_s[c]
+                within = slot % per_replica
+                m = within % num_microbatches
+                op = (within // num_microbatches) % num_ops
+                stage = within // (num_microbatches * num_ops)
+                r = slot // per_replica if own_replica else 0
+                latency = trips[r, stage, op, m if wide_wire else 0] * latency_s[c]
                 if jitter_s > 0:
                     latency += jitter_s * uniform(seed + slot // per_replica, slot % per_replica)
                 due[slot] = max(now + latency, last_due[c])

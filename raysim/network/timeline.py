@@ -126,7 +126,7 @@ class Timeline:
         stages = self.table.num_stages
         for r in range(self.num_replicas):
             sizes = self._whole(self.profile.moved_bytes, r)
-            inlined = self._whole(self.profile.inlined, r)
+            inlined = self._whole(self.profile.relayed, r)
             for stage in range(stages):
                 for op, neighbour in ((0, stage + 1), (1, stage - 1)):
                     if not 0 <= neighbour < stages:

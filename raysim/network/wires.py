@@ -118,6 +118,7 @@ def order_wires(
                 table.num_microbatches,
                 busy,
                 profile.moved_bytes[r],
+                profile.trips[r],
                 profile.call_s,
                 profile.message_s,
                 profile.byte_s,
@@ -191,6 +192,8 @@ def share_wires(
     target = np.array([b for _, b in channels], np.int64)
     number = np.full((num_hosts, num_hosts), -1, np.int32)
     number[source, target] = np.arange(len(channels))
+    # A packet that goes by way of the driver makes a trip on each of its two wires.
+    trips = profile.trips if placement.driver is None else np.where(profile.relayed, 1.0, profile.trips)
     payload = 8 * network.framing  # bits on the wire for each byte of payload
     shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
     start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
@@ -207,7 +210,8 @@ def share_wires(
         alone_s(profile, placement).copy(),  # one type for the kernel: writeable
         profile.encode_s,
         profile.moved_bytes,
-        profile.inlined,
+        trips,
+        profile.relayed,
         profile.call_s,
         profile.message_s,
         profile.byte_s,

@@ -18,6 +18,7 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.table import make_table
+from raysim.network.transport import parse_transport
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
 
@@ -59,8 +60,9 @@ class Clock:
                     rounds[group.stage] = max(rounds[group.stage], group.num_rounds)
         frozen: dict[str, Any] = {
             name: np.broadcast_to(getattr(self._profile, name), wire_bytes.shape)
-            for name in ("compute_s", "cpu_s", "encode_s", "decode_s", "dense_bytes", "inlined")
+            for name in ("compute_s", "cpu_s", "encode_s", "decode_s", "dense_bytes")
         }
+        frozen["transport"] = parse_transport(plan.config.transport)
         profile = replace(self._profile, **frozen, wire_bytes=wire_bytes, sent_bytes=sent_bytes, rounds=rounds)
         timeline = simulate(
             plan.config.parsed_schedule,

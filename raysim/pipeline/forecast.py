@@ -28,6 +28,7 @@ from raysim.network.schedule import Schedule
 from raysim.network.simulate import simulate
 from raysim.network.table import make_table
 from raysim.network.timeline import Timeline
+from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.pipeline.packets import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
 from raysim.pipeline.plan import stage_memories
@@ -140,11 +141,13 @@ def forecast(
     profile: str | Path | Profile | None = None,
     efficiency: float = 0.4,
     codec_bytes_per_s: float | None = None,
+    transport: str = "ray",
 ) -> Forecast:
     """Return what a run would be on `device`, from its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
     `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement.
     Codecs are timed on this machine, unless `codec_bytes_per_s` says how fast the device packs, and again unpacks, dense bytes.
+    `transport` carries the packets: "ray", "nccl" or "gloo".
     Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
@@ -164,7 +167,7 @@ def forecast(
         if device is not None:
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s)
+        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, parse_transport(transport))
     except ConfigError:
         raise
     except ValueError as error:
@@ -177,6 +180,7 @@ def _forecast(
     recorded: Profile | None,
     efficiency: float,
     codec_bytes_per_s: float | None,
+    transport: Transport,
 ) -> Forecast:
     notes: list[str] = []
     shape, num_samples = _data_of(config, notes)
@@ -213,13 +217,15 @@ def _forecast(
             )
         if recorded.num_replicas != 1:
             raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it anew.")
-        steady = replace(_with_loading(recorded).mean_microbatch())
+        steady = _with_loading(recorded).mean_microbatch()
         notes.append(
             f"Compute, update and overheads: the profile ({recorded.source}). Its microbatches must have {size} samples, as here."
         )
 
     links = link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes, named=device is not None)
     num_ops = steady.compute_s.shape[2]
+    notes.append(f"Transport {transport}.")
+    steady = replace(steady, transport=transport)
     steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
     first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
     if int(table.op.max()) == 2 and num_ops == 2:

@@ -36,6 +36,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         "fused_embedding": False,
         "clock": "measured",
         "profile": None,
+        "transport": "ray",
     }
     alone["batch_size"] = config.batch_size // config.num_replicas  # one replica does what each of several does
     workload = prepare(config.model_copy(update=changes | alone))

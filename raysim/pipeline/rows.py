@@ -9,13 +9,10 @@ from typing import Any
 
 from raysim.codecs import Identity
 from raysim.compressors import Plain
+from raysim.network.transport import RAY
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
-
-INLINE_LIMIT_BYTES = (
-    100 * 1024
-)  # Ray sends smaller results by way of their owner, the driver (max_direct_call_object_size)
 
 
 def step_row(
@@ -113,5 +110,5 @@ def action_rows(
     for report, shift in zip(reports, shifts_s, strict=True):
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
-            inlined = action.wire_bytes < INLINE_LIMIT_BYTES if crosses and action.wire_bytes else None
+            inlined = bool(RAY.is_small(action.wire_bytes)) if crosses and action.wire_bytes else None
             yield action._asdict() | times | {"step": step, "replica": report.replica, "inlined": inlined}

@@ -14,6 +14,7 @@ from raysim.network.placement import Placement
 from raysim.network.profile import Profile, profiles_from_actions
 from raysim.network.schedule import parse_schedule
 from raysim.network.simulate import step_seconds
+from raysim.network.transport import RAY
 from raysim.records import Run
 
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
@@ -51,7 +52,7 @@ class Prediction:
         seconds = run.steps.set_index("step")["seconds"].loc[list(steps)]
         overheads = read_overheads(columns, rows, dict(zip(steps, seconds.tolist(), strict=True)))
         found = profiles_from_actions(columns, **overheads._asdict())
-        self.profiles = [_with_averages(profile.with_ray_messages(), run, step) for step, profile in found.items()]
+        self.profiles = [_with_averages(replace(profile, transport=RAY), run, step) for step, profile in found.items()]
         self.placement = Placement(tuple(range(self.num_hosts)), threads=threads, driver=0)
         cores = os.cpu_count() or 1
         self.oversubscribed = self.num_hosts * threads > cores

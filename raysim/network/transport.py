@@ -1,0 +1,102 @@
+"""Transports: what carries messages between hosts adds bytes to each and makes it pay the latency a number of times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raysim.notation import check_choice
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """The bytes beside a message and its one-way trips, for messages below `large_from` bytes and for those from there on."""
+
+    name: str
+    large_from: float
+    """Bytes from which on a message is a large one."""
+    small_bytes: float
+    """Bytes beside a small message, in its direction."""
+    large_bytes: float
+    small_trips: float
+    """One-way trips from the moment at which a small message is ready to its arrival."""
+    large_trips: float
+    relays: bool = False
+    """Whether small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
+
+    def __str__(self) -> str:
+        """Return what a message costs over this transport, as reports name it.
+
+        >>> print(GLOO)
+        gloo: 96 bytes beside a message, which makes 1 one-way trip
+        """
+        if self.large_from == np.inf:
+            trip = "trip" if self.small_trips == 1 else "trips"
+            return f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}"
+        return (
+            f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way trips; from "
+            f"{self.large_from:g} bytes on {self.large_bytes:g} bytes and {self.large_trips:g} trips"
+        )
+
+    def beside(self, wire_bytes: ArrayLike) -> Floats:
+        """Return the bytes that go beside messages of these sizes; none beside what is not sent.
+
+        >>> RAY.beside([0, 1_000]) == [0, RAY.small_bytes]
+        array([ True,  True])
+        """
+        sizes = np.asarray(wire_bytes, np.float64)
+        return np.where(sizes > 0, np.where(self.is_small(sizes), self.small_bytes, self.large_bytes), 0.0)
+
+    def trips(self, wire_bytes: ArrayLike) -> Floats:
+        """Return the one-way trips of messages of these sizes.
+
+        >>> GLOO.trips([100, 10_000_000])  # its trips do not depend on the size
+        array([1, 1])
+        """
+        return np.where(self.is_small(wire_bytes), self.small_trips, self.large_trips)
+
+    def is_small(self, wire_bytes: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether messages of these sizes are small ones."""
+        return np.asarray(wire_bytes) < self.large_from
+
+
+BARE = Transport(name="bare", large_from=np.inf, small_bytes=0, large_bytes=0, small_trips=1, large_trips=1)
+"""Messages as they are: for closed forms."""
+
+RAY = Transport(
+    name="ray",
+    large_from=100 * 1024,
+    small_bytes=1_600,
+    large_bytes=5_500,
+    small_trips=2,
+    large_trips=7,
+    relays=True,
+)
+"""Ray 2.60 between actors. Small results travel in the reply of the call that made them and in the next call
+(`max_direct_call_object_size`), by way of the driver: two trips, or one where the driver is at either end. Large ones stay in the
+object store of their host: reply and call as before, then a question where the result is, its answer, the request and the result;
+flow control of gRPC and TCP adds to these six. Trips measured on 2026-11-22 (`raysim.validate.trips`): large messages took 5 to 8.
+"""
+
+GLOO = Transport(name="gloo", large_from=np.inf, small_bytes=96, large_bytes=96, small_trips=1, large_trips=1)
+"""gloo over TCP. A notification and the preamble of the message itself take 48 bytes each (`gloo/transport/tcp/pair.h`, `Op`). The
+message leaves at once where its receive was posted before, which is assumed; otherwise it waits for the receiver's notification, and
+takes three trips.
+"""
+
+NCCL = Transport(name="nccl", large_from=np.inf, small_bytes=4, large_bytes=4, small_trips=1, large_trips=1)
+"""NCCL over sockets: four bytes of length before each piece of up to 512 KiB (`src/transport/net_socket.cc`), of which one is counted.
+Pieces leave at once while the receiver's 4 MiB of buffers are free; the wait for buffers on links of more delay times bandwidth than
+that is not modelled.
+"""
+
+TRANSPORTS = {transport.name: transport for transport in (RAY, GLOO, NCCL)}
+
+
+def parse_transport(name: str) -> Transport:
+    """Return the transport of a name; raises ValueError with the known ones."""
+    return TRANSPORTS[check_choice("transport", name, TRANSPORTS)]
