@@ -11,25 +11,27 @@ import pandas as pd
 
 from analysis.errors import AnalysisError, ReplayError
 from analysis.estimates import Estimate
-from analysis.evidence import Setting, contexts
+from analysis.evidence import Context, Setting, contexts
 from analysis.replays import dense_partners
 from analysis.results import Results
-from analysis.statistics import MIN_SEEDS, paired_interval
+from analysis.rule import CONFIDENCE, Judged, Sample, Where, judge
 from raysim.network.network import Network
 from raysim.network.presets import parse_network
 
-VERDICTS = {"supported": "safe", "contradicted": "harmful", "undecided": "undecided"}
+VERDICTS: dict[Where, str] = {"below": "safe", "above": "harmful", "undecided": "undecided"}
 
 
 def safe_set(
-    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = 0.95
+    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
     """Return a row a setting: how much worse than dense it is, and whether that is surely less than `within`.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
-    the loss, and `harm_low` to `harm_high` its interval; `within` is half a point or one per cent where not given. A setting
-    is "safe" where the whole interval lies below `within`, "harmful" where it lies above, and "undecided" else and with
-    fewer than three seeds. A diverged run counts as untrained.
+    the loss; `within` is half a point or one per cent where not given. `verdict` follows `analysis.rule.RULE`: "safe" where
+    `harm_high` lies below `within`, "harmful" where `harm_low` lies above, else "undecided", and then `lacking` may say why. The
+    family is all settings of a job that share at least one seed with a dense run. Where some runs confirm a choice, they alone
+    are judged, and only the settings that they confirm. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how
+    many the verdict rests on. A diverged run counts as untrained.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -37,29 +39,63 @@ def safe_set(
         )
     rows = []
     for context in contexts(results, quality=quality, margin=within):
-        dense = context.settings.get(Setting())
+        judged = _judged(context.confirmations or context, 1 - confidence)
         for setting, runs in context.settings.items():
             if setting == Setting():
                 continue
-            seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
-            harms = [context.harm(runs.loc[s], "on", dense.loc[s], "on") for s in seeds if dense is not None]
-            harms = [harm for harm in harms if not math.isnan(harm)]
-            interval = paired_interval(harms, confidence)
-            verdict = interval.verdict(context.margin, "below") if len(harms) >= MIN_SEEDS else "undecided"
+            confirms = runs["confirms"].astype(bool)
+            unjudged = {"seeds": 0, "verdict": "undecided", "lacking": "its choice was not confirmed"}
             rows.append(
                 _named(context.label, setting, results, runs)
                 | {
-                    "seeds": len(harms),
-                    "harm": interval.mean,
-                    "harm_low": interval.low,
-                    "harm_high": interval.high,
+                    "chose_on": [int(seed) for seed in runs.index[~confirms]],
+                    "confirmed_on": [int(seed) for seed in runs.index[confirms]],
                     "unit": context.unit,
                     "within": context.margin,
                     "confidence": confidence,
-                    "verdict": VERDICTS[verdict],
                 }
+                | judged.get(setting, unjudged)
             )
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
+
+
+def _judged(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
+    """Return what is found of each compressed setting of a context, which is one family."""
+    dense = context.settings.get(Setting())
+    samples: dict[Setting, Sample] = {}
+    for setting, runs in context.settings.items():
+        if setting != Setting():
+            seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
+            harms = {
+                seed: context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds if dense is not None
+            }
+            samples[setting] = _beside_dense(context, harms, setting, alpha)
+    family = [setting for setting, one in samples.items() if one.values]
+    judged = dict(
+        zip(family, judge([samples[one] for one in family], [context.margin] * len(family), alpha), strict=True)
+    )
+    return {setting: _found(one, judged.get(setting), len(family)) for setting, one in samples.items()}
+
+
+def _beside_dense(context: Context, harms: dict[int, float], setting: Setting, alpha: float) -> Sample:
+    """Return the differences that count; lacking where the dense runs may have learned nothing."""
+    found = context.sample(harms, setting, Setting())
+    if found.lacking or context.learned(Setting(), found.seeds, alpha=alpha):
+        return found
+    return found._replace(lacking="the dense runs are not surely above chance")
+
+
+def _found(one: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
+    mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
+    return {
+        "seeds": len(one.values),
+        "harm": mean,
+        "harm_low": low,
+        "harm_high": high,
+        "family": family,
+        "verdict": VERDICTS[judged.where if judged is not None else "undecided"],
+        "lacking": one.lacking,
+    }
 
 
 def break_even(
@@ -122,7 +158,10 @@ def break_even(
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _COLUMNS = ("context", "setting", "forward", "backward", "replica_gradient", "shared_indices", "compression_factor")
-_SAFE = ("seeds", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "verdict")
+_SAFE = (
+    *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
+    *("verdict", "lacking"),
+)
 _EVEN = (
     *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),
     *("step_s", "dense_step_s", "speedup", "speedup_low", "speedup_high", "verdict"),

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.evidence import Context, Setting
 from analysis.results import Results
 from analysis.settings import COMPRESSION, NO_SETTING
+
+
+class Cost(NamedTuple):
+    """The cost of runs that are missing."""
+
+    runs: int
+    seconds: float | None
+    """All of them one after another, if each takes as long as the runs at hand; None where none is like them."""
+
+    def __str__(self) -> str:
+        """Return it in words.
+
+        >>> str(Cost(6, 200.0)), str(Cost(1, None))
+        ('6 runs, about 3 minutes one after another', '1 run, of unknown duration')
+        """
+        count = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        if self.seconds is None:
+            return f"{count}, of unknown duration"
+        hours, minutes = self.seconds / 3600, math.ceil(self.seconds / 60)
+        about = f"{hours:.1f} hours" if hours >= 2 else f"{minutes} minute{'' if minutes == 1 else 's'}"
+        return f"{count}, about {about} one after another"
+
+
+def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]]) -> Cost | None:
+    """Return the cost of training settings at seeds, by the recorded seconds of the runs of `context`; None for no runs."""
+    count = sum(len(list(seeds)) for seeds in wanted.values())
+    if not count:
+        return None
+    mine = results.runs[results.runs["run"].isin(context.rows["run"])]
+    seconds = mine["seconds"].astype(float).median() if "seconds" in mine and len(mine) else math.nan
+    return Cost(count, None if math.isnan(seconds) else count * float(seconds))
 
 
 def train_commands(

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from analysis.errors import AnalysisError
 from raysim.places import BucketPath, Place
 
+CONFIRMATION = "confirm"
+"""The folder of the runs that confirm what others chose: a study's, or any in which runs lie."""
+
 
 class Found(NamedTuple):
     """What lies in the folders: names relative to the folder asked for, and where each is."""
@@ -23,8 +26,9 @@ class Found(NamedTuple):
 def find(folders: Iterable[Place]) -> Found:
     """Return the runs and studies in folders, each once, in the order of their names.
 
-    A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`. Hidden
-    folders are passed over. Raises AnalysisError where a folder does not exist.
+    A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`, and the
+    study that confirms its choice in its folder `confirm`. Hidden folders are passed over. Raises AnalysisError where a folder
+    does not exist.
     """
     roots = list(folders)
     runs: dict[Place, str] = {}
@@ -46,6 +50,16 @@ def find(folders: Iterable[Place]) -> Found:
     return Found(_by_name(runs), _by_name(studies), study_of)
 
 
+def is_confirmation(run: Place) -> bool:
+    """Return whether a run's folder says that it confirms a choice.
+
+    >>> is_confirmation(Path("study/confirm/trials/1-s5")), is_confirmation(Path("study/trials/1-s5"))
+    (True, False)
+    """
+    parents = str(run.resolve()).split("/")[-3:-1]
+    return parents[-1:] == [CONFIRMATION] or parents == [CONFIRMATION, "trials"]
+
+
 def _walk(root: Place) -> Iterator[tuple[Place, Place | None]]:
     """Yield the folders of runs and studies, each with the study that it lies in."""
     inside: dict[Place, Place] = {}
@@ -58,7 +72,7 @@ def _walk(root: Place) -> Iterator[tuple[Place, Place | None]]:
         if "study.toml" in files:
             yield folder, None
             study = folder
-            folders[:] = [name for name in folders if name == "trials"]
+            folders[:] = [name for name in folders if name in ("trials", CONFIRMATION)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if study is not None:
             inside |= dict.fromkeys((folder / name for name in folders), study)

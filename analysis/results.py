@@ -194,6 +194,14 @@ class Results:
         given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
         return {name: given.get(name, natural_direction(name)) for name in names}
 
+    def planned_seeds(self, study: str) -> tuple[int, ...]:
+        """Return the seeds that a study fixed before it began; none where its file does not say."""
+        try:
+            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+        except (KeyError, OSError, ValueError):
+            return ()
+        return tuple(int(seed) for seed in written.get("seeds", ()))
+
     def files(self, table: str) -> list[str]:
         """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
         return [str(file) for files in self._files(table).values() for file in files]

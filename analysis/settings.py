@@ -22,7 +22,7 @@ NO_SETTING = frozenset(
     }
 )
 # Keys of compression: of runs that are alike in all others, one can be set against another.
-COMPRESSION = ("forward", "backward", "replica_gradient", "shared_indices")
+COMPRESSION = ("forward", "backward", "replica_gradient", "shared_indices", "fused_embedding")
 DENSE = "Identity"
 
 

@@ -1,4 +1,8 @@
-"""Intervals of differences that are paired by seed, and how many seeds would decide."""
+"""One-sided bounds of differences paired by seed, judged in families and at fixed numbers of seeds.
+
+The bounds are Student's, so they assume differences that are roughly normal. A metric that moves in steps, such as an accuracy
+on 360 samples, can give equal differences by chance; its step counts as spread (see `bounds`).
+"""
 
 from __future__ import annotations
 
@@ -10,62 +14,112 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-MIN_SEEDS = (
-    3  # pairs from which on a verdict is given: of two, the interval is fifty standard errors wide in the worst case
-)
-MOST_SEEDS = 30  # more than this are not proposed: what they would show is too small to matter
+LOOKS = {3: 0.1, 5: 0.3, 8: 0.3, 13: 0.2, 21: 0.1}
+"""Numbers of seeds at which differences are judged, and the share of the error spent at each (Lan and DeMets 1983)."""
+MIN_SEEDS = min(LOOKS)
+MOST_SEEDS = max(LOOKS)  # nothing is judged beyond: an effect that needs more seeds is too small to matter
 
 Side = Literal["above", "below"]
-Verdict = Literal["supported", "contradicted", "undecided"]
 
 
-class Interval(NamedTuple):
-    """The mean of paired differences, and where the true mean lies with the stated confidence."""
+class Bounds(NamedTuple):
+    """The mean of paired differences, and the two one-sided bounds of the true mean, each at the stated confidence."""
 
     mean: float
     low: float
     high: float
 
-    def verdict(self, threshold: float, side: Side) -> Verdict:
-        """Return what the interval says of the claim that the true mean lies on that side of the threshold.
+    def beyond(self, threshold: float, side: Side) -> bool:
+        """Return whether the bound that faces the threshold lies beyond it, on that side.
 
-        >>> Interval(1.0, 0.4, 1.6).verdict(0.5, "above"), Interval(1.0, 0.6, 1.4).verdict(0.5, "below")
-        ('undecided', 'contradicted')
+        >>> Bounds(1.0, 0.6, 1.4).beyond(0.5, "above"), Bounds(1.0, 0.4, 1.6).beyond(0.5, "above")
+        (True, False)
         """
-        above, below = self.low > threshold, self.high < threshold
-        if not (above or below):
-            return "undecided"
-        return "supported" if (above and side == "above") or (below and side == "below") else "contradicted"
+        return self.low > threshold if side == "above" else self.high < threshold
 
 
-def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of differences, one a seed, with the two-sided interval of Student's t.
+def bounds(differences: Sequence[float], confidence: float = 0.95, step: float = 0.0) -> Bounds:
+    """Return the mean of differences, one a seed, with the lower and the upper one-sided bound of Student's t.
 
-    It covers the true mean at the stated confidence where the differences are normal. Infinite for fewer than two. Where all
-    are equal it is a point: of differences that coarse (accuracies on few samples) have more seeds.
+    `step` is the least difference that the metric can show. Values a step apart have a variance of at most a quarter of its
+    square; that much is added to the sample's, so that differences that are equal by chance keep an interval. Infinite for fewer
+    than two differences.
     """
     values = np.asarray(differences, float)
     if len(values) < 2:
-        return Interval(float(values[0]) if len(values) else math.nan, -math.inf, math.inf)
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
-    half = _quantile((1 + confidence) / 2, len(values) - 1) * error
-    return Interval(mean, mean - half, mean + half)
+        return Bounds(float(values[0]) if len(values) else math.nan, -math.inf, math.inf)
+    mean, half = float(values.mean()), _quantile(confidence, len(values) - 1) * _error(values, step)
+    return Bounds(mean, mean - half, mean + half)
+
+
+def p_value(differences: Sequence[float], threshold: float, side: Side, step: float = 0.0) -> float:
+    """Return the least error level at which the bound of `bounds` lies beyond the threshold on that side; 1 for one seed."""
+    values = np.asarray(differences, float)
+    if len(values) < 2:
+        return 1.0
+    distance = float(values.mean()) - threshold
+    distance = distance if side == "above" else -distance
+    error = _error(values, step)
+    if error == 0:
+        return 0.0 if distance > 0 else 1.0
+    return float(stats.t.sf(distance / error, len(values) - 1))
+
+
+def holm(p_values: Sequence[float], alpha: float) -> list[float]:
+    """Return the error level at which each hypothesis of a family is tested (Holm 1979): it is rejected where its p is less.
+
+    The chance of rejecting any true hypothesis of the family is at most `alpha`, however they depend on each other.
+
+    >>> [round(level, 4) for level in holm([0.01, 0.6, 0.03], 0.06)]
+    [0.02, 0.06, 0.03]
+    >>> [round(level, 4) for level in holm([0.01, 0.6, 0.04], 0.06)]
+    [0.02, 0.03, 0.03]
+    """
+    levels = [0.0] * len(p_values)
+    open_ones = len(p_values)
+    level, passing = 0.0, True
+    for place in sorted(range(len(p_values)), key=lambda place: p_values[place]):
+        if passing:
+            level = alpha / open_ones
+            passing = p_values[place] < level
+            open_ones -= 1
+        levels[place] = level
+    return levels
+
+
+def look_at(seeds: int) -> int:
+    """Return the number of seeds at which differences are judged that have so many: the last of `LOOKS` that is reached, or 0.
+
+    >>> look_at(2), look_at(7), look_at(100)
+    (0, 5, 21)
+    """
+    return max((count for count in LOOKS if count <= seeds), default=0)
+
+
+def seeds_to_decide(
+    differences: Sequence[float], threshold: float, alpha: float = 0.05, step: float = 0.0
+) -> int | None:
+    """Return at which of `LOOKS` a verdict would fall in four of five cases, if these tell the mean and the spread.
+
+    None where all would take more seeds.
+    """
+    values = np.asarray(differences, float)
+    if len(values) < 2:
+        return MIN_SEEDS
+    distance, spread = abs(float(values.mean()) - threshold), _error(values, step) * math.sqrt(len(values))
+    for count, share in LOOKS.items():
+        needed = _quantile(1 - alpha * share, count - 1) + _quantile(0.8, count - 1)
+        if count > len(values) and needed * spread / math.sqrt(count) <= distance and distance > 0:
+            return count
+    return None
+
+
+def _error(values: np.ndarray, step: float) -> float:
+    """Return the standard error of the mean, the metric's own step counted as spread."""
+    return math.sqrt((float(values.var(ddof=1)) + (step / 2) ** 2) / len(values))
 
 
 @cache
 def _quantile(probability: float, freedom: int) -> float:
     """Return a quantile of Student's t: asked for thousands of times, at a few places."""
     return float(stats.t.ppf(probability, freedom))
-
-
-def seeds_to_decide(differences: Sequence[float], threshold: float, confidence: float = 0.95) -> int | None:
-    """Return how many seeds would decide in four of five cases, if these tell the mean and the spread; None for too many."""
-    values = np.asarray(differences, float)
-    if len(values) < 2:
-        return MIN_SEEDS
-    distance, spread = abs(float(values.mean()) - threshold), float(values.std(ddof=1))
-    for count in range(max(MIN_SEEDS, len(values) + 1), MOST_SEEDS + 1):
-        needed = _quantile((1 + confidence) / 2, count - 1) + _quantile(0.8, count - 1)
-        if needed * spread / math.sqrt(count) <= distance and distance > 0:
-            return count
-    return None

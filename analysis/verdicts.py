@@ -1,10 +1,9 @@
-"""The papers' claims tested on the runs at hand: supported, contradicted or undecided, and what would decide.
+"""The papers' claims tested on the runs at hand: supported, contradicted or undecided, and the runs that would decide.
 
-Differences are paired by seed, between runs alike in all but compression. A comparison speaks where the whole interval of the
-mean difference lies on one side of its threshold, at three seeds or more. A claim is supported where all comparisons that
-have so many seeds say so, in each of its parts: each at the stated confidence, which the whole then has too. It is
-contradicted where one speaks against it with its interval widened for the number of comparisons (Bonferroni), so that many
-comparisons do not contradict by chance. Anything else is undecided.
+Differences are paired by seed, between runs alike in all but compression, and judged by `analysis.rule`. A comparison speaks
+where the one-sided bound that faces its threshold lies beyond it. A claim is supported where all comparisons with seeds enough
+say so, in each of its parts: each at the stated confidence, which the whole then has too. It is contradicted where one speaks
+against it, the comparisons of the claim being a family. Comparisons of models at chance do not count. Anything else is undecided.
 """
 
 from __future__ import annotations
@@ -12,16 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
 from analysis.claims import CLAIMS, Claim, Contrast
-from analysis.commands import train_commands
+from analysis.commands import Cost, cost_of, train_commands
 from analysis.errors import AnalysisError
 from analysis.evidence import MARGINS, Context, Setting, contexts
 from analysis.results import Results
-from analysis.statistics import MIN_SEEDS, MOST_SEEDS, Interval, Side, Verdict, paired_interval, seeds_to_decide
+from analysis.rule import CONFIDENCE, Sample, Where, judge
+from analysis.statistics import LOOKS, MOST_SEEDS, Bounds, Side, seeds_to_decide
+
+Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -33,25 +35,33 @@ class Comparison:
     text: str
     """What was compared."""
     effect: float
-    """Mean over seeds, in `unit`; not a number without any."""
+    """Mean over the seeds that count, in `unit`; not a number without any."""
     low: float
+    """One-sided bound, as is `high`: each holds at `confidence`."""
     high: float
     unit: str
     side: Side
     """Where the claim says that the effect lies: above or below `threshold`."""
     threshold: float
     confidence: float
-    """Of the interval from `low` to `high`."""
+    """Of the claim over all looks; that of the bounds is higher by the share of this look."""
     verdict: Verdict
     effects: dict[int, float]
     """By seed."""
+    sample: Sample
+    """The effects that count."""
     runs: tuple[str, ...]
     settings: tuple[Setting, ...]
 
     @property
     def seeds(self) -> int:
-        """Seeds at which both settings were run."""
-        return len(self.effects)
+        """Seeds that the verdict rests on: of a plan, or those of the last look."""
+        return len(self.sample.values)
+
+    @property
+    def lacking(self) -> str:
+        """Why it cannot speak; empty where it can."""
+        return self.sample.lacking
 
     def __str__(self) -> str:
         if not self.effects:
@@ -76,6 +86,18 @@ class Finding:
     confidence: float
     commands: tuple[str, ...]
     """What would decide it, for a shell; none where that is decided, or would take too many seeds."""
+    cost: Cost | None = None
+    """Of the commands, as far as the runs at hand tell."""
+
+    @property
+    def rule(self) -> str:
+        """The rule by which it is judged, in words: that of a setting's verdict, a claim's comparisons being the family."""
+        looks = ", ".join(map(str, LOOKS))
+        return (
+            f"A comparison speaks where its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
+            f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
+            "claim is judged by itself; what speaks against one is corrected for its number of comparisons (Holm)."
+        )
 
     @property
     def effect(self) -> float | None:
@@ -124,7 +146,7 @@ def findings(
     *,
     quality: str = "auto",
     margin: float | None = None,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     network: str = "1gbps",
 ) -> list[Finding]:
     """Return what the runs say of each claim: one finding a claim and context, runs alike in all but compression and seed.
@@ -146,12 +168,12 @@ def findings(
             fitting = [place for place in fitting if place.num_replicas >= claim.num_replicas]
             told = sorted(fitting, key=lambda place: -len(place.rows))[:1] or [_nothing(claim, quality, margin)]
         for place in told:
-            tested = judge(claim, place, confidence)
+            tested = verdict_on(claim, place, confidence)
             found.append(_with_commands(tested, place, results))
     return found
 
 
-def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
+def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
     """Return what the runs of one context say of a claim; commands are left out."""
     contrasts = list(claim.contrasts(context, context.settings))
     asked = list(claim.contrasts(context, [*context.settings, *claim.examples]))
@@ -161,9 +183,8 @@ def judge(claim: Claim, context: Context, confidence: float = 0.95) -> Finding:
     if not tried:
         return Finding(claim, "", "undecided", "No run bears on it.", (), None, confidence, ())
     counted = [one for part in dict.fromkeys(c.part for c in tried) for one in _counted(tried, part)]
-    decisive = [_pool(counted, confidence)] if claim.pooled else counted
-    level = 1 - (1 - confidence) / len(decisive)
-    against = [one for one in (_at(one, level) for one in decisive) if one.verdict == "contradicted"]
+    decisive = [_pool(counted, context, confidence)] if claim.pooled else counted
+    against = [one for one in _as_family(decisive, confidence) if one.verdict == "contradicted"]
     open_ones = [one for one in decisive if one.verdict != "supported"]
     verdict: Verdict
     if against:
@@ -214,6 +235,14 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
         if not math.isnan(effect):
             effects[int(seed)] = effect
             runs += [str(one.loc[seed, "run"]), str(other.loc[seed, "run"])]
+    settings = tuple(dict.fromkeys((contrast.one, contrast.other)))
+    sample = context.sample(effects, *settings, step=contrast.measure.step(context))
+    for group in contrast.measure.trained(contrast.one, contrast.other):
+        if not sample.lacking and not any(
+            context.learned(setting, sample.seeds, mode, alpha=1 - confidence) for setting, mode in group
+        ):
+            names = " or ".join(dict.fromkeys(str(setting) for setting, _ in group))
+            sample = sample._replace(lacking=f"{names} is not surely above chance")
     comparison = Comparison(
         contrast.part,
         contrast.measure.text(str(contrast.one), str(contrast.other)),
@@ -224,44 +253,57 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
         confidence,
         "undecided",
         effects,
+        sample,
         tuple(dict.fromkeys(runs)),
-        tuple(dict.fromkeys((contrast.one, contrast.other))),
+        settings,
     )
-    return _at(comparison, confidence)
+    return _as_family([comparison], confidence)[0]
 
 
-def _at(comparison: Comparison, confidence: float) -> Comparison:
-    """Return a comparison with its interval, and what that says, at another confidence."""
-    interval = paired_interval(list(comparison.effects.values()), confidence)
-    enough = comparison.seeds >= MIN_SEEDS
-    verdict: Verdict = interval.verdict(comparison.threshold, comparison.side) if enough else "undecided"
-    return _replaced(comparison, interval, confidence, verdict)
+def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
+    """Return comparisons with their bounds and verdicts, judged as one family."""
+    judged = judge([one.sample for one in comparisons], [one.threshold for one in comparisons], 1 - confidence)
+    return [
+        _judged(one, found.bounds, _verdict(found.where, one.side))
+        for one, found in zip(comparisons, judged, strict=True)
+    ]
 
 
-def _replaced(comparison: Comparison, interval: Interval, confidence: float, verdict: Verdict) -> Comparison:
-    mean, low, high = interval
-    return replace(comparison, effect=mean, low=low, high=high, confidence=confidence, verdict=verdict)
+def _verdict(where: Where, side: Side) -> Verdict:
+    if where == "undecided":
+        return "undecided"
+    return "supported" if where == side else "contradicted"
+
+
+def _judged(comparison: Comparison, found: Bounds, verdict: Verdict) -> Comparison:
+    mean, low, high = found
+    return replace(comparison, effect=mean, low=low, high=high, verdict=verdict)
 
 
 def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
-    """Return those of a part that have seeds enough; all of them where none has."""
+    """Return those of a part that can speak; all of them where none can."""
     mine = [one for one in comparisons if one.part == part]
-    return [one for one in mine if one.seeds >= MIN_SEEDS] or mine
+    return [one for one in mine if not one.lacking] or mine
 
 
-def _pool(comparisons: Sequence[Comparison], confidence: float) -> Comparison:
+def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float) -> Comparison:
     """Return the mean over comparisons, seed by seed, at the seeds that all of them have."""
     if len(comparisons) == 1:
         return comparisons[0]
     common = sorted(set.intersection(*(set(one.effects) for one in comparisons)))
+    effects = {seed: sum(one.effects[seed] for one in comparisons) / len(comparisons) for seed in common}
+    settings = tuple(dict.fromkeys(setting for one in comparisons for setting in one.settings))
+    sample = context.sample(effects, *settings)
+    lacking = next((one.lacking for one in comparisons if one.lacking), "")
     pooled = replace(
         comparisons[0],
         text=f"mean of {len(comparisons)} comparisons ({'; '.join(one.text for one in comparisons)})",
-        effects={seed: sum(one.effects[seed] for one in comparisons) / len(comparisons) for seed in common},
+        effects=effects,
+        sample=sample._replace(lacking=sample.lacking or lacking),
         runs=tuple(run for one in comparisons for run in one.runs),
-        settings=tuple(dict.fromkeys(setting for one in comparisons for setting in one.settings)),
+        settings=settings,
     )
-    return _at(pooled, confidence)
+    return _as_family([pooled], confidence)[0]
 
 
 def _distance(comparison: Comparison) -> float:
@@ -273,8 +315,8 @@ def _distance(comparison: Comparison) -> float:
 def _sentence(comparison: Comparison) -> str:
     low, high = f"{comparison.low:.3g}", f"{comparison.high:.3g}"
     return (
-        f"{comparison.text}: {comparison.effect:.3g} {comparison.unit}, {100 * comparison.confidence:.4g} % interval "
-        f"{low} to {high} over {comparison.seeds} seeds"
+        f"{comparison.text}: {comparison.effect:.3g} {comparison.unit}, one-sided bounds {low} and {high} over "
+        f"{comparison.seeds} seeds"
     )
 
 
@@ -282,10 +324,10 @@ def _why_open(comparison: Comparison, count: int, of: int) -> str:
     others = f" ({count} of {of} comparisons are open)" if of > 1 else ""
     if not comparison.effects:
         return f"{comparison.text}: there are no runs to compare{others}."
-    if comparison.seeds < MIN_SEEDS:
-        got = f"{comparison.seeds} of at least {MIN_SEEDS} seeds"
-        return f"{comparison.text}: {comparison.effect:.3g} {comparison.unit}, but of {got}{others}."
-    edge = f"the interval does not lie on one side of {comparison.threshold:g}"
+    if comparison.lacking:
+        known = "" if math.isnan(comparison.effect) else f" {comparison.effect:.3g} {comparison.unit}, but"
+        return f"{comparison.text}:{known} {comparison.lacking}{others}."
+    edge = f"neither bound lies beyond {comparison.threshold:g}"
     if comparison.verdict == "contradicted":
         edge = "this speaks against the claim, but among so many comparisons it may be chance"
     return f"{_sentence(comparison)}: {edge}{others}."
@@ -300,7 +342,7 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
     for one in finding.comparisons:
         if one.verdict == "supported" and not finding.claim.pooled:
             continue
-        count = seeds_to_decide(list(one.effects.values()), one.threshold, finding.confidence)
+        count = seeds_to_decide(one.sample.values, one.threshold, 1 - finding.confidence, _step(one))
         if count is None:
             hopeless += 1
             continue
@@ -311,7 +353,11 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
         what = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
         reason += f" More than {MOST_SEEDS} seeds would be needed for {what}: the effect is near the threshold for its spread."
     commands = train_commands(results, context, wanted, finding.claim.recipe)
-    return replace(finding, reason=reason, commands=tuple(commands))
+    return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
+
+
+def _step(comparison: Comparison) -> float:
+    return 0.0 if math.isnan(comparison.sample.step) else comparison.sample.step
 
 
 def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:
@@ -326,5 +372,5 @@ def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[
 def _nothing(claim: Claim, quality: str, margin: float | None) -> Context:
     """Return a context without runs, of the kind that a claim is about."""
     metric = quality if quality != "auto" else "loss" if claim.language else "accuracy"
-    rows = pd.DataFrame({"run": [], "setting": [], "seed": []})
+    rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})
     return Context("", rows, metric, MARGINS[metric] if margin is None else margin, claim.language)

@@ -15,7 +15,16 @@ def configuration(**changes):
 
 
 def write_run(
-    folder, *, status="finished", version=SCHEMA_VERSION, finals=(), extra=(), wire_bytes=100, tables=True, **changes
+    folder,
+    *,
+    status="finished",
+    version=SCHEMA_VERSION,
+    finals=(),
+    extra=(),
+    wire_bytes=100,
+    tables=True,
+    predictions=3600,
+    **changes,
 ):
     """Write a run of 4 steps and 3 stages. `finals`: its final evaluation; `extra`: columns of `run.parquet` besides."""
     flat = {key: list(v) if isinstance(v, tuple) else v for key, v in configuration(**changes).items()}
@@ -24,7 +33,8 @@ def write_run(
     recorder = Recorder(folder)
     recorder.open()
     over = status in ("finished", "diverged")
-    row = flat | {"schema_version": version, "run_id": folder.name, "status": status, "error": None, **dict(extra)}
+    row = flat | {"schema_version": version, "run_id": folder.name, "status": status, "error": None}
+    row |= {"chance_loss": 2.3, "chance_accuracy": 0.1, **dict(extra)}
     recorder.write_run(row)
     for step in range(steps if tables else 0):
         for direction in ("forward", "backward"):
@@ -58,9 +68,8 @@ def write_run(
         if f"loss_{mode}" in finals or f"accuracy_{mode}" in finals:
             loss = finals.get(f"loss_{mode}", math.nan)
             accuracy = finals.get(f"accuracy_{mode}", math.nan)
-            recorder.add(
-                "evals", {"step": steps, "mode": mode, "batchnorm": "running", "loss": loss, "accuracy": accuracy}
-            )
+            evaluated = {"loss": loss, "accuracy": accuracy, "predictions": predictions}
+            recorder.add("evals", {"step": steps, "mode": mode, "batchnorm": "running", **evaluated})
             row |= {f"final_loss_{mode}": loss, f"final_accuracy_{mode}": accuracy}
     if over:
         recorder.compact()

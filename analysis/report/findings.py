@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from analysis.commands import Cost
 from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from analysis.report.material import Material
 from analysis.report.words import points
@@ -33,7 +34,7 @@ def section(material: Material) -> Section:
         blocks.append(
             Table(
                 "finding-table",
-                "Claims by job. The interval is that of the effect over seeds; a claim is undecided where it holds the threshold.",
+                f"Claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}",
                 COLUMNS,
                 [_row(one) for one in tested],
                 live=True,
@@ -42,8 +43,17 @@ def section(material: Material) -> Section:
         )
     commands = list(dict.fromkeys(command for one in found for command in one.commands))
     if commands:
-        blocks += [Text("To decide the others, run:"), Text("\n".join(commands), "code")]
+        blocks += [Text(f"To decide the others, run{_cost(found)}:"), Text("\n".join(commands), "code")]
     return Section("findings", "Findings", blocks)
+
+
+def _cost(found: list[Finding]) -> str:
+    """Return the cost of all that the findings would have run, in brackets; a run that two of them want counts twice."""
+    costs = [one.cost for one in found if one.cost is not None]
+    known = [cost.seconds for cost in costs if cost.seconds is not None]
+    if not costs:
+        return ""
+    return f" ({Cost(sum(cost.runs for cost in costs), sum(known) if len(known) == len(costs) else None)} at most)"
 
 
 def _row(one: Finding) -> list[Cell]:
@@ -54,7 +64,7 @@ def _row(one: Finding) -> list[Cell]:
             effect += f" ({points(one.low)} to {points(one.high)})"
     return [
         Cell(MARKS[one.verdict], one.verdict),
-        Cell(f"{one.claim.text} {one.claim.source}"),
+        Cell(f"{one.claim.text} {f'“{one.claim.quote}”: ' if one.claim.quote else ''}{one.claim.source}"),
         Cell(one.context),
         Cell(effect, one.effect),
         Cell(str(one.seeds), one.seeds),

@@ -11,6 +11,7 @@ from analysis.plots import ByNetwork
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
 from analysis.report.words import bytes_of, harm, plural, seconds, speedup, step_time
+from analysis.rule import RULE
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 COLUMNS = (
@@ -54,15 +55,33 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     judged = next((one.judged for one in job.settings if one.judged), None)
     if judged is not None:
         undecided = sum(one.verdict == "undecided" for one in job.settings)
-        text = (
-            f"Safe means: at most {judged['within']:g} {judged['unit']} worse than dense, with compression on, at "
-            f"{judged['confidence']:.0%} confidence over seeds."
-        )
+        text = f"{RULE} {_basis(job)}"
         if undecided:
-            text += (
-                f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided: more seeds would tell."
-            )
+            text += f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided."
         yield Text(text, "note")
+
+
+def _basis(job: Job) -> str:
+    """Return which seeds chose among settings, and which judge the choice."""
+    confirmed = [one for one in job.settings if one.judged.get("confirmed_on")]
+    if not confirmed:
+        return "The seeds that chose a setting also judge it here: the choice is unconfirmed. `raysim sweep --confirm 5` confirms it."
+    chose, fresh = (
+        sorted({seed for one in confirmed for seed in one.judged[name]}) for name in ("chose_on", "confirmed_on")
+    )
+    return (
+        f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {_listed(chose)} and "
+        f"judged on seeds {_listed(fresh)} alone, which chose nothing; other settings are not judged."
+    )
+
+
+def _listed(seeds: list[int]) -> str:
+    """Return seeds as a text.
+
+    >>> _listed([0, 1, 2, 5]), _listed([])
+    ('0, 1, 2, 5', 'none')
+    """
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def _what(job: Job) -> str:
@@ -168,7 +187,8 @@ def _row(job: Job, network: str) -> list[Cell]:
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
-        evidence = f"{chosen.verdict}: {harm(chosen)}, {plural(chosen.seeds, 'seed')}"
+        fresh = " fresh" if chosen.judged.get("confirmed_on") else ""
+        evidence = f"{chosen.verdict}: {harm(chosen)}, {chosen.judged['seeds']}{fresh} seeds"
     faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
         Cell(network),

@@ -40,6 +40,7 @@ from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.start import check_start, run_folder
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
+from raysim.workloads.chance import chance
 from raysim.workloads.data import Data
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
@@ -127,6 +128,8 @@ class Training:
         self._clock = Clock(self.plan)
         self._budgets = Budgets(self.plan, self._clock.network)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
+        by_chance = chance(self.workload.data)
+        self._row |= {"chance_loss": by_chance.loss, "chance_accuracy": by_chance.accuracy}
         custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
         if resume:

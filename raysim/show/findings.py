@@ -18,24 +18,27 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
     for finding in found:
         style = {"supported": "green", "contradicted": "red", "undecided": "yellow"}[finding.verdict]
         out.print(f"[{style}]{finding.verdict:<12}[/] [bold]{finding.claim.text}[/]", highlight=False, soft_wrap=True)
-        for line in (finding.context, finding.reason, f"{finding.claim.source}; claim {finding.claim.name!r}"):
+        claim = finding.claim
+        source = f"{claim.source}; claim {claim.name!r}"
+        quoted = f'"{claim.quote}": {source}' if claim.quote else source
+        for line in (quoted, claim.reading, finding.context, finding.reason):
             if line:
                 out.print(f"             {line}", highlight=False, markup=False, soft_wrap=True)
         if len(finding.comparisons) > 1:
             for one in finding.comparisons:
-                out.print(f"             - {one}: {one.verdict}", highlight=False, markup=False, soft_wrap=True)
+                said = f"{one.verdict}, {one.lacking}" if one.lacking and one.effects else one.verdict
+                out.print(f"             - {one}: {said}", highlight=False, markup=False, soft_wrap=True)
         for place, command in enumerate(finding.commands):
             lead = "to decide:" if place == 0 else ""
             out.print(f"  {lead:<11}{command}", highlight=False, markup=False, soft_wrap=True)
+        if finding.cost is not None:
+            out.print(f"  {'at a cost of':<11} {finding.cost}", highlight=False, markup=False, soft_wrap=True)
         out.print()
     counts = {
         verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
     }
-    confidence = f"{100 * found[0].confidence:g} %" if found else ""
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    out.print(
-        f"{summary}. Intervals of {confidence} over seeds, paired (Student's t).", highlight=False, soft_wrap=True
-    )
+    out.print(f"{summary}.{f' {found[0].rule}' if found else ''}", highlight=False, soft_wrap=True)
     show_notes(out, problems)
 
 
@@ -56,6 +59,8 @@ def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[
                 "threshold": c.threshold,
                 "confidence": c.confidence,
                 "effects_by_seed": c.effects,
+                "judged_seeds": list(c.sample.seeds),
+                "lacking": c.lacking,
                 "runs": list(c.runs),
             }
             for c in one.comparisons
@@ -64,13 +69,16 @@ def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[
             {
                 "claim": one.claim.name,
                 "text": one.claim.text,
+                "quote": one.claim.quote,
                 "source": one.claim.source,
+                "reading": one.claim.reading,
                 "context": one.context,
                 "verdict": one.verdict,
                 "reason": one.reason,
                 "comparisons": comparisons,
                 "runs": list(one.runs),
                 "commands": list(one.commands),
+                "cost": one.cost._asdict() if one.cost is not None else None,
             }
         )
     return {"findings": rows, "problems": list(problems)}

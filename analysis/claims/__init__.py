@@ -1,0 +1,16 @@
+"""The claims of papers that runs are asked about, each as comparisons of settings seed by seed.
+
+Another claim is one entry in the list of its subject. Harm is how much worse the final quality is: in points of accuracy, or per
+cent of the loss. "Does no harm" means surely below the margin: a difference that was not found is not enough. Models at chance
+bear on no claim about quality.
+
+GraVAC's claim on multi-level compression is left out: it saves compression time beside a variant that raysim does not have.
+"""
+
+from analysis.claims import model_parallel, optimus_cc, replicas
+from analysis.claims.claim import Claim, Contrast
+from analysis.claims.measures import Freed, Harm, Saving, Slowdown, ValueFactor
+
+CLAIMS: tuple[Claim, ...] = (*model_parallel.CLAIMS, *replicas.CLAIMS, *optimus_cc.CLAIMS)
+
+__all__ = ["CLAIMS", "Claim", "Contrast", "Freed", "Harm", "Saving", "Slowdown", "ValueFactor"]

@@ -1,0 +1,55 @@
+"""A claim: a paper's wording, and the comparisons of settings by which runs are asked about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from analysis.claims.measures import Measure
+from analysis.evidence import Context, Setting
+from analysis.statistics import Side
+
+DENSE_RUN = Setting()
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two settings compared seed by seed: the claim says on which side of the threshold the effect lies."""
+
+    part: str
+    """Of the claim: each of its parts must hold."""
+    one: Setting
+    other: Setting
+    measure: Measure
+    side: Side
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, how raysim reads it, and which comparisons bear on it."""
+
+    name: str
+    text: str
+    quote: str
+    """The paper's own words; empty where they were not read, and `reading` says what the claim rests on."""
+    source: str
+    reading: str
+    """The margin, and what would support or contradict the claim: a choice of raysim's where the paper gives no figure."""
+    contrasts: Callable[[Context, Iterable[Setting]], Iterator[Contrast]]
+    """The comparisons that the settings there are allow."""
+    examples: tuple[Setting, ...]
+    """Settings that would bear on it, where there are none."""
+    pooled: bool = False
+    """Whether it is about the mean over its comparisons, rather than about each of them."""
+    language: bool = False
+    """Whether it is about language models alone."""
+    num_replicas: int = 1
+    """Replicas that the examples need at least."""
+    recipe: tuple[str, ...] = ("digits-cnn",)
+    """The run to train where nothing is recorded, and changes to it."""
+
+
+def both_ways(text: str) -> Setting:
+    """Return the setting that compresses activations and gradients alike."""
+    return Setting(text, text)

@@ -1,0 +1,135 @@
+"""The quantities that claims are about, each measured on a pair of runs of one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pandas as pd
+
+from analysis.evidence import Context, Mode, Setting
+
+Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
+"""Models that must be surely above chance: of each group, at least one."""
+
+
+class Measure(Protocol):
+    """A quantity of a pair of runs, positive where the first has more of it."""
+
+    def unit(self, context: Context) -> str:
+        """Return the unit of the effect."""
+
+    def step(self, context: Context) -> float | None:
+        """Return the least effect that can be shown; None for that of an evaluation."""
+
+    def text(self, one: str, other: str) -> str:
+        """Return the comparison in words."""
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        """Return the models without whose skill the effect means nothing."""
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        """Return the effect at one seed; not a number where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """The loss of quality of the first against the second, each evaluated with its compression on or off."""
+
+    one: Mode = "on"
+    other: Mode = "on"
+
+    def unit(self, context: Context) -> str:
+        return context.unit
+
+    def step(self, context: Context) -> float | None:
+        return None
+
+    def text(self, one: str, other: str) -> str:
+        if one == other:
+            return f"harm of switching compression {self.one} at inference, {one}"
+        return f"harm of {one} against {other}"
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        if one == other or other == Setting():
+            return (((other, self.other),),)
+        return (((one, self.one), (other, self.other)),)
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        return context.harm(one, self.one, other, self.other)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The harm of switching compression off at inference that the first is spared beside the second."""
+
+    def unit(self, context: Context) -> str:
+        return context.unit
+
+    def step(self, context: Context) -> float | None:
+        return None
+
+    def text(self, one: str, other: str) -> str:
+        return f"harm of switching compression off that {one} is spared beside {other}"
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        return (((one, "on"),), ((other, "on"),))
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        return context.harm(other, "off", other, "on") - context.harm(one, "off", one, "on")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Base of quantities that no quality enters: they are counted or priced, and need no trained model."""
+
+    def step(self, context: Context) -> float | None:
+        return 0.0
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        return ()
+
+
+@dataclass(frozen=True)
+class Saving(Counted):
+    """The factor by which the first sends fewer bytes than the second in a direction."""
+
+    direction: str
+
+    def unit(self, context: Context) -> str:
+        return "x fewer bytes"
+
+    def text(self, one: str, other: str) -> str:
+        return f"{self.direction.replace('_', ' ')} bytes of {other} over those of {one}"
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        factor = context.measures.factor
+        return factor(str(one["run"]), self.direction) / factor(str(other["run"]), self.direction)
+
+
+@dataclass(frozen=True)
+class ValueFactor(Counted):
+    """Dense values over values sent, positions not counted, as an adaptive method chose them over a run."""
+
+    def unit(self, context: Context) -> str:
+        return "x fewer values"
+
+    def text(self, one: str, other: str) -> str:
+        return f"dense values over values sent by {one}"
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        return context.measures.values(str(one["run"]))
+
+
+@dataclass(frozen=True)
+class Slowdown(Counted):
+    """The time by which the first's step is longer than the second's on the network asked for, both with one compute."""
+
+    def unit(self, context: Context) -> str:
+        return f"% of a step on {context.measures.network}"
+
+    def text(self, one: str, other: str) -> str:
+        return f"time that {one} adds to a step of {other}"
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        return context.measures.slowdown(str(one["run"]), str(other["run"]))
