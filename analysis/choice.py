@@ -157,7 +157,7 @@ def break_even(
 
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-_COLUMNS = ("context", "setting", "forward", "backward", "replica_gradient", "shared_indices", "compression_factor")
+_COLUMNS = ("context", "setting", *Setting._fields, "compression_factor")
 _SAFE = (
     *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
     *("verdict", "lacking"),

@@ -114,9 +114,9 @@ CLAIMS: tuple[Claim, ...] = (
         "Strong compression of replica gradients keeps dense quality with a warm-up, and is worse without.",
         "",
         DGC,
-        "Warm-up is one of the four means by which the paper keeps accuracy; its text gives no figure for it "
-        "alone. Settings with `ramp` or `warmup` beside dense, and beside the same without. Supported where the "
-        "first harm is surely below the margin and the second surely above 0.",
+        "The paper, whose text was not read, names warm-up training among its means to keep accuracy. Settings with `ramp` "
+        "or `warmup` beside dense, and beside the same without. Supported where the first harm is surely below the margin "
+        "and the second surely above 0.",
         _warm_up,
         (Setting(replica_gradient="DGC(0.01, ramp=4)"),),
         num_replicas=2,
