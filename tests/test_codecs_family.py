@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_codecs_laws import check_unbiased, groups_of
 
 from raysim.codecs import (
+    DAQ,
     MX,
     QSGD,
     Cast,
@@ -23,6 +24,7 @@ from raysim.codecs import (
     FixedPoint,
     Hadamard,
     LowRank,
+    MeanStd,
     Natural,
     NonUniform,
     OneBit,
@@ -478,3 +480,65 @@ def test_refusals(make: object, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()  # type: ignore[operator]
     assert str(caught.value) == message
+
+
+# Features of images.
+
+BOUNDARIES = [  # of recipes: digits-cnn, resnet18-cifar10, topics-gpt, topics-lstm, and the vectors before a head
+    *((8, channels, size, size) for channels, size in ((16, 8), (32, 4), (8, 8))),
+    *((4, channels, size, size) for channels, size in ((64, 32), (128, 16), (256, 8))),
+    *((8, 64, 128), (20, 35, 128), (8, 64)),
+]
+
+
+@pytest.mark.parametrize("shape", BOUNDARIES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_channels_and_bytes_stay_below_dense(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A feature of an image is a channel: what is coded is what tokens of the same features, a pixel each, are coded as."""
+    x = student(*shape).to(dtype)
+    for codec in (TAHQuant(), Outliers(Quantize(4)), Outliers(FixedPoint(8)), DAQ(4)):
+        assert codec.encode(x).array_bytes < 0.8 * x.nbytes, codec
+    if len(shape) == 4:
+        tokens = x.movedim(1, -1).reshape(shape[0], -1, shape[1])
+        for codec in (TAHQuant(), Outliers(Quantize(4))):
+            packet, plain = codec.encode(x), codec.encode(tokens)
+            assert torch.equal(packet.decode().movedim(1, -1).reshape(tokens.shape), plain.decode())
+            assert packet.array_bytes == plain.array_bytes
+
+
+def test_an_outlying_channel_is_kept_apart() -> None:
+    x = normal(4, 16, 8, 8)
+    x[:, 5] *= 1000
+    y = Outliers(Quantize(4)).encode(x).decode()
+    assert torch.equal(y[:, 5], x[:, 5].bfloat16().float())
+    assert error_of(Outliers(Quantize(4)), x) < 0.01
+
+
+# DAQ and MEANSTD_16BIT.
+
+
+@pytest.mark.parametrize(("bits", "distortion"), [(1, 0.3634), (2, 0.1188), (3, 0.03744), (4, 0.01154), (5, 0.003495)])
+def test_daq_has_the_distortion_of_the_best_uniform_step(bits: int, distortion: float) -> None:
+    """Max's (1960) mean squared errors of uniform levels for a normal distribution."""
+    x = torch.randn(8, 4, 100, 100, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    assert error_of(DAQ(bits), x) ** 2 * float(x.square().mean()) / 9 == pytest.approx(distortion, rel=0.06)
+
+
+def test_daq_is_its_formula() -> None:
+    x = student(3, 5, 6, 7)
+    y = DAQ(3).encode(x).decode()
+    for sample, decoded in zip(x.view(15, 42).double(), y.view(15, 42).double(), strict=True):
+        mean, step = sample.mean(), 0.586 * sample.std(correction=0)
+        outermost = 3.5 * step
+        expected = ((((sample - mean) / step + 0.5).round() - 0.5) * step).clamp(-outermost, outermost) + mean
+        torch.testing.assert_close(decoded, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_meanstd_is_its_formula() -> None:
+    x = 1000 + student(4, 6, 50)
+    y = MeanStd().encode(x).decode()
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    deviation = centred.square().mean(-1, keepdim=True).sqrt()
+    expected = (centred / deviation).half().double() * deviation + x.double().mean(-1, keepdim=True)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=2e-3)
+    assert float((x - y).abs().max()) < float((x - x.half().float()).abs().max())  # what float16 alone loses

@@ -7,11 +7,14 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 from raysim.codecs.atoms import ATOMO
 from raysim.codecs.blockfloat import MX
 from raysim.codecs.bounded import ErrorBounded
+from raysim.codecs.daq import DAQ
 from raysim.codecs.dense import Cast, Identity
 from raysim.codecs.levels import NonUniform
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
 from raysim.codecs.mean import Mean
+from raysim.codecs.meanstd import MeanStd
+from raysim.codecs.mpc import MPC
 from raysim.codecs.outliers import Outliers
 from raysim.codecs.packet import Codec, NonFiniteError, Packet
 from raysim.codecs.quantize import FixedPoint, Quantize
@@ -24,24 +27,30 @@ from raysim.codecs.threshold import EstimatedTopK, Threshold
 from raysim.codecs.tinyscript import TinyScript
 from raysim.codecs.transform import Hadamard
 from raysim.codecs.unbiased import QSGD, Natural, TernGrad
+from raysim.codecs.zfp import ZFP
 
 CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
-        *(Cast, Identity),
-        *(FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
+        *(Cast, Identity, MeanStd),
+        *(DAQ, FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
         *(Natural, OneBit, QSGD, Sign, TernGrad, TinyScript),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
-        *(ATOMO, ErrorBounded, LowRank),
-        *(Entropy, Hadamard, Outliers),
+        *(ATOMO, LowRank),
+        *(ErrorBounded, ZFP),
+        *(Entropy, MPC),
+        *(Hadamard, Outliers),
     )
 }
 
 __all__ = [
     "ATOMO",
     "CODECS",
+    "DAQ",
+    "MPC",
     "MX",
     "QSGD",
+    "ZFP",
     "Cast",
     "Codec",
     "Entropy",
@@ -52,6 +61,7 @@ __all__ = [
     "Identity",
     "LowRank",
     "Mean",
+    "MeanStd",
     "Natural",
     "NonFiniteError",
     "NonUniform",

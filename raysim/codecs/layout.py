@@ -47,6 +47,21 @@ class Layout(NamedTuple):
         return viewed.reshape(-1)[: self.numel]
 
 
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of channels, the features of a tensor: 1 of vectors and images, the last of (batch, length, width)."""
+    return 2 if len(shape) == 3 else min(1, len(shape) - 1)
+
+
+def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `shape` with the axis of channels moved to the end.
+
+    >>> channels_last((8, 3, 5, 4)), channels_last((8, 64, 16))
+    ((8, 5, 4, 3), (8, 64, 16))
+    """
+    axis = channel_axis(shape)
+    return (*shape[:axis], *shape[axis + 1 :], shape[axis]) if shape else shape
+
+
 def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
     """Return how the groups `per` lie in a tensor of `shape`.
 
@@ -64,5 +79,5 @@ def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
         return Layout(numel, 1, numel)
     if per == "row":
         return Layout(numel, numel // shape[-1], shape[-1])
-    axis = 0 if per == "sample" else 2 if len(shape) == 3 else min(1, len(shape) - 1)
+    axis = 0 if per == "sample" else channel_axis(shape)
     return Layout(numel, shape[axis], math.prod(shape[axis + 1 :]))

@@ -29,7 +29,7 @@ class NonUniform(Codec):
     """Rounds to one of 2**bits levels fitted to the tensor, which are sent in float32.
 
     `fit="lloyd"` (Lloyd 1957, Max 1960): to the nearest, after 30 sweeps from the quantiles of an evenly spaced sample of 16,384.
-    What DAQ (2022) does by a fitted distribution is done on the values themselves. The level nearest to zero is zero, so that
+    The level nearest to zero is zero, so that
     zero is kept; the least and the greatest value of the sample's ends are not.
 
     The others cut the line into 2**bits buckets and send the mean of each bucket's values, with 8 bits as hivemind does:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
 from raysim.codecs.blockfloat import power_of_two
+from raysim.codecs.layout import channel_axis, channels_last
 from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import (
     DTYPES,
@@ -56,6 +57,9 @@ class TAHQuant(Codec):
     last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width, 1 for the rotation and
     log2(tile) for the place of the swapped value.
 
+    The paper is about tokens of shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a
+    row of the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
+
     >>> packet = TAHQuant().encode(torch.arange(640.0).view(1, 640).sin())
     >>> 8 * packet.array_bytes / 640 < 5.1
     True
@@ -74,10 +78,19 @@ class TAHQuant(Codec):
         length = shape[-1] if shape else 1
         return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
 
+    def _fitted(self, shape: tuple[int, ...]) -> TAHQuant:
+        """Return the codec for tokens along the last axis of `shape`: of a smaller tile where they are shorter."""
+        length = shape[-1] if shape else 1
+        return replace(self, tile=min(self.tile, max(2, 1 << (length - 1).bit_length()))) if length else self
+
     def array_names(self) -> tuple[str, ...]:
         return ("exponent", "wide", "turned", "pivots", "low", "scale", "high_codes", "low_codes")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        x = x.movedim(channel_axis(tuple(x.shape)), -1) if x.ndim else x
+        return self._fitted(tuple(x.shape))._encode_tokens(x)
+
+    def _encode_tokens(self, x: Tensor) -> dict[str, np.ndarray]:
         tokens, _, per_token = self._layout(tuple(x.shape))
         if not tokens:
             return {}
@@ -176,6 +189,11 @@ class TAHQuant(Codec):
         return self.tile.bit_length() - 1
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        shape = channels_last(packet.shape)
+        x = self._fitted(shape)._decode_tokens(packet._replace(shape=shape), device)
+        return x.movedim(-1, channel_axis(packet.shape)).contiguous() if x.ndim else x
+
+    def _decode_tokens(self, packet: Packet, device: torch.device | str) -> Tensor:
         dtype = DTYPES[packet.dtype]
         tokens, length, per_token = self._layout(packet.shape)
         if not tokens:

@@ -33,7 +33,8 @@ class TinyScript(Codec):
 
     |x| is taken for Weibull's, of the moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, make
     the variance sum E[(|x| - l_i)(l_(i+1) - |x|)] least: that is F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from
-    l_(i-1) to l_(i+1), which 50 sweeps solve. `bits` bits a value, one of them its sign, and l_1 to l_K in float32.
+    l_(i-1) to l_(i+1), which 50 sweeps solve. `bits` bits a value are sent, one of them its sign, and 12 bytes a tensor: shape and
+    scale of the distribution and the greatest magnitude, from which the receiver makes the same levels.
 
     >>> packet = TinyScript(3).encode(torch.tensor([0.0, 0.5, -4.0, 0.25]), key=1)
     >>> packet.decode()[[0, 2]], packet.array_bytes
@@ -55,34 +56,46 @@ class TinyScript(Codec):
 
     def levels(self, x: Tensor) -> Tensor:
         """Return the levels of a tensor, not decreasing, float32: all its magnitudes lie within them."""
+        return self._levels_of(self._fit(x))
+
+    def _fit(self, x: Tensor) -> np.ndarray:
+        """Return shape and scale of the distribution, and the greatest magnitude, float32; zeros for a tensor of zeros."""
         greatest = float(torch.stack(torch.aminmax(x)).abs().amax())
         if not greatest:
-            return torch.zeros(self._count)
+            return np.zeros(3, np.float32)
         whole = layout_of((x.numel(),), "tensor", 0)
         mean, squares = (float(group_sums(x, whole, of)) / x.numel() for of in ("magnitudes", "squares"))
         shape = _shape_of(squares / mean / mean)
         scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
-        reach = round(16 * math.log2(greatest / scale))  # in sixteenths of a doubling
-        found = scale * _unit_levels(self._count, shape, reach)
-        found[-1] = greatest
         # a float32 below the greatest would leave it out, where x is float64
         last = (
             np.float32(greatest)
             if np.float32(greatest) >= greatest
             else np.nextafter(np.float32(greatest), np.float32(np.inf))
         )
-        levels = np.minimum(found, greatest).astype(np.float32)
-        levels[-1] = min(last, np.finfo(np.float32).max)
-        return torch.from_numpy(levels)
+        limits = np.finfo(np.float32)
+        sent = [_SHAPES[shape], min(max(scale, limits.smallest_subnormal), limits.max), min(last, limits.max)]
+        return np.array(sent, np.float32)
+
+    def _levels_of(self, fit: np.ndarray) -> Tensor:
+        """Return the levels of a fitted distribution, float32."""
+        if not fit[2]:
+            return torch.zeros(self._count)
+        shape, scale, greatest = (float(value) for value in fit)
+        reach = round(16 * math.log2(greatest / scale))  # in sixteenths of a doubling
+        found = scale * _unit_levels(self._count, int(np.abs(np.log(_SHAPES / shape)).argmin()), reach)
+        found[-1] = greatest
+        return torch.from_numpy(np.minimum(found, greatest).astype(np.float32))
 
     def array_names(self) -> tuple[str, ...]:
-        return ("codes", "levels")
+        return ("codes", "fit")
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         if not x.numel():
-            return {"codes": np.empty(0, np.uint8), "levels": np.empty(0, np.uint8)}
-        flat, levels = x.reshape(-1), self.levels(x)
+            return {"codes": np.empty(0, np.uint8), "fit": np.empty(0, np.uint8)}
+        fit = self._fit(x)
+        flat, levels = x.reshape(-1), self._levels_of(fit)
         if kernels.serve(x):
             from raysim.codecs.kernels.levels import round_between
 
@@ -96,15 +109,17 @@ class TinyScript(Codec):
             above = (below + 1).clamp_max(self._count - 1)
             up = uniform(key or 0, len(flat), x.device) * (wide[above] - wide[below]) < magnitudes - wide[below]
             codes = torch.where(up, above, below) + self._count * (flat < 0)
-        return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "levels": to_bytes(levels[1:])}
+        return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "fit": fit.view(np.uint8)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
-        levels = read_floats(packet, "levels", self._count - 1 if packet.numel else 0, device)
+        fit = read_floats(packet, "fit", 3 if packet.numel else 0, "cpu")
         dtype = DTYPES[packet.dtype]
         if not packet.numel:
             return torch.empty(packet.shape, dtype=dtype, device=device)
-        levels = torch.cat([torch.zeros(1, dtype=levels.dtype, device=levels.device), levels])
+        if fit[2] and not (fit > 0).all():
+            raise ValueError(f"A packet of {self!r} holds a distribution that is none.")
+        levels = self._levels_of(fit.float().numpy()).double().to(device)
         table = torch.cat([levels, 0.0 - levels])
         codes = unpack_bytes(data, packet.numel, self.bits)
         if dtype != torch.float64 and kernels.serves(device):
