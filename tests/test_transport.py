@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from analysis import Replay
 from raysim import train
 from raysim.cli import app
-from raysim.config import ConfigError, make_config
+from raysim.config import ConfigError, RunConfig, make_config
 from raysim.network.transport import RAY, TRANSPORTS, parse_transport
 from raysim.pipeline.clock import Clock
 from raysim.pipeline.forecast import forecast
@@ -86,6 +86,13 @@ def test_unknown_transports_are_one_sentence(small, tmp_path) -> None:
         make_config({"model": "cnn", "steps": 1, "clock": "8mbps", "profile": "T4", "transport": "tcp"})
     with pytest.raises(ConfigError, match="`transport` has no effect with `clock` = 'measured'"):
         small(transport="gloo")
+
+
+def test_the_help_of_a_clock_promises_no_default_profile(small) -> None:
+    assert "needs" in (RunConfig.model_fields["profile"].description or "")
+    plan = prepare(small(clock="8mbps")).plan
+    with pytest.raises(ConfigError, match="`profile` is needed with `clock` = '8mbps'"):
+        Clock(plan)
 
 
 def test_the_words_of_a_transport_have_its_figures() -> None:
