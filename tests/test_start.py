@@ -1,0 +1,32 @@
+"""Imports that the start of a run does without: each takes a second, and every stage is a process of its own."""
+
+import subprocess
+import sys
+
+import numpy as np
+
+from raysim.workloads.data import load_data
+
+
+def test_workers_and_digits_need_no_other_library():
+    code = """
+import sys
+import raysim.pipeline.worker
+from raysim.workloads.data import load_data
+load_data("digits", {}, 0)
+print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    bunch, data = load_digits(), load_data("digits", {}, 0)
+    ours = np.concatenate([split.images.reshape(len(split), -1) for split in (data.train, data.test)])
+    labels = np.concatenate([split.labels for split in (data.train, data.test)])
+    order = np.lexsort(np.column_stack([ours, labels]).T)
+    theirs = np.lexsort(np.column_stack([bunch.data, bunch.target]).T)
+    assert np.array_equal(ours[order], bunch.data[theirs])
+    assert np.array_equal(labels[order], bunch.target[theirs])
