@@ -513,6 +513,17 @@ def test_large_and_small_packets_make_trips_of_their_own() -> None:
     )
 
 
+def test_large_packets_make_fewer_trips_to_the_drivers_host() -> None:
+    """Of the four packets of one microbatch over three stages, one goes to the first stage, beside the driver."""
+    transport = replace(BARE, large_from=0, large_trips=7, large_trips_to_driver=5)
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=transport)
+    network = Network(8_000.0, 0.25)
+    for driver, trips in ((None, 4 * 7), (0, 3 * 7 + 5), (1, 2 * 7 + 2 * 5)):
+        placement = Placement((0, 1, 2), driver=driver)
+        found = simulate(GPipe(), profile, network, num_microbatches=1, placement=placement)
+        assert found.pipeline_s == pytest.approx(4 + trips * 0.25)
+
+
 def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
     """What nccl sends is on no network dearer than what Ray sends; without latency and with large packets they are alike."""
     profile = random_profile(5, 4, 6)

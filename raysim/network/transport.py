@@ -27,6 +27,8 @@ class Transport:
     large_trips: float
     relays: bool = False
     """Whether small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
+    large_trips_to_driver: float | None = None
+    """One-way trips of a large message to the driver's host, where that is known; None: as many as elsewhere."""
 
     def __str__(self) -> str:
         """Return what a message costs over this transport, as reports name it.
@@ -59,6 +61,17 @@ class Transport:
         """
         return np.where(self.is_small(wire_bytes), self.small_trips, self.large_trips)
 
+    def trips_by(self, wire_bytes: ArrayLike, to_driver: ArrayLike) -> Floats:
+        """Return the one-way trips of messages on each wire that they take, where it is known which end at the driver's host.
+
+        >>> RAY.trips_by([1_000, 10_000_000, 10_000_000], [True, False, True])
+        array([1., 7., 5.])
+        """
+        small = np.where(self.relays, 1.0, self.small_trips)
+        to_driver_trips = self.large_trips if self.large_trips_to_driver is None else self.large_trips_to_driver
+        large = np.where(to_driver, to_driver_trips, self.large_trips)
+        return np.where(self.is_small(wire_bytes), small, large)
+
     def is_small(self, wire_bytes: ArrayLike) -> NDArray[np.bool_]:
         """Return whether messages of these sizes are small ones."""
         return np.asarray(wire_bytes) < self.large_from
@@ -75,11 +88,13 @@ RAY = Transport(
     small_trips=2,
     large_trips=7,
     relays=True,
+    large_trips_to_driver=5,
 )
 """Ray 2.60 between actors. Small results travel in the reply of the call that made them and in the next call
 (`max_direct_call_object_size`), by way of the driver: two trips, or one where the driver is at either end. Large ones stay in the
 object store of their host: reply and call as before, then a question where the result is, its answer, the request and the result;
-flow control of gRPC and TCP adds to these six. Trips measured on 2026-11-22 (`raysim.validate.trips`): large messages took 5 to 8.
+flow control of gRPC and TCP adds to these six. The driver's host knows where the result is, and needs no call and no question. Trips
+measured on 2026-11-22 (`raysim.validate.trips`): large messages took 5 to the driver's host, 7 from it and 6 to 8 between others.
 """
 
 GLOO = Transport(name="gloo", large_from=np.inf, small_bytes=96, large_bytes=96, small_trips=1, large_trips=1)

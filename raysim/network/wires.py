@@ -192,8 +192,7 @@ def share_wires(
     target = np.array([b for _, b in channels], np.int64)
     number = np.full((num_hosts, num_hosts), -1, np.int32)
     number[source, target] = np.arange(len(channels))
-    # A packet that goes by way of the driver makes a trip on each of its two wires.
-    trips = profile.trips if placement.driver is None else np.where(profile.relayed, 1.0, profile.trips)
+    trips = profile.trips if placement.driver is None else _trips(profile, ends, placement.driver)
     payload = 8 * network.framing  # bits on the wire for each byte of payload
     shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
     start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
@@ -240,6 +239,14 @@ def share_wires(
     )
     _check_complete(schedule, table, count, replicas)
     return free, done
+
+
+def _trips(profile: Profile, ends: Sequence[_Ends], driver: int) -> Floats:
+    """Return the trips of every packet on each wire that it takes. Replicas of one profile are as far from the driver as any."""
+    to_driver = np.stack([end.target == driver for end in ends])
+    if profile.num_replicas == 1:
+        to_driver = np.all(to_driver, axis=0, keepdims=True)
+    return profile.transport.trips_by(profile.wire_bytes, to_driver[..., None])
 
 
 def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
