@@ -45,7 +45,7 @@ class StudyFile(BaseModel):
     """Of a generation of nsga2."""
     early_stopping: Literal["asha", "none"] | None = None
     """Whether trials of high loss are stopped at an evaluation: asha, except for grids."""
-    engine: Literal["ray", "inline"] = "ray"
+    engine: Literal["auto", "ray", "inline"] = "auto"
     """One actor a stage, or all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1)
     """Trials at once; as many as have a CPU a stage where not given."""

@@ -1,4 +1,4 @@
-"""Room for trials: what each stage takes of the machine, how many trials fit at once, and the refusal where none does."""
+"""Room for trials: the engine that they run on, a stage's share of the machine, and how many trials fit at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raysim.config import ConfigError, RunConfig
+from raysim.pipeline.plan import prepare
 from raysim.pipeline.ray_engine import room_for
 from sweeps.study import workers
 
 DRIVER = {"memory": 1.0}  # what the trial actor reserves beside its stages, as a bundle needs something: it only waits
 GRAINS = 10_000  # in which Ray counts a resource
+PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
 
 
 class Share(NamedTuple):
@@ -28,13 +30,45 @@ class Share(NamedTuple):
         return [dict(DRIVER), *[dict(stage) for _ in range(workers(config))]]
 
 
+class Need(NamedTuple):
+    """The engine of trials, and the bytes that one takes of a node's memory where all its stages share a process."""
+
+    engine: str
+    memory_bytes: int = 0
+
+
+def choose_engine(config: RunConfig, nodes: Sequence[dict[str, float]]) -> Need:
+    """Return the engine for a study that leaves it open, by its base.
+
+    Both give the same bits. One process a trial has no calls and copies between processes, so it is chosen unless stages
+    would have GPUs, or no node has memory for all stages together.
+    """
+    if config.device == "cuda" or (config.device != "cpu" and any(node.get("GPU") for node in nodes)):
+        return Need("ray")
+    try:
+        plan = prepare(config).plan
+    except ConfigError:  # such as data that only the nodes have: the trials will tell
+        return Need("ray")
+    stages_bytes = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
+    need = Need("inline", stages_bytes + PROCESS_BYTES)
+    return need if any(node.get("memory", 0.0) >= need.memory_bytes for node in nodes) else Need("ray")
+
+
 def fit(
-    config: RunConfig, nodes: Sequence[dict[str, float]], stages: int, *, engine: str, jobs: int | None, growing: bool
+    config: RunConfig,
+    nodes: Sequence[dict[str, float]],
+    stages: int,
+    *,
+    engine: str,
+    jobs: int | None,
+    growing: bool,
+    memory_bytes: int = 0,
 ) -> Share:
     """Return a share of what `nodes` have free for trials of up to `stages` worker processes.
 
     What the configuration gives for a stage is kept, the rest fitted: a CPU a stage where there is, else an equal
-    part. `growing`: the cluster may grow for more `jobs`. Raises ConfigError where not one trial fits, or not `jobs`.
+    part. `growing`: the cluster may grow for more `jobs`. `memory_bytes`: of a trial in one process; as many go on at
+    once as have it. Raises ConfigError where not one trial fits, or not `jobs`.
     """
     actors = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -43,7 +77,8 @@ def fit(
     if jobs is None:
         by_cpu = int(cpus_free / (actors * wanted_cpus) + 1e-9)
         by_gpu = int(gpus_free / (actors * config.gpus_per_stage)) if config.gpus_per_stage else by_cpu
-        wanted_jobs = max(1, min(by_cpu, by_gpu))
+        by_memory = sum(int(node.get("memory", 0.0) // memory_bytes) for node in nodes) if memory_bytes else by_cpu
+        wanted_jobs = max(1, min(by_cpu, by_gpu, by_memory))
     else:
         wanted_jobs = jobs
     cpus, gpus = wanted_cpus, config.gpus_per_stage
@@ -66,9 +101,10 @@ def fit(
             break
     if fits < (1 if growing else wanted_jobs):
         asked = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+        kind = f"1 process with {asked}" if engine == "inline" else f"{actors} stages with {asked} each"
         here = f"{cpus_free:g} CPU" + (f" and {gpus_free:g} GPU" if gpus_free else "")
         raise ConfigError(
-            f"{wanted_jobs} trials of {actors} stages with {asked} each must fit into {here} on {len(nodes)} nodes, but {fits} do. "
+            f"{wanted_jobs} trials of {kind} must fit into {here} on {len(nodes)} nodes, but {fits} do. "
             "Lower `jobs`, `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
         )
     return Share(cpus, gpus, wanted_jobs)

@@ -27,6 +27,7 @@ COLUMNS = pa.schema(
         ("baseline", pa.bool_()),
         ("status", pa.string()),
         ("same_as", pa.int64()),  # the trial of the same configuration, whose results these are
+        ("engine", pa.string()),  # that trained it: "inline", all stages in one process, or "ray"
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("seconds", pa.float64()),  # of training and evaluating, over all seeds and sessions
         ("error", pa.string()),
@@ -52,6 +53,7 @@ class TrialRow:
     name: str | None = None
     status: str = "running"
     same_as: int | None = None
+    engine: str | None = None
     started_at: datetime | None = None
     seconds: float | None = None
     error: str | None = None

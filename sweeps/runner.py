@@ -27,7 +27,7 @@ from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.ray_engine import UNWATCHED, free_resources
 from raysim.records import RecordsError, Run
 from sweeps.objectives import as_mapping
-from sweeps.room import Share, fit
+from sweeps.room import Need, Share, choose_engine, fit
 from sweeps.rows import Rows, TrialRow
 from sweeps.search import Ledger, LedgerSearch
 from sweeps.store import Store
@@ -172,6 +172,7 @@ class Sweep:
         tuner.fit()
 
     def _spec(self, row: TrialRow, config: RunConfig) -> Mapping[str, Any]:
+        row.engine = self.engine
         values = config.model_dump(mode="json", exclude_unset=False)
         spec = Spec(
             number=row.trial,
@@ -179,9 +180,9 @@ class Sweep:
             seeds=row.seeds,
             out=self.store.out if self.store.remote else str(self.folder.absolute()),
             objectives=[as_mapping(one) for one in self.study.objectives],
-            engine=self.study.engine,
+            engine=self.engine,
             compute=self.study.compute,
-            bundles=self.share.bundles(config, self.study.engine),
+            bundles=self.share.bundles(config, self.engine),
             watched=row.name is None,
         )
         return {"spec": spec._asdict(), "runs": spec.runs()}
@@ -213,13 +214,17 @@ class Sweep:
         nodes = [node for node in free_resources().values() if node.get("CPU")]
         if not self.store.remote and len(nodes) > 1:
             _check_shared(self.folder)
+        base = self.study.config({})
+        need = choose_engine(base, nodes) if self.study.engine == "auto" else Need(self.study.engine)
+        self.engine = need.engine
         return fit(
-            self.study.config({}),
+            base,
             nodes,
             self._workers,
-            engine=self.study.engine,
+            engine=need.engine,
             jobs=self.study.jobs,
             growing=self.address is not None,
+            memory_bytes=need.memory_bytes,
         )
 
     @contextmanager

@@ -209,7 +209,7 @@ class Ledger:
 
     def _share(self, row: TrialRow, same: TrialRow) -> None:
         """Give a row the results of the trial of the same configuration, now or when it has some."""
-        row.same_as, row.runs = same.trial, same.runs
+        row.same_as, row.runs, row.engine = same.trial, same.runs, same.engine
         if same.ended:
             self.end(row, Outcome(same.status, 0.0, same.error, same.figures))
         else:

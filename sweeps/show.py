@@ -45,7 +45,7 @@ def show_sweep(sweep: Sweep) -> None:
 
     def begun() -> None:
         share, url = sweep.share, sweep.dashboard_url
-        stage = "trial" if sweep.study.engine == "inline" else "stage"
+        stage = "trial" if sweep.engine == "inline" else "stage"
         gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
         console.print(
             f"{sweep.study.name}: {sweep.study.budget} trials, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "

@@ -19,7 +19,7 @@ from raysim.config import ConfigError, make_config
 from raysim.pipeline.training import train
 from raysim.records import Run
 from sweeps.reading import read_study
-from sweeps.room import fit
+from sweeps.room import choose_engine, fit
 from sweeps.runner import Sweep, SweepError
 from sweeps.show import frontier
 from sweeps.trial import Spec, SweepTrial
@@ -84,6 +84,7 @@ def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
         sampler="grid",
         trials=None,
         baselines=None,
+        engine="ray",
         jobs=1,
     )
     done = sweep(path, tmp_path / "out")
@@ -210,17 +211,27 @@ def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
 
 
 @pytest.mark.slow
-def test_inline_trials_need_one_process_each(ray, tmp_path):
-    path = write_study(tmp_path, engine="inline", trials=3)
-    done = sweep(path, tmp_path / "out")
-    assert {row.status for row in done.rows} == {"finished"}
-    assert Run(tmp_path / "out" / done.rows[0].runs[0]).row["engine"] == "inline"
+def test_trials_are_alike_on_either_engine(ray, tmp_path):
+    """Small models are trained in one process where the study leaves it open: the same quality and bytes, bit for bit."""
+    objectives = ["accuracy_on", "loss_on", "loss_off", "wire_bytes"]
+    done = {}
+    for engine in ("auto", "ray"):
+        (tmp_path / engine).mkdir()
+        path = write_study(tmp_path / engine, engine=engine, trials=4, objectives=objectives, sampler_seed=2)
+        done[engine] = sweep(path, tmp_path / engine / "out")
+    for one, other in zip(done["auto"].rows, done["ray"].rows, strict=True):
+        assert (one.engine, other.engine) == ("inline", "ray")
+        assert (one.status, one.notation, one.figures) == (other.status, other.notation, other.figures)
+        runs = [Run(tmp_path / engine / "out" / one.runs[0]) for engine in done]
+        assert [run.row["engine"] for run in runs] == ["inline", "ray"]
+        same_records(*runs)
+    assert done["auto"].share.jobs > done["ray"].share.jobs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["stage", "trial"])
 def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
-    path = write_study(tmp_path, trials=2, base=BASE | {"steps": 60, "checkpoint_every_steps": 5}, jobs=1)
+    path = write_study(tmp_path, trials=2, base=BASE | {"steps": 60, "checkpoint_every_steps": 5}, jobs=1, engine="ray")
     one = Sweep(read_study(path), out=tmp_path / "out")
     killed = []
 
@@ -331,8 +342,27 @@ def test_what_does_not_fit_is_refused(nodes, jobs, changes):
         fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
 
 
+@pytest.mark.parametrize(
+    ("node", "changes", "engine", "jobs"),
+    [
+        ({"CPU": 4.0, "memory": 64e9}, {}, "inline", 4),
+        ({"CPU": 4.0, "memory": 2.5e9}, {}, "inline", 2),  # at once as many as have memory
+        ({"CPU": 4.0, "memory": 1e8}, {}, "ray", 2),
+        ({"CPU": 4.0, "GPU": 2.0, "memory": 64e9}, {}, "ray", 2),
+        ({"CPU": 4.0, "GPU": 2.0, "memory": 64e9}, {"device": "cpu"}, "inline", 4),
+        ({"CPU": 4.0, "memory": 64e9}, {"data": {"name": "text", "path": "nowhere.txt"}}, "ray", 2),
+    ],
+)
+def test_trials_share_a_process_where_one_has_room(node, changes, engine, jobs):
+    config = make_config({**BASE, **changes})
+    need = choose_engine(config, [node])
+    assert need.engine == engine
+    share = fit(config, [node], 2, jobs=None, growing=False, **need._asdict())
+    assert share.jobs == jobs
+
+
 @pytest.mark.slow
 def test_a_sweep_without_room_is_refused_before_a_trial_begins(ray, tmp_path):
-    path = write_study(tmp_path, base=BASE | {"cpus_per_stage": 9})
+    path = write_study(tmp_path, base=BASE | {"cpus_per_stage": 9}, engine="ray")
     with pytest.raises(ConfigError, match="1 trials of 2 stages with 9 CPU each must fit into"):
         sweep(path, tmp_path / "out")
