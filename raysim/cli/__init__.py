@@ -41,6 +41,7 @@ for name, command in (
     ("pipeline", bench.bench_pipeline),
     ("links", bench.bench_links),
     ("backward", bench.bench_backward),
+    ("plain", bench.bench_plain),
     ("simulate", bench.bench_simulate),
     ("sweep", bench.bench_sweep),
     ("codecs", bench.bench_codecs),

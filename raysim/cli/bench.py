@@ -72,6 +72,21 @@ def bench_backward(
         write_json(result, json_file)
 
 
+def bench_plain(
+    pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of runs.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads, of both.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """ResNet-18 in one process: the inline engine beside a loop in plain torch with compression at the same cuts."""
+    check_writable("--json", json_file)
+    from raysim.bench.plain import bench_plain as measure
+
+    result = measure(pairs=pairs, steps=steps, threads=threads)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
 def bench_simulate(json_file: JsonFile = None) -> None:
     """One very large schedule, and one recorded run on thousands of networks."""
     check_writable("--json", json_file)

@@ -1,0 +1,196 @@
+"""The cost of raysim in one process: its inline engine beside a loop as one would write it without raysim.
+
+Both train ResNet-18 on random images of CIFAR-10's shape, cut after the same layers, with the same weights, batches,
+optimiser and threads. The loop is a sequence of the stages with an autograd function at each cut, which compresses the
+activation and its gradient by `torch.topk` or by rounding between minimum and maximum, and sends nothing. The figure is the
+ratio of their step times, pair by pair, with the interval of its median.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from raysim.bench.intervals import median_interval
+from raysim.codecs import Codec, Identity, Quantize, TopK
+from raysim.config import RunConfig, make_config
+from raysim.pipeline.engine import InlineEngine
+from raysim.pipeline.optimizer import make_optimizer
+from raysim.pipeline.plan import Workload, prepare
+from raysim.workloads.data import Data, DataShape, ImageSplit
+from raysim.workloads.models import loss as model_loss
+
+Compression = Callable[[Tensor], Tensor]
+
+
+def keep_greatest(x: Tensor, density: float) -> Tensor:
+    """Return a batch with the greatest magnitudes of each sample, and zeros elsewhere."""
+    flat = x.flatten(1)
+    kept = flat.abs().topk(math.ceil(density * flat.shape[1]), dim=1, sorted=False).indices
+    return torch.zeros_like(flat).scatter_(1, kept, flat.gather(1, kept)).view_as(x)
+
+
+def round_between(x: Tensor, bits: int) -> Tensor:
+    """Return a tensor rounded to equal steps between its minimum and its maximum."""
+    low, high = x.aminmax()
+    step = (high - low) / (2**bits - 1)
+    return x.sub(low).div_(step).round_().mul_(step).add_(low)
+
+
+CODECS: tuple[tuple[Codec, Compression | None], ...] = (
+    (Identity(), None),
+    (TopK(0.1), lambda x: keep_greatest(x, 0.1)),
+    (Quantize(4), lambda x: round_between(x, 4)),
+)
+SAMPLES = 512
+WARMUP_STEPS = 2
+
+
+def bench_plain(*, pairs: int = 5, steps: int = 3, threads: int = 1, batch_size: int = 128) -> dict[str, Any]:
+    """Measure and print; return the figures, seconds a step of every run among them."""
+    results: list[dict[str, Any]] = []
+    before = torch.get_num_threads()
+    try:
+        for codec, compression in CODECS:
+            workload = prepare(plain_config(codec, threads=threads, batch_size=batch_size), random_images())
+            sides = {"plain": PlainLoop(workload, compression).step, "raysim": inline_step(workload)}
+            for side in sides.values():
+                for step in range(WARMUP_STEPS):
+                    side(step)
+            runs = [_timed(sides, pair, steps, threads) for pair in range(pairs)]
+            ratios = sorted(run["raysim"] / run["plain"] for run in runs)
+            low, high = median_interval(ratios)
+            results.append(
+                {
+                    "codec": repr(codec),
+                    "steps": steps,
+                    "runs": runs,
+                    "ratio": statistics.median(ratios),
+                    "ratio_low": low,
+                    "ratio_high": high,
+                }
+            )
+            Console(stderr=True).print(f"{codec!r}: {results[-1]['ratio']:.3f}", highlight=False)
+    finally:
+        torch.set_num_threads(before)
+    table = Table("both ways", title=f"Seconds a step of ResNet-18, median of {pairs} pairs of {steps} steps")
+    for name in ("plain torch loop", "raysim inline", "ratio", "interval"):
+        table.add_column(name, justify="right")
+    for result in results:
+        plain_s, raysim_s = (statistics.median(run[name] for run in result["runs"]) for name in ("plain", "raysim"))
+        interval = f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}"
+        table.add_row(result["codec"], f"{plain_s:.3f}", f"{raysim_s:.3f}", f"{result['ratio']:.3f}", interval)
+    Console().print(table)
+    return {"torch": torch.__version__, "threads": threads, "batch_size": batch_size, "results": results}
+
+
+def _timed(sides: dict[str, Callable[[int], float]], pair: int, steps: int, threads: int) -> dict[str, float]:
+    """Return the seconds of a step on each side, the second side first in every other pair."""
+    seconds = {}
+    for name in list(sides) if pair % 2 == 0 else list(sides)[::-1]:
+        torch.set_num_threads(threads)
+        first = WARMUP_STEPS + pair * steps
+        start = time.perf_counter()
+        for step in range(first, first + steps):
+            sides[name](step)
+        seconds[name] = (time.perf_counter() - start) / steps
+    return seconds
+
+
+def plain_config(codec: Codec, *, threads: int, batch_size: int) -> RunConfig:
+    """Return the run of the bench: the recipe of ResNet-18 with a codec both ways, and nothing recorded."""
+    return make_config(
+        {
+            "name": "bench-plain",
+            "model": "resnet18",
+            "data": "cifar10",
+            "cuts": ["layer1", "layer2", "layer3"],
+            "num_microbatches": 1,
+            "batch_size": batch_size,
+            "steps": 1_000_000,
+            "forward": repr(codec),
+            "backward": repr(codec),
+            "threads_per_stage": threads,
+            "profile_every_steps": 0,
+            "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
+        }
+    )
+
+
+def random_images() -> Data:
+    """Return random images and labels of CIFAR-10's shape."""
+    chance = np.random.default_rng(0)
+    images = chance.integers(0, 256, (SAMPLES, 3, 32, 32), np.uint8)
+    split = ImageSplit(images, chance.integers(0, 10, SAMPLES), mean=(0.5,) * 3, std=(0.25,) * 3)
+    return Data(split, split, DataShape((3, 32, 32), "float32", 10))
+
+
+def inline_step(workload: Workload) -> Callable[[int], float]:
+    """Return a function that makes a step of the inline engine and returns its loss."""
+    engine = InlineEngine(workload)
+    engine.start()
+
+    def step(number: int) -> float:
+        reports = engine.step(number)
+        return float(np.mean([loss for report in reports for loss in report.losses]))
+
+    return step
+
+
+class _Compressed(torch.autograd.Function):
+    """A function whose output and gradient are compressed."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, compression: Compression) -> Tensor:
+        context.compression = compression
+        return compression(x)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return context.compression(gradients[0]), None
+
+
+class _Cut(nn.Module):
+    """The place between two stages."""
+
+    def __init__(self, compression: Compression) -> None:
+        super().__init__()
+        self._compression = compression
+
+    def forward(self, x: Tensor) -> Tensor:
+        compressed: Tensor = _Compressed.apply(x, self._compression)  # type: ignore[no-untyped-call]
+        return compressed
+
+
+class PlainLoop:
+    """A training loop in plain torch, with the stages' weights and a compression at each cut."""
+
+    def __init__(self, workload: Workload, compression: Compression | None) -> None:
+        self._plan, self._data = workload.plan, workload.data
+        layers: list[nn.Module] = []
+        for stage in copy.deepcopy(workload.modules):
+            layers += [_Cut(compression), stage] if layers and compression else [stage]
+        self.model = nn.Sequential(*layers).train()
+        optimizer = make_optimizer(workload.plan.config.optimizer, self.model.parameters())
+        assert optimizer is not None
+        self._optimizer = optimizer
+
+    def step(self, number: int) -> float:
+        """Train one batch and return its loss."""
+        epoch, ids = self._plan.microbatch(number, 0)
+        train = self._data.train
+        loss = model_loss(self.model(train.inputs(ids, epoch, 0, True)), train.targets(ids))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
