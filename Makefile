@@ -1,4 +1,4 @@
-# Two commands: `make demo` sweeps compression settings and shows what is worth it; `make test` checks everything.
+# Two commands: `make demo` sweeps compression settings and says which one to use; `make test` checks everything.
 # They need Python 3.11 or newer and make; packages go into .venv, at the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -11,7 +11,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 demo: .venv/installed
 	rm -rf results/demo
-	$(BIN)/raysim sweep quickstart --out results/demo
+	$(BIN)/raysim sweep quickstart --seeds 8 --out results/demo
+	$(BIN)/raysim report results/demo --network 100mbps
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow"

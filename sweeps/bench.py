@@ -21,9 +21,12 @@ DENSITIES = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02, 0.01)
 BASE = "digits-cnn"
 
 
-def bench_sweep(*, trials: int = 12, steps: int = 75, jobs: int | None = None, engine: str = "ray") -> dict[str, Any]:
+def bench_sweep(
+    *, trials: int = 12, steps: int = 75, jobs: int | None = None, engine: str | None = None
+) -> dict[str, Any]:
     """Measure and print; return the figures: seconds of both ways, and of each trial beside its own training.
 
+    `engine` is that of both; None leaves each to its default: trials in one process where they fit, calls on Ray.
     A trial's own training is its steps and evaluations; the rest of its time is start-up, or what a warm trial costs.
     Raises RuntimeError where one of the commands fails.
     """
@@ -35,7 +38,7 @@ def bench_sweep(*, trials: int = 12, steps: int = 75, jobs: int | None = None, e
             "base": BASE,
             "set": {"steps": steps, "evaluate_every_steps": 0},
             "sampler": "grid",
-            "engine": engine,
+            **({"engine": engine} if engine else {}),
             "objectives": ["accuracy_on", "step_s@100mbps"],
             "space": {"forward": [f"TopK({density})" for density in densities]},
         }
@@ -51,7 +54,7 @@ def bench_sweep(*, trials: int = 12, steps: int = 75, jobs: int | None = None, e
             out = f"train-{density}"
             console.print(f"raysim train of TopK({density})")
             words = ["train", BASE, f"steps={steps}", "evaluate_every_steps=0", f"forward=TopK({density})"]
-            seconds = _timed(folder, [*words, "--engine", engine, "--out", out])
+            seconds = _timed(folder, [*words, *(["--engine", engine] if engine else []), "--out", out])
             separate.append((seconds, Run(folder / out)))
         own_warm = [_own_s(run) for run in warm]
         own_cold = [_own_s(run) for _, run in separate]
@@ -70,7 +73,7 @@ def bench_sweep(*, trials: int = 12, steps: int = 75, jobs: int | None = None, e
         "startup_saved_s": statistics.median(
             seconds - own for (seconds, _), own in zip(separate, own_cold, strict=True)
         ),
-        "overhead_per_warm_trial_s": statistics.median(gaps[1:]) if jobs in (None, 1) and len(gaps) > 1 else None,
+        "overhead_per_warm_trial_s": statistics.median(gaps[1:]) if jobs == 1 and len(gaps) > 1 else None,
     }
     _show(figures)
     return figures
@@ -94,7 +97,8 @@ def _show(figures: dict[str, Any]) -> None:
         "",
         "seconds",
         "trials an hour",
-        title=f"{figures['trials']} trials of {figures['steps']} steps, {figures['engine']}",
+        title=f"{figures['trials']} trials of {figures['steps']} steps"
+        + (f", engine {figures['engine']}" if figures["engine"] else ""),
     )
     for name, seconds in (("one sweep", figures["sweep_s"]), ("separate calls", figures["separate_s"])):
         table.add_row(name, f"{seconds:.1f}", f"{3600 * figures['trials'] / seconds:.0f}")

@@ -70,7 +70,12 @@ def study_names() -> list[str]:
 
 
 def read_study(
-    source: str | Path, overrides: Sequence[str] = (), *, trials: int | None = None, jobs: int | None = None
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
 ) -> Study:
     """Return the study of a built-in's name, a .toml or a .py file; its base changed by `key=value` texts.
 
@@ -100,7 +105,7 @@ def read_study(
         python = beside.read_text(encoding="utf-8") if beside.is_file() else None
         values, function = {**values, "space": None}, _read_python(beside)[1]
     study = _make(values, path.stem if path.stem != "study" else None, path.parent, overrides, function, python)
-    study = study.with_trials(trials, jobs)
+    study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs)
     check_draws(study)
     for baseline in study.baselines:
         check_baseline(study, baseline)

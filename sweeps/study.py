@@ -92,10 +92,15 @@ class Study:
             return self.trials
         return whole if self.trials is None else min(whole, self.trials)
 
-    def with_trials(self, trials: int | None, jobs: int | None = None) -> Study:
-        """Return it with another budget; raises ConfigError where that is none."""
+    def with_budget(self, *, trials: int | None = None, seeds: int | None = None, jobs: int | None = None) -> Study:
+        """Return it with other trials, seeds from 0 on, or trials at once; raises ConfigError where one is too small."""
+        if seeds is not None and seeds < 1:
+            raise ConfigError(f"`seeds` must be at least 1, but got {seeds}.")
         found = replace(
-            self, trials=self.trials if trials is None else trials, jobs=self.jobs if jobs is None else jobs
+            self,
+            trials=self.trials if trials is None else trials,
+            seeds=self.seeds if seeds is None else tuple(range(seeds)),
+            jobs=self.jobs if jobs is None else jobs,
         )
         if found.jobs is not None and found.jobs < 1:
             raise ConfigError(f"`jobs` must be at least 1, but got {found.jobs}.")

@@ -330,6 +330,15 @@ def command(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
+def test_the_command_ends_with_the_decision(runs, tmp_path):
+    """The page's own sentence for the network, as plain text."""
+    result = command(runs, "--out", tmp_path / "report.html", "--network", "20mbps")
+    said = result.output.splitlines()[-1]
+    text = "".join(Outline((tmp_path / "report.html").read_text()).text)
+    assert said.startswith("On 20mbps, ")
+    assert said in text
+
+
 def test_bad_input_is_one_sentence(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")

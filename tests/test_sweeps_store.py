@@ -195,7 +195,7 @@ def test_a_study_in_a_bucket_is_killed_resumed_copied_and_read_in_place(bucket, 
         first.wait()
     again = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert again.returncode == 0, again.stderr[-3000:]
-    in_place, copied = load(bucket), load(copy(bucket, tmp_path / "copy"))
+    in_place, copied = load(bucket), load(copy(bucket, tmp_path / "copy" / "small"))
     assert in_place.problems == copied.problems == []
     assert set(in_place.trials["status"]) == {"finished"}
     assert in_place.steps.groupby("run", observed=True).size().tolist() == [40] * len(in_place)

@@ -257,3 +257,10 @@ def test_studies_are_listed(raysim):
     done = raysim("studies")
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == study_names()
+
+
+def test_a_budget_is_changed_without_changing_the_file():
+    study = read_study("quickstart", trials=3, seeds=4, jobs=2)
+    assert (study.budget, study.seeds, study.jobs) == (3, (0, 1, 2, 3), 2)
+    with pytest.raises(ConfigError, match=r"^`seeds` must be at least 1, but got 0\.$"):
+        read_study("quickstart", seeds=0)

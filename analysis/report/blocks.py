@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.plots import ByNetwork, Figure
+from analysis.plots import ByNetwork, Figure, on_network
 
 
 class Text(NamedTuple):
@@ -78,3 +78,14 @@ class Page(NamedTuple):
     networks: Sequence[str]
     network: str
     """The one that is chosen at first."""
+
+    def decisions(self, networks: Sequence[str]) -> list[str]:
+        """Return the sentences to remember, as plain text, on each of some networks."""
+        leads = [
+            block.text
+            for section in self.sections
+            for block in section.blocks
+            if isinstance(block, Text) and block.kind == "lead"
+        ]
+        found = [str(on_network(text, network)) for text in leads for network in networks]
+        return [text.replace("`", "") for text in dict.fromkeys(found)]

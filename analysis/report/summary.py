@@ -122,7 +122,18 @@ def _lead(job: Job, network: str) -> str:
         return f"On {network}, stay dense: {seconds(chosen.step_s[network].value)} a step. {_why_dense(job, network)}"
     return (
         f"On {network}, use `{chosen.name}`: {_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times "
-        f"fewer bytes. It takes {_facts(job, chosen, network)}"
+        f"fewer bytes. It takes {_facts(job, chosen, network)}{_sure(chosen)}"
+    )
+
+
+def _sure(setting: Setting) -> str:
+    """Return how sure it is that a setting does no harm, where that was judged."""
+    judged = setting.judged
+    if not judged:
+        return ""
+    return (
+        f" At {judged['confidence']:.0%} confidence, over {plural(setting.seeds, 'seed')}, it is at most "
+        f"{judged['within']:g} {judged['unit']} worse than dense."
     )
 
 

@@ -101,7 +101,10 @@ def bench_sweep(
     trials: Annotated[int, typer.Option(min=2, max=12, help="Configurations.")] = 12,
     steps: Annotated[int, typer.Option(min=1, help="Of each; the default takes some seconds.")] = 75,
     jobs: Annotated[int | None, typer.Option(min=1, help="Trials at once.")] = None,
-    engine: Annotated[str, typer.Option(help="ray or inline, of both.")] = "ray",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="ray or inline, of both (default: trials in a process each, calls on Ray)."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """One sweep against the same configurations as separate `raysim train` calls."""
@@ -109,7 +112,7 @@ def bench_sweep(
     check_ours("sweeps")
     from sweeps.bench import bench_sweep as measure
 
-    if engine not in ("ray", "inline"):
+    if engine not in (None, "ray", "inline"):
         fail(f"`--engine` must be one of ray, inline, but got {engine!r}.", 2)
     try:
         result = measure(trials=trials, steps=steps, jobs=jobs, engine=engine)

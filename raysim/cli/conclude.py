@@ -107,3 +107,5 @@ def report(
     for problem in page.problems:
         typer.echo(f"- {problem}")
     typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
+    for sentence in page.decisions([repr(one) for one in networks] if networks else [page.network]):
+        typer.echo(sentence)

@@ -16,7 +16,10 @@ def sweep(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Trials at once (default: as many as have a CPU a stage).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Trials at once (default: as many as have a CPU, and memory, each).")
+    ] = None,
     out: Annotated[
         str | None, typer.Option(help="The study's own folder, or a bucket's URI (default: results/<name>/<time>).")
     ] = None,
@@ -33,12 +36,18 @@ def sweep(
     with bad_input_in_one_sentence():
         from sweeps.reading import read_study
 
-        chosen = read_study(study, overrides or [], trials=trials, jobs=jobs)
+        chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs)
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
-        options = [("--trials", trials), ("--jobs", jobs), ("--address", address), ("--out", one.store.out)]
+        options = [
+            ("--trials", trials),
+            ("--seeds", seeds),
+            ("--jobs", jobs),
+            ("--address", address),
+            ("--out", one.store.out),
+        ]
         words = [word for option, value in options if value is not None for word in (option, str(value))]
         again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
         try:
