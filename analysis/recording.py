@@ -261,7 +261,9 @@ class Recording:
         if "work" not in self._columns:
             return {}
         columns = (self._columns[name] for name in ("step", "stage", "work"))
-        return {(int(step), int(stage)): str(work) for step, stage, work in zip(*columns, strict=True) if work}
+        return {
+            (int(step), int(stage)): work for step, stage, work in zip(*columns, strict=True) if isinstance(work, str)
+        }
 
     def _notations(self) -> dict[tuple[str, int], str]:
         """Return the compressor of each direction and boundary."""

@@ -91,6 +91,9 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
             ("inlined", pa.bool_()),  # whether the packet went by way of the driver; null where none crossed a process
+            # Beside one forward or backward: "twin", the same with the parameters of the step before, or "sensitivity",
+            # measuring that of gradients to errors; null where there was nothing.
+            ("work", pa.string()),
         ]
     ),
     "decisions": pa.schema(

@@ -114,7 +114,7 @@ class WarmEngine(RayEngine):
         if not self._crew.gpus:
             check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine
-        shared, device = ray.put(plan), "cuda" if self._crew.gpus else "cpu"
+        shared, device = ray.put(plan), self.device_kind
         data = self._crew.data(self.workload.data)
         taken = [
             self._submit(
@@ -124,6 +124,10 @@ class WarmEngine(RayEngine):
             for worker in range(self.num_workers)
         ]
         self._fetch(taken)
+
+    @property
+    def device_kind(self) -> str:
+        return "cuda" if self._crew.gpus else "cpu"
 
     def close(self) -> None:
         """Leave the actors to the next run."""

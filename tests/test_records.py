@@ -70,6 +70,7 @@ GOLDEN = {
         "wire_bytes": "int64",
         "dense_bytes": "int64",
         "inlined": "bool",
+        "work": "string",
     },
     "decisions": {
         "step": "int32",

@@ -241,6 +241,11 @@ class Engine(ABC):
     def start(self) -> None:
         """Bring up all workers at step 0, anew after a loss. Raises ConfigError where they have no place."""
 
+    @property
+    @abstractmethod
+    def device_kind(self) -> str:
+        """What computes: "cpu" or "cuda"; known once the workers are up."""
+
     @abstractmethod
     def close(self) -> None:
         """Stop what was started."""
@@ -276,8 +281,12 @@ class InlineEngine(Engine):
             )
         check_room(self.all_memories, host_memory_bytes())
 
+    @property
+    def device_kind(self) -> str:
+        return "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
+
     def start(self) -> None:
-        device = "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
+        device = self.device_kind
         self.workers = [
             Worker(
                 self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation

@@ -78,9 +78,14 @@ class RayEngine(Engine):
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             data = data_ref if self._needs_data(worker) else None
-            device = "cuda" if gpus else "cpu"
-            self._actors.append(options.remote(plan_ref, worker, module_refs[worker], data, device, self.incarnation))
+            self._actors.append(
+                options.remote(plan_ref, worker, module_refs[worker], data, self.device_kind, self.incarnation)
+            )
         self._fetch([self._submit(worker, "clock_s") for worker in range(self.num_workers)])
+
+    @property
+    def device_kind(self) -> str:
+        return "cuda" if self._gpus else "cpu"
 
     def restart(self) -> None:
         """Bring up all workers anew, as another incarnation, at step 0."""

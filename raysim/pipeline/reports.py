@@ -25,6 +25,7 @@ class ActionRecord(NamedTuple):
     encode_s: float
     wire_bytes: int
     dense_bytes: int
+    work: str | None = None  # that it did beside one forward or backward
 
 
 class StepReport(NamedTuple):

@@ -278,8 +278,14 @@ class Worker:
             link = self.links.end(action, sender=True) if sent is not None else None
             coded = (link.last_codec_s, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0, 0)
             times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
-            self._actions.append(ActionRecord(*action, *times, *coded))
+            self._actions.append(ActionRecord(*action, *times, *coded, self._work(action.stage)))
         return sent
+
+    def _work(self, stage: int) -> str | None:
+        """Return what a stage's actions do in this step beside one forward or backward, for the records."""
+        if self.plan.looks_back(self.step):
+            return "twin"
+        return "sensitivity" if stage - 1 in self._sensitivities else None
 
     def _mark(self, profiled: bool) -> tuple[float, float]:
         """Return the clock and, in profiled steps, the CPU seconds of what computes here."""
