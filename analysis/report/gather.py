@@ -106,8 +106,9 @@ def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judge
         for name, rows in runs.groupby(_names(runs), sort=False)
     ]
     settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
-    compute = next((prices[run].replay.costs.method for run in runs["run"] if run in prices), "")
-    return Job(key, title, metric, settings, runs, networks, compute)
+    costs = next((prices[run].replay.costs for run in runs["run"] if run in prices), None)
+    words = ("", "") if costs is None else (costs.method, costs.source)
+    return Job(key, title, metric, settings, runs, networks, *words)
 
 
 def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:

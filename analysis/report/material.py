@@ -114,7 +114,9 @@ class Job:
     runs: pd.DataFrame
     networks: Sequence[str]
     compute: str = ""
-    """Where its seconds of compute come from, a sentence."""
+    """How its seconds of compute are estimated, a sentence."""
+    source: str = ""
+    """Where they come from, in a few words."""
 
     @cached_property
     def dense(self) -> Setting | None:

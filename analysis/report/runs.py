@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.plots import ByNetwork
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import Job, Material, Setting
-from analysis.report.words import bytes_of, seconds
+from analysis.report.words import bytes_of, seconds, step_time
 
 COLUMNS = (
     Column("run"),
@@ -47,8 +47,8 @@ def _table(job: Job, material: Material) -> Table:
     return Table(
         f"{job.key}-runs",
         f"{job.title}: on and off are the {job.metric.text} of the last evaluation with compression on and off; the "
-        "simulated step is on the chosen "
-        "network, mean of the setting's seeds; front says in which mode no other setting is both faster and better there.",
+        "simulated step is on the chosen network, mean of the setting's seeds with its 90 % interval "
+        f"(compute: {job.source}); front says in which mode no other setting is both faster and better there.",
         COLUMNS,
         [_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],
         live=True,
@@ -64,7 +64,9 @@ def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) ->
     front = Cell("")
     if setting.step_s:
         times = {network: setting.step_s[network].value for network in material.networks}
-        step = Cell(ByNetwork({network: seconds(value) for network, value in times.items()}), ByNetwork(times))
+        step = Cell(
+            ByNetwork({network: step_time(estimate) for network, estimate in setting.step_s.items()}), ByNetwork(times)
+        )
         front = Cell(
             ByNetwork(
                 {

@@ -45,7 +45,8 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         f"{job.key}-recommended",
         f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least {GAIN} "
         f"faster, and where no dense run tells, the fastest. {job.metric.text.capitalize()} is that of the last evaluation, "
-        "mean ± standard deviation over seeds; a setting is written forward / backward.",
+        "mean ± standard deviation over seeds; a setting is written forward / backward. Steps and speed-ups have their 90 % "
+        f"intervals in brackets. Compute: {job.source}.",
         COLUMNS,
         [_row(job, network) for network in material.networks],
         current=0,
@@ -184,7 +185,7 @@ def _short_why(job: Job, network: str) -> str:
     faster = job.faster(network)
     counts = Counter(one.verdict for one in faster)
     if not faster:
-        return "nothing tried is faster"
+        return f"nothing tried is {GAIN} faster or more"
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
     return f"{len(faster)} faster, none shown to be safe" + (f" ({told})" if told else "")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from analysis.choice import break_even
+from analysis.estimates import Estimate
 from analysis.plots import (
     BLACK,
     COLOURS,
@@ -24,7 +27,7 @@ from analysis.plots import (
 )
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import MODES, Job, Material, Setting
-from analysis.report.words import bandwidth, bytes_of, harm, plural
+from analysis.report.words import bandwidth, bytes_of, harm, plural, speedup, step_time
 from analysis.settings import COMPRESSION
 
 BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
@@ -33,6 +36,8 @@ COLUMNS = (
     Column("seeds", number=True),
     Column("bytes a step", number=True),
     Column("factor", number=True),
+    Column("step", number=True),
+    Column("speed-up", number=True),
     Column("pays below", number=True),
     Column("on", number=True),
     Column("off", number=True),
@@ -91,15 +96,17 @@ def _table(job: Job, material: Material) -> Table:
     for setting in job.named:
         judged = setting.judged
         same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
-        mine = even["break_even_bps"][np.logical_and.reduce(same)]
-        bps = float(mine.iloc[0]) if len(mine) else math.nan
+        mine = even[np.logical_and.reduce(same)].to_dict("records")
+        bps = float(mine[0]["break_even_bps"]) if mine else math.nan
         rows.append(
             [
                 Cell(setting.name, code=True),
                 Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
                 Cell(f"{setting.factor:.2f}", setting.factor),
-                Cell("" if setting.dense else below(bps), bps),
+                priced(setting, step_time, setting.step_s),
+                priced(setting, speedup, setting.speedup),
+                Cell("" if setting.dense else below(mine[0]) if mine else "unknown", bps),
                 Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
                 Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
@@ -108,24 +115,38 @@ def _table(job: Job, material: Material) -> Table:
         )
     return Table(
         f"{job.key}-settings",
-        f"{job.title}: the settings that figures below name. Pays below: the bandwidth under which a step is faster "
-        "than with dense packets, "
-        "without latency, median over seeds.",
+        f"{job.title}: the settings that figures below name. Steps and speed-ups over dense, with their 90 % intervals, are on the "
+        "chosen network. Pays below: the bandwidth under which a step is faster than a dense one, without latency, and the "
+        f"interval in which the two are not distinguishable. Compute: {job.source}.",
         COLUMNS,
         rows,
         live=True,
     )
 
 
-def below(bps: float) -> str:
-    """Return a break-even bandwidth in words.
+def priced(setting: Setting, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
+    """Return a cell of estimates by network; a dense setting is as fast as itself."""
+    if not values:
+        return Cell("not priced" if not setting.step_s else "unknown")
+    if setting.dense and values is setting.speedup:
+        return Cell("1", 1.0)
+    return Cell(
+        ByNetwork({network: write(estimate) for network, estimate in values.items()}),
+        ByNetwork({network: estimate.value for network, estimate in values.items()}),
+    )
 
-    >>> below(math.inf), below(0.0), below(2.5e8)
-    ('always', 'never', '250 Mbit/s')
+
+def below(row: Mapping[Any, Any]) -> str:
+    """Return a break-even bandwidth, of a row of `break_even`, in words.
+
+    >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
+    '250 Mbit/s (240 Mbit/s to 260 Mbit/s)'
     """
-    if math.isnan(bps):
-        return "unknown"
-    return "always" if math.isinf(bps) else bandwidth(bps) if bps else "never"
+    if row["pays"] != "below":
+        return str(row["pays"] or "unknown")
+    middle, *ends = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
+    low, high = ("always" if math.isinf(end) else bandwidth(end) for end in ends)
+    return f"{bandwidth(middle)} ({low} to {high})"
 
 
 def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:
