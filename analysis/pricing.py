@@ -23,12 +23,11 @@ from analysis.jobs import PRICED, Job
 from analysis.recording import NO_KIND, Floats, Recording
 from analysis.targets import METRICS, Target
 from raysim.network.calibrate import Overheads
-from raysim.network.exchange import tied_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
-from raysim.network.timeline import Timeline
+from raysim.network.timeline import Timeline, WorkerTime
 from raysim.network.trace import trace_events
 from raysim.network.transport import parse_transport
 from raysim.notation import check_choice, check_integer
@@ -36,7 +35,7 @@ from raysim.places import Place
 from raysim.records import Run
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
-PARTS = ("compute_s", "codec_s", "overhead_s", "contention_s", "wait_s", "bubble_s")
+PARTS = WorkerTime._fields[2:]
 MODES = ("on", "off")
 
 
@@ -45,13 +44,11 @@ class Split:
     """Where the seconds of a mean step went on one network."""
 
     workers: pd.DataFrame
-    """A row a worker: its stages, and the seconds of `PARTS`, which add up to `pipeline_s`."""
+    """A row a worker: its stages, and the seconds of `PARTS`, which add up to the step."""
     pipeline_s: float
     """From the first action to the last."""
-    outside_s: float
-    """Of the step outside of its actions: exchanging tied gradients, update, the driver."""
     utilisation: float
-    """Share of the pipeline's time in which the busiest direction between two hosts moved bytes."""
+    """Share of the step in which the busiest direction between two hosts, or the busiest port in collectives, moved bytes."""
     critical_s: dict[str, float]
     """Seconds of each kind on the critical path: what to make faster, and by how much at most."""
 
@@ -103,7 +100,7 @@ class Replay:
         self.overheads = Overheads(*table[0].tolist())
         seconds = self.costs.seconds(one.kinds)[0]
         self.profiles = {
-            step: self._with_averages(step, self._at(profile, seconds, place), 0)
+            step: self._with_collectives(step, self._at(profile, seconds, place))
             for place, (step, profile) in enumerate(one.profiles.items())
         }
 
@@ -141,16 +138,6 @@ class Replay:
         """Bytes of the tensors in them."""
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
-    @cached_property
-    def tied(self) -> pd.DataFrame:
-        """By stage that owns tied parameters: `wire_bytes` that one replica's sends to the other owners a step, `rounds`."""
-        return self.recording.collective("tied", self.profiles)
-
-    @cached_property
-    def averaged(self) -> pd.DataFrame:
-        """By stage: `wire_bytes` that one replica sends to average gradients, `rounds`, `encode_s` of its own work."""
-        return self.recording.collective("replica_gradient", self.profiles)
-
     def _engine_costs(self) -> Floats:
         """Return what calls, messages, bytes and steps take: the estimate, then the resamples."""
         if not self._with_overheads:
@@ -167,21 +154,13 @@ class Replay:
         given = {"transport": self.transport, **self.overheads._asdict()}
         return replace(profile, compute_s=compute, encode_s=encode, decode_s=decode, **given)
 
-    def _with_averages(self, step: int, profile: Profile, resample: int) -> Profile:
-        """Return a step's profile with what its replicas sent to average gradients, and its price."""
+    def _with_collectives(self, step: int, profile: Profile) -> Profile:
+        """Return a step's profile with the transfers of the collectives that end it, and the price of its averages."""
         kinds = self.recording.average_kinds(step)
-        if not kinds:
-            return profile
-        sent = self.recording.collective("replica_gradient", [step]).reindex(range(self.num_stages)).fillna(0.0)
-        prices = self.costs.seconds(list(kinds.values()))[resample]
         method_s = np.zeros(self.num_stages)
-        method_s[list(kinds)] = prices
-        return replace(
-            profile,
-            sent_bytes=sent["wire_bytes"].to_numpy(np.float64),
-            rounds=sent["rounds"].to_numpy(np.float64),
-            method_s=method_s,
-        )
+        if kinds:
+            method_s[list(kinds)] = self.costs.seconds(list(kinds.values()))[0]
+        return replace(profile, transfers=self.recording.transfers(step), method_s=method_s)
 
     @cached_property
     def resampled(self) -> list[Profile]:
@@ -229,9 +208,10 @@ class Replay:
         if high > 1.01 * low:
             notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
         if self.num_replicas > 1:
-            notes.append(
-                f"{self.num_replicas} replicas average their gradients once all pipelines are done, with the bytes and rounds recorded."
-            )
+            known = "by the transfers recorded"
+            if self.recording.knows_totals_alone:
+                known = "and the bytes recorded are spread evenly over rounds and peers, as the run has no table of transfers"
+            notes.append(f"{self.num_replicas} replicas average their gradients once all pipelines are done, {known}.")
         return notes
 
     def placement(self, network: Network) -> Placement:
@@ -275,25 +255,7 @@ class Replay:
                 found = np.concatenate(each)
         except ValueError as error:
             raise ReplayError(str(error)) from None
-        if self.tied.empty:
-            return found
-        total: Floats = found + np.array([[self.tied_s(network)] for network in networks])
-        return total
-
-    def tied_s(self, network: Network) -> float:
-        """Return the seconds in which the owners of tied parameters exchange their gradients, at the step's end."""
-        if self.tied.empty:
-            return 0.0
-        worst = self.tied.max()
-        return tied_s(
-            network,
-            self.placement(network).hosts,
-            self.num_replicas,
-            [self.recording.owner[int(stage)] for stage in self.tied.index],
-            float(worst["wire_bytes"]),
-            float(worst["rounds"]),
-            fused=bool(self.row.get("fused_embedding")),
-        )
+        return found
 
     def timelines(self, network: Network) -> Iterator[Timeline]:
         """Yield the simulated timeline of every priced step."""
@@ -303,13 +265,12 @@ class Replay:
     def split(self, network: Network) -> Split:
         """Return where the seconds of a step go on `network`, mean over the priced steps."""
         parts = np.zeros((self.num_workers, len(PARTS)))
-        pipeline_s = outside_s = utilisation = 0.0
+        pipeline_s = utilisation = 0.0
         critical: dict[str, float] = {}
         for timeline in self.timelines(network):
             parts += [[getattr(worker, name) for name in PARTS] for worker in timeline.workers()]
             pipeline_s += timeline.pipeline_s
-            outside_s += timeline.step_s - timeline.pipeline_s
-            utilisation += max((wire.utilisation for wire in timeline.wires()), default=0.0)
+            utilisation += timeline.busiest
             for kind, seconds in timeline.explain().items():
                 critical[kind] = critical.get(kind, 0.0) + seconds
         count = len(self.profiles)
@@ -323,7 +284,6 @@ class Replay:
         return Split(
             workers=workers,
             pipeline_s=pipeline_s / count,
-            outside_s=outside_s / count + self.tied_s(network),
             utilisation=utilisation / count,
             critical_s={kind: seconds / count for kind, seconds in critical.items()},
         )

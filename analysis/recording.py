@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from analysis.errors import ReplayError
 from analysis.jobs import Job, device_kind, job_of
 from raysim.network.calibrate import Overheads, read_overheads
+from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
 from raysim.network.profile import profiles_from_actions
 from raysim.network.schedule import Custom, calls, parse_schedule
 from raysim.network.table import OPS
@@ -53,7 +55,7 @@ class Recording:
             self.run = run if isinstance(run, Run) else Run(run)
             self.row = self.run.row
             self.steps, self.evals, self.links = self.run.steps, self.run.evals, self.run.links
-            actions = self.run.actions
+            actions, self._transfers = self.run.actions, self.run.collectives
             rows = self.row.get("schedule_rows")
             self.schedule = (
                 Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
@@ -273,11 +275,40 @@ class Recording:
             for direction, boundary, codec in zip(links["direction"], links["boundary"], links["codec"], strict=True)
         }
 
-    def collective(self, direction: str, steps: Iterable[int]) -> pd.DataFrame:
-        """Return by stage what a replica does in a collective at the end of these steps: the slowest replica's, mean over steps."""
-        rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(list(steps))]
-        worst = rows.groupby(["step", "stage"])[["wire_bytes", "rounds", "encode_s"]].max()
-        return worst.groupby("stage").mean()
+    @property
+    def knows_totals_alone(self) -> bool:
+        """Whether it has collectives and no table of their transfers, as runs of versions that did not record it."""
+        return self._transfers.empty and bool(self.links["direction"].isin(DIRECTIONS).any())
+
+    def collective_bytes(self, direction: str) -> float:
+        """Return the bytes of all transfers of one direction in a mean priced step."""
+        rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(self.step_numbers)]
+        return float(rows["wire_bytes"].sum()) / len(self.step_numbers)
+
+    def transfers(self, step: int) -> Transfers:
+        """Return the transfers of the collectives that end a priced step: as recorded, else the slowest replica's total, spread."""
+        if not self.knows_totals_alone:
+            rows = self._transfers[self._transfers["step"] == step]
+            return transfers_from_columns({str(name): rows[name].to_numpy() for name in rows})
+        links = self.links[self.links["step"] == step]
+        averages, sums = (
+            links[links["direction"] == direction].groupby("stage")[["wire_bytes", "rounds"]].max()
+            for direction in DIRECTIONS
+        )
+        replicas = range(self.num_replicas)
+        groups = []
+        for sent in averages.reset_index().to_dict("records"):
+            stage = int(sent["stage"])
+            groups.append((DIRECTIONS[0], stage, [(replica, stage) for replica in replicas], sent))
+        if len(sums):
+            owners, sent = [int(stage) for stage in sums.index], sums.max().to_dict()
+            fused = [replicas] if self.row.get("fused_embedding") else [[replica] for replica in replicas]
+            groups += [(DIRECTIONS[1], owners[0], list(product(together, owners)), sent) for together in fused]
+        found = [
+            spread_evenly(direction, stage, members, float(sent["wire_bytes"]), int(sent["rounds"]))
+            for direction, stage, members, sent in groups
+        ]
+        return np.concatenate([as_transfers([]), *found])
 
 
 def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:

@@ -151,15 +151,14 @@ def _rows(
             "run_s": one.num_steps * step_s.value,
             "wire_bytes": float(one.wire_bytes.mean()),
             "dense_bytes": float(one.dense_bytes.mean()),
-            "tied_bytes": one.num_replicas * float(one.tied["wire_bytes"].sum()),
-            "replica_bytes": one.num_replicas * float(one.averaged["wire_bytes"].sum()),
+            "tied_bytes": one.recording.collective_bytes("tied"),
+            "replica_bytes": one.recording.collective_bytes("replica_gradient"),
         }
         if split:
             parts = one.split(network)
             row |= {name: float(parts.workers[name].mean()) for name in PARTS}
             row |= {
                 "pipeline_s": parts.pipeline_s,
-                "outside_s": parts.outside_s,
                 "busiest_link": parts.utilisation,
             }
         if dense is not None:

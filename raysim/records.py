@@ -96,6 +96,19 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("work", pa.string()),
         ]
     ),
+    "collectives": pa.schema(  # a row for each transfer of the groups that end a profiled step
+        [
+            _STEP,
+            ("direction", pa.string()),  # "replica_gradient" or "tied"
+            ("stage", pa.int16()),  # whose replicas average; of a tied parameter, its first owner
+            ("round", pa.int16()),
+            ("source_replica", pa.int16()),
+            ("source_stage", pa.int16()),
+            ("target_replica", pa.int16()),
+            ("target_stage", pa.int16()),
+            ("wire_bytes", pa.int64()),
+        ]
+    ),
     "decisions": pa.schema(
         [
             _STEP,
@@ -119,7 +132,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
 }
 
-OCCASIONAL = {"decisions"}  # tables that a run without adaptive methods does not have
+# Tables that a run without adaptive methods, or without replicas and tied parameters, does not have.
+OCCASIONAL = {"decisions", "collectives"}
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
 SILENT_S = 600.0  # since the last write to a folder that nobody here has locked: its run is taken for dead
@@ -354,6 +368,11 @@ class Run:
         return self._table("decisions")
 
     @property
+    def collectives(self) -> pd.DataFrame:
+        """A row for each transfer between replicas, or between owners of a tied parameter, at the end of the profiled steps."""
+        return self._table("collectives")
+
+    @property
     def actions(self) -> pd.DataFrame:
         """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
         return self._table("actions")
@@ -385,6 +404,7 @@ _NULLABLE = {
     "evaluate_samples": pa.int64(),
     "gpus_per_stage": pa.float64(),
     "profile": pa.string(),
+    "codec_speed": pa.float64(),
     "optimizer.momentum": pa.float64(),
     "optimizer.betas": pa.list_(pa.float64()),
     "optimizer.epsilon": pa.float64(),

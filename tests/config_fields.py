@@ -51,6 +51,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
     "profile": Change({"profile": "V100"}, "records", ADAPTIVE),
     "transport": Change({"transport": "gloo"}, "records", ADAPTIVE),
+    "codec_speed": Change({"codec_speed": 1e7}, "records", ADAPTIVE),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),
     "backward": Change({"backward": "Quantize(4)"}, "loss"),

@@ -118,17 +118,17 @@ def test_file_round_trip(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", r"^The profile '.*' must be JSON, but it does not parse\.$"),
-        ("[]", r"^The profile '.*' must be of format 'raysim profile 1', but it is not\.$"),
-        ('{"format": "raysim profile 1"}', r"^The profile '.*' must have the fields of a profile, but got \[\]\.$"),
+        ("[]", r"^The profile '.*' must be of format 'raysim profile 2', but it is not\.$"),
+        ('{"format": "raysim profile 2"}', r"^The profile '.*' must have the fields of a profile, but got \[\]\.$"),
         (
-            '{"format": "raysim profile 1", "compute_s": [[[[1], [-2]]]]}',
+            '{"format": "raysim profile 2", "compute_s": [[[[1], [-2]]]]}',
             r"^`compute_s` must be finite and at least 0, but got -2",
         ),
         (
-            '{"format": "raysim profile 1", "compute_s": [1, 2]}',
+            '{"format": "raysim profile 2", "compute_s": [1, 2]}',
             r"^`compute_s` must have axes \(replica, stage, op, microbatch\)",
         ),
-        ('{"format": "raysim profile 1", "compute_s": "fast"}', r"\(in '.*'\)\.$"),
+        ('{"format": "raysim profile 2", "compute_s": "fast"}', r"\(in '.*'\)\.$"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, content: str, message: str) -> None:

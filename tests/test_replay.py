@@ -20,13 +20,12 @@ from analysis.recording import Recording
 from raysim import Run, train
 from raysim.cli import app
 from raysim.config import make_config
-from raysim.network.exchange import exchange_s, rounds_s
 from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.transport import RAY
-from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
 
 MBPS = 1e6
@@ -140,10 +139,9 @@ def test_the_parts_of_a_worker_add_up(sparse):
     for network in ("free", "8mbps", "100mbps+20ms", "worldwide"):
         split = sparse.split(parse_network(network))
         parts = split.workers.drop(columns=["worker", "stages"]).sum(axis=1)
-        assert parts.tolist() == pytest.approx([split.pipeline_s] * sparse.num_workers)
-        assert sum(split.critical_s.values()) == pytest.approx(split.pipeline_s)
         mean = sparse.step_seconds([parse_network(network)]).mean()
-        assert split.pipeline_s + split.outside_s == pytest.approx(mean)
+        assert parts.tolist() == pytest.approx([mean] * sparse.num_workers)
+        assert sum(split.critical_s.values()) == pytest.approx(mean)
 
 
 def test_twice_the_bandwidth_halves_the_time_on_the_wire(sparse):
@@ -251,28 +249,24 @@ def test_against_another_kind_of_run_is_refused(runs, sparse):
 
 def test_tied_gradients_are_exchanged_at_the_end(runs):
     run = Replay(runs / "tied")
-    each = all_reduce_bytes("sum", 256 * 8, 2, TIED_TABLE)
-    assert run.tied["wire_bytes"].to_dict() == {0: each, 2: each}
+    each = 2 * chunk_bytes("sum", 256 * 8, 2, TIED_TABLE)[0]
+    assert run.recording.collective_bytes("tied") == 2 * each
     for name in ("free", "8mbps+20ms", "8mbps/half"):
         network = parse_network(name)
-        parts = [simulate(run.schedule, p, network).step_s for p in run.profiles.values()]
-        assert run.step_seconds([network])[0].tolist() == pytest.approx(
-            [s + rounds_s(network, [0, 2], each, 2) for s in parts]
-        )
-        split = run.split(network)
-        assert split.pipeline_s + split.outside_s == pytest.approx(run.step_seconds([network]).mean())
+        ways = 2 if network.sharing == "half" else 1
+        without = [
+            simulate(run.schedule, dataclasses.replace(p, transfers=p.transfers[:0]), network)
+            for p in run.profiles.values()
+        ]
+        chunk = each / 2 + RAY.small_bytes
+        round_s = RAY.small_trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
+        seconds = 2 * round_s
+        assert run.step_seconds([network])[0].tolist() == pytest.approx([one.step_s + seconds for one in without])
+        assert run.split(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
     row = replay(run, "8mbps").iloc[0]
     links = Run(runs / "tied").links
     here = links[links["step"] == 3]
     assert row["tied_bytes"] + row["wire_bytes"] == here["wire_bytes"].sum()
-
-
-def test_exchanges_add_up_on_shared_ports():
-    assert exchange_s(parse_network("8mbps+1s"), [0, 1, 2], 1e6) == 2
-    assert exchange_s(parse_network("8mbps/port"), [0, 1, 2], 1e6) == 2
-    assert exchange_s(parse_network("8mbps/half"), [0, 1, 2], 1e6) == 4
-    assert exchange_s(parse_network("8mbps"), [1, 1], 1e6) == 0
-    assert exchange_s(parse_network("free"), [0, 1], 1e9) == 0
 
 
 def test_steps_that_warm_up_are_left_out(runs, sparse):

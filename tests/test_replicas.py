@@ -8,9 +8,15 @@ from test_pipeline import losses_of, staged_gradients, start
 from raysim.config import ConfigError
 from raysim.pipeline.faults import StageError
 from raysim.pipeline.plan import prepare
-from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes, ring_bytes
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes, ring_bytes
 
 REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name != "replicas-gossip"]
+
+
+def all_reduce_bytes(*arguments):
+    """Return the bytes of the member that sends most: a chunk to each other one, and its own sum to all of them."""
+    chunks = chunk_bytes(*arguments)
+    return max(sum(chunks) + (len(chunks) - 2) * own for own in chunks)
 
 
 def weights(engine, replica):

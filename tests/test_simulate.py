@@ -82,15 +82,15 @@ def check_timeline(timeline: Timeline) -> None:
     """Parts of each worker's time add up; the critical path has no gaps; nothing beats a resource's load."""
     for worker in timeline.workers():
         assert min(worker) >= 0
-        assert sum(worker[2:]) == pytest.approx(timeline.pipeline_s, rel=1e-9)
+        assert sum(worker[2:]) == pytest.approx(timeline.step_s, rel=1e-9)
     assert json.loads(json.dumps(timeline.summary()))["pipeline_s"] == timeline.pipeline_s
     path = timeline.critical_path()
     edges = [(segment.start_s, segment.end_s) for segment in path]
-    assert edges[-1][1] == timeline.pipeline_s
+    assert edges[-1][1] == timeline.step_s
     assert edges[0][0] == 0.0
     assert all(a[1] == pytest.approx(b[0], abs=1e-9) for a, b in pairwise(edges))
-    assert sum(timeline.explain().values()) == pytest.approx(timeline.pipeline_s)
-    assert all(use.utilisation <= 1 + 1e-9 for use in timeline.wires())
+    assert sum(timeline.explain().values()) == pytest.approx(timeline.step_s)
+    assert timeline.busiest <= 1 + 1e-9
     assert not (timeline.arrive_s < timeline.begin_s - 1e-9).any()
     assert not (timeline.begin_s < timeline.end_s - 1e-9).any()
 
@@ -583,7 +583,7 @@ def test_stages_of_one_host_send_for_nothing() -> None:
 
 
 def test_the_end_of_the_step() -> None:
-    """Replicas average by a ring, after the pipeline or as soon as a stage is done; then every stage updates."""
+    """Replicas average after the pipeline or as soon as a stage is done; when all are done every stage updates."""
     profile = Profile.uniform(
         2, 1.0, 2.0, gradient_bytes=np.array([8000.0, 4000.0]), update_s=np.array([0.5, 1.0]), step_s=0.25
     )
@@ -591,16 +591,19 @@ def test_the_end_of_the_step() -> None:
     arguments = {"num_microbatches": 2, "num_replicas": 2}
     after = simulate(GPipe(), profile, network, **arguments)  # type: ignore[arg-type]
     assert after.pipeline_s == 9.0
-    assert after.collective_s.tolist() == [2.0, 1.0]
-    assert after.step_s == 9.0 + max(2.0 + 0.5, 1.0 + 1.0) + 0.25
+    assert [one.end_s - one.start_s for one in after.collectives] == [2.0, 1.0]
+    assert after.step_s == 9.0 + 2.0 + 1.0 + 0.25
     during = simulate(GPipe(), profile, network, overlap=True, **arguments)  # type: ignore[arg-type]
-    # Stage 1 is done at 7: its second of averaging and its update end at 9 + 1; stage 0's at 9 + 2 + 0.5.
-    assert during.step_s == 11.75
+    # Stage 1 is done at 7, and its average at 8; stage 0's at 9 + 2.
+    assert [(one.start_s, one.end_s) for one in during.collectives] == [(9.0, 11.0), (7.0, 8.0)]
+    assert during.step_s == 11.0 + 1.0 + 0.25
     late = replace(profile, gradient_bytes=np.array([0.0, 12000.0]))
     assert simulate(GPipe(), late, network, overlap=True, **arguments).step_s == 10.0 + 1.0 + 0.25  # type: ignore[arg-type]
     assert simulate(GPipe(), late, network, **arguments).step_s == 9.0 + 3.0 + 1.0 + 0.25  # type: ignore[arg-type]
     single = simulate(GPipe(), profile, network, num_microbatches=2)
     assert single.step_s == 9.0 + 1.0 + 0.25
+    for timeline in (after, during, single):
+        check_timeline(timeline)
 
 
 def test_replicas_differ() -> None:

@@ -23,7 +23,7 @@ from raysim.network.profile import Profile
 from raysim.network.schedule import GPipe, OneFOneB
 from raysim.network.simulate import simulate
 from raysim.network.transport import RAY
-from raysim.records import Run
+from raysim.records import SCHEMAS, Run
 from raysim.validate import hosts as making
 from raysim.validate.cases import campaign, links_by_step
 from raysim.validate.hosts import Hosts, burst_bytes
@@ -204,8 +204,8 @@ def recorded(profiles, schedule, placement):
     hosts, count = profiles[0].num_stages, profiles[0].num_microbatches
     row = {"schedule": repr(schedule), "num_stages": hosts, "threads_per_stage": 1, "num_microbatches": count}
     steps = pd.DataFrame({"step": range(len(profiles)), "seconds": seconds})
-    links = pd.DataFrame(columns=["step", "direction", "stage", "wire_bytes", "rounds"])
-    return SimpleNamespace(row=row | {"num_replicas": 1}, actions=pd.DataFrame(actions), steps=steps, links=links)
+    none = SCHEMAS["collectives"].empty_table().to_pandas()
+    return SimpleNamespace(row=row | {"num_replicas": 1}, actions=pd.DataFrame(actions), steps=steps, collectives=none)
 
 
 def profile_of(hosts, sizes, random):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -24,9 +24,11 @@ KINDS = {
     "codec": Style(COLOURS[1], SYMBOLS[1]),
     "calls": Style(GREY),
     "on the wire": Style(COLOURS[5]),
+    "collective": Style(COLOURS[3], SYMBOLS[2]),
     "end of the step": Style(GREY, SYMBOLS[2]),
 }
 OP_KINDS = dict(zip(OPS, ("forward", "backward", "backward for weights"), strict=True))
+LANES = {"replica_gradient": "average of", "tied": "tied, from"}
 
 Span = tuple[str, float, float, str]  # lane, start_s, duration_s, label
 Spans = Mapping[str, list[tuple[str, Span]]]  # by network, with their kinds
@@ -77,8 +79,8 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
         f"{job.key}-gantt",
         f"{job.title}: where a step's time goes",
         "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of "
-        "time: stages, then the packets on each link. Gaps are bubbles, or the "
-        "wait for a packet that is under way. At the end of the step stages update, and all that happens outside of actions.",
+        "time: stages, then the packets on each link, then the collectives that end the step. Gaps are bubbles, or the "
+        "wait for a packet that is under way. Then stages update, and the driver goes on.",
         panels,
         columns=1,
     )
@@ -87,9 +89,20 @@ def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | N
 def _step(replay: Replay, network: Network) -> list[tuple[str, Span]]:
     """Return the kind and span of all that happens in a mean step, to its end."""
     timeline = simulate(replay.schedule, replay.mean_profile, network, placement=replay.placement(network))
-    outside_s = timeline.step_s + replay.tied_s(network) - timeline.pipeline_s
-    end = ("end of the step", ("all stages", timeline.pipeline_s, outside_s, "update, and what is outside of actions"))
-    return [*_spans(timeline), *([end] if outside_s > 0 else [])]
+    end = ("end of the step", ("all stages", timeline.collectives_end_s, timeline.outside_s, "update, and the driver"))
+    return [*_spans(timeline), *_collectives(timeline), *([end] if timeline.outside_s > 0 else [])]
+
+
+def _collectives(timeline: Timeline) -> Iterator[tuple[str, Span]]:
+    """Yield the kind and span of each round of the collectives, and of their codecs."""
+    for exchange in timeline.collectives:
+        one = exchange.collective
+        lane = f"{LANES[one.direction]} {', '.join(map(str, one.stages))}"
+        if one.codec_s:
+            yield "codec", (lane, exchange.start_s, one.codec_s, "codec")
+        for turn, start, end in exchange.spans():
+            if end > start:
+                yield "collective", (lane, start, end - start, f"round {turn}")
 
 
 def _panel(setting: Setting, spans: Spans, longest: Mapping[str, float]) -> Panel:

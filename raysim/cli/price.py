@@ -121,7 +121,9 @@ def simulate(
     ] = 0.4,
     codec_speed: Annotated[
         float | None,
-        typer.Option(help="Dense bytes a second that the device packs; measured on this machine by default."),
+        typer.Option(
+            help="Dense bytes a second that codecs go over. By default of the device's datasheet; with --profile codecs are timed here."
+        ),
     ] = None,
     transport: Transports = "ray",
     trace: TraceFile = None,

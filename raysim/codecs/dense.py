@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ class Identity(Codec):
     >>> Identity().encode(torch.ones(2, 3)).array_bytes
     24
     """
+
+    copies: ClassVar[bool] = True
 
     def array_names(self) -> tuple[str, ...]:
         return ("values",)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from raysim.codecs import kernels
 from raysim.codecs.on_demand import torch
+from raysim.codecs.work import count_work
 from raysim.notation import Notation
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ class Packet(NamedTuple):
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
-        return self.codec.decode(self, device)
+        x = self.codec.decode(self, device)
+        if not self.codec.copies:
+            count_work(x.nbytes)
+        return x
 
     def bytes_of(self, name: str, num_bytes: int) -> np.ndarray:
         """Return the array `name` as bytes; raises ValueError unless it is there with just `num_bytes`."""
@@ -107,6 +111,8 @@ class Packet(NamedTuple):
 class Codec(Notation, ABC):
     """A stateless map tensor -> packet -> tensor: a frozen dataclass, equal and hashed by its settings."""
 
+    copies: ClassVar[bool] = False  # whether a packet is the tensor's memory as it is, which takes no work
+
     @property
     def random(self) -> bool:
         """Whether `encode` draws random numbers, and so needs a key."""
@@ -119,6 +125,8 @@ class Codec(Notation, ABC):
         """
         dtype = dtype_name(x)
         self._check(tuple(x.shape), key)
+        if not self.copies:
+            count_work(x.nbytes)
         return Packet(self, self._encode(x.detach(), key), tuple(x.shape), dtype)
 
     def encode_with_residual(

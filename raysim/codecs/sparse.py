@@ -22,6 +22,7 @@ from raysim.codecs.positions import (
     misplaced,
     smallest_form,
 )
+from raysim.codecs.work import count_work
 from raysim.notation import check_choice, check_real
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ class TopK(Codec):
             residual = x.detach().contiguous().view(rows)  # only what is sent changes: no pass over the rest
             positions, kept = select_with_values(residual.to(dtype), self._num_kept(shape) // rows[0])
             exact = False
+        count_work(2 * x.numel() * dtype.itemsize)  # encoded, and what it decodes to is withheld
         arrays = self._arrays(shape, positions, kept, key)
         packet = Packet(self, arrays, shape, dtype_name(kept))
         if not exact:

@@ -14,6 +14,7 @@ from raysim.codecs.layout import PER, Layout, check_block, layout_of
 from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
 from raysim.codecs.random import uniform
+from raysim.codecs.work import count_work
 from raysim.notation import check_choice
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class UniformCodec(Codec):
         self._check(tuple(x.shape), key)
         x = x.detach().contiguous()
         residual = x if memory is None else torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
+        count_work(2 * x.nbytes)  # encoded, and what it decodes to is withheld
         arrays = self._encode_native(x, layout, key, residual, memory)
         return Packet(self, arrays, tuple(x.shape), "float32"), residual
 

@@ -10,6 +10,7 @@ from raysim.codecs import Identity, derive_key
 from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import cast_saturating, check_finite
 from raysim.codecs.random import uniform
+from raysim.codecs.work import count_work
 from raysim.compressors.gathered import check_rank
 from raysim.compressors.layers import Layered
 from raysim.compressors.powersgd import matrix_of, orthonormal, revived
@@ -71,6 +72,8 @@ class PowerGossip(Layered):
             return Averaged(gradients, memory)
         given = {name: context.parameters[name].detach() for name in gradients}
         matrices = {name: x.reshape(len(x), -1).double() for name, x in given.items()}
+        products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to move by
+        count_work(self.iterations * products * sum(x.nbytes for x in given.values()))
         moved = dict(memory)
         for iteration in range(done * self.iterations, (done + 1) * self.iterations):
             yield from self._iterate(iteration, matrices, moved, context)

@@ -10,6 +10,7 @@ from raysim.codecs import Nonzero
 from raysim.codecs.message import Entry
 from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import kept_of, select_topk
+from raysim.codecs.work import count_work
 from raysim.compressors.layers import Layered, check_scope, flatten, remembered, unflatten
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.notation import check_real
@@ -76,6 +77,7 @@ class GTopK(Layered):
 
     def _greatest(self, row: Tensor) -> Tensor:
         """Return which of a row, (1, n), are its k greatest."""
+        count_work(row.nbytes)
         mask = torch.zeros_like(row, dtype=torch.bool)
         mask.view(-1)[select_topk(row, kept_of(self.density, row.numel()))] = True
         return mask

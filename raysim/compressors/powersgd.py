@@ -11,6 +11,7 @@ from raysim.codecs import derive_key, lowrank
 from raysim.codecs.on_demand import torch
 from raysim.codecs.packet import cast_saturating, check_finite
 from raysim.codecs.random import uniform
+from raysim.codecs.work import count_work
 from raysim.compressors.gathered import check_rank
 from raysim.compressors.layers import Layered, remembered
 from raysim.compressors.replica import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
@@ -86,6 +87,8 @@ class PowerSGD(Layered):
             check_finite(gradient)
             held = remembered(memory, "residual", name, gradient) if self.feedback else torch.zeros_like(gradient)
             matrices[name] = (gradient + held).reshape(len(gradient), -1).double()
+        products = 3 if self.alternate else 4  # for each side that is sent, for the mean, and for what is withheld
+        count_work(products * sum(gradient.nbytes for gradient in gradients.values()))
         rounds = self._one_side if self.alternate else self._both_sides
         mean, own, sides = yield from rounds(matrices, memory, context)
         averaged, moved = {}, {**memory, **sides}

@@ -11,6 +11,7 @@ from raysim.codecs.packet import dtype_name, nest
 from raysim.codecs.positions import encode_positions, smallest_form
 from raysim.codecs.sparse import kept_of, select_with_values
 from raysim.codecs.sums import group_sums
+from raysim.codecs.work import count_work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,7 @@ def select(row: Tensor, count: int, how: str, key: int) -> Kept:
 
     Raises NonFiniteError on NaN or infinity.
     """
+    count_work(row.nbytes)
     if how == EXACT:
         return Kept(*select_with_values(row.view(1, -1), count))
     return Kept(*EstimatedTopK(min(1.0, count / len(row)), how).select(row.contiguous(), key))

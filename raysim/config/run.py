@@ -112,6 +112,9 @@ class RunConfig(Strict):
     """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
     profile: str | None = None
     """Compute that a simulated `clock` takes, and needs: a device by its datasheet, such as A100, or a file of `raysim profile`."""
+    codec_speed: float | None = Field(default=None, gt=0)
+    """Dense bytes a second that codecs go over under a simulated `clock`, each time they encode or decode; by default an eighth
+    of the device's memory bandwidth, or the speed in the profile's file."""
     transport: str = "ray"
     """What carries packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0)
@@ -213,6 +216,8 @@ class RunConfig(Strict):
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         if self.transport != "ray" and self.clock == "measured":
             raise ValueError("`transport` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
+        if self.codec_speed is not None and self.clock == "measured":
+            raise ValueError("`codec_speed` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
 
     def _check_shared(self) -> None:

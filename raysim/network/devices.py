@@ -1,4 +1,4 @@
-"""Datasheet figures of common GPUs: what a profile from shapes is computed from. Nothing here was measured by us."""
+"""Datasheet figures of common GPUs, of which profiles are computed that nobody recorded. Nothing here was measured by us."""
 
 from __future__ import annotations
 
@@ -11,19 +11,32 @@ class Device(NamedTuple):
     peak_flops: float
     """Dense (no sparsity) tensor-core FLOP/s at 16 bits."""
     memory_bytes: int
+    memory_bytes_per_s: float
+
+    @property
+    def codec_bytes_per_s(self) -> float:
+        """Dense bytes a second that codecs are taken to go over: memory is the limit, and a codec passes `CODEC_PASSES` times.
+
+        An assumption: starting kernels, which takes longer than the work on small tensors, is not in it.
+        """
+        return self.memory_bytes_per_s / CODEC_PASSES
+
+
+CODEC_PASSES = 8
+"""Reads and writes of a dense tensor in one encode or decode, such as a TopK's: find the range, select, move, write."""
 
 
 # Vendors' datasheets; where those quote figures with sparsity, half of them. Consumer cards: 16 bits in, 32 bits accumulated.
 DEVICES: dict[str, Device] = {
-    "T4": Device(65e12, 16 * 10**9),
-    "V100": Device(125e12, 32 * 10**9),
-    "A10G": Device(70e12, 24 * 10**9),
-    "L4": Device(121e12, 24 * 10**9),
-    "L40S": Device(362e12, 48 * 10**9),
-    "RTX3090": Device(71e12, 24 * 10**9),
-    "RTX4090": Device(165e12, 24 * 10**9),
-    "A100": Device(312e12, 80 * 10**9),
-    "H100": Device(989e12, 80 * 10**9),
-    "H200": Device(989e12, 141 * 10**9),
-    "B200": Device(2250e12, 180 * 10**9),
+    "T4": Device(65e12, 16 * 10**9, 300e9),
+    "V100": Device(125e12, 32 * 10**9, 900e9),
+    "A10G": Device(70e12, 24 * 10**9, 600e9),
+    "L4": Device(121e12, 24 * 10**9, 300e9),
+    "L40S": Device(362e12, 48 * 10**9, 864e9),
+    "RTX3090": Device(71e12, 24 * 10**9, 936e9),
+    "RTX4090": Device(165e12, 24 * 10**9, 1008e9),
+    "A100": Device(312e12, 80 * 10**9, 2039e9),
+    "H100": Device(989e12, 80 * 10**9, 3350e9),
+    "H200": Device(989e12, 141 * 10**9, 4800e9),
+    "B200": Device(2250e12, 180 * 10**9, 8000e9),
 }

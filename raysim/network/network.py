@@ -25,7 +25,7 @@ SHARING = ("pair", "fair", "port", "half", "inbound")
 class Network:
     """What lies between hosts; messages within a host cost nothing here.
 
-    `sharing` says which messages wait for one another:
+    `sharing` says which packets between stages wait for one another (for collectives see `raysim.network.collectives`):
 
     - "pair": every ordered pair of hosts has a wire of its own, messages in the order sent (full duplex);
     - "fair": the same, but messages under way at once share their wire evenly, as Ray sends objects of its store;
@@ -68,7 +68,7 @@ class Network:
         }
         if self.port_bps is not None:
             checked["port_bps"] = check_real("port_bps", self.port_bps, 0, math.inf, open_low=True)
-            if self.sharing not in ("port", "half"):
+            if not self.shares_ports:
                 raise ValueError(f'`port_bps` must go with `sharing` "port" or "half", but got {self.sharing!r}.')
         if checked["jitter_s"] > lowest:
             raise ValueError(
@@ -112,10 +112,13 @@ class Network:
         """Return the latency from `source` to `target`, elementwise; zero within a host."""
         return _look_up(self.latency_s, source, target, within=0.0)
 
+    @property
+    def shares_ports(self) -> bool:
+        """Whether packets between stages share the ports of their hosts, as the messages of a collective always do."""
+        return self.sharing in ("port", "half")
+
     def ports_bps(self, num_hosts: int) -> Floats:
-        """Return the capacity of every host's port; infinite where ports are not shared."""
-        if self.sharing not in ("port", "half"):
-            return np.full(num_hosts, math.inf)
+        """Return the capacity of every host's port: `port_bps`, or the fastest of its links."""
         if self.port_bps is not None:
             return np.full(num_hosts, self.port_bps)
         if not isinstance(self.bandwidth_bps, tuple):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
 from raysim.network.devices import DEVICES
 from raysim.network.table import OPS
 from raysim.network.transport import BARE, Transport
@@ -24,9 +25,9 @@ from raysim.notation import check_choice, check_real
 Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes")
-STAGE_COSTS = ("update_s", "gradient_bytes", "sent_bytes", "rounds", "method_s")
-OVERHEADS = ("call_s", "message_s", "byte_s", "step_s")
-FORMAT = "raysim profile 1"
+STAGE_COSTS = ("update_s", "gradient_bytes", "method_s")
+OVERHEADS = ("call_s", "message_s", "byte_s", "step_s", "codec_bytes_per_s")
+FORMAT = "raysim profile 2"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,11 +56,9 @@ class Profile:
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average by a ring, where nothing is known of what they really sent."""
-    sent_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that each replica really sent to average, in `rounds`."""
-    rounds: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: how often replicas waited for one another to average; 0 where `gradient_bytes` says what they did."""
+    """By stage: bytes that replicas average uncompressed, where `transfers` do not say what they sent."""
+    transfers: Transfers = field(default_factory=lambda: np.empty(0, TRANSFER))
+    """Transfers of the collectives that end the step, an array of `raysim.network.collectives.TRANSFER`."""
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds on a replica's clock to compress, decompress and add what they average."""
     call_s: float = 0.0
@@ -70,6 +69,8 @@ class Profile:
     """The same for every byte of it: 0.25e-9 is 4 GB/s through shared memory."""
     step_s: float = 0.0
     """Seconds of every step outside of its actions: submitting it, gathering statistics."""
+    codec_bytes_per_s: float = 0.0
+    """Dense bytes that codecs go over in a second, where recorded; 0 where not known. Reported, not simulated."""
     transport: Transport = BARE
     """What carries packets, which adds bytes and trips to them."""
     source: str = ""
@@ -91,6 +92,9 @@ class Profile:
         for name in STAGE_COSTS:
             values = _non_negative(name, np.asarray(getattr(self, name), np.float64))
             object.__setattr__(self, name, np.ascontiguousarray(np.broadcast_to(values, (shape[1],))))
+        if self.transfers.dtype != TRANSFER:
+            raise ValueError(f"`transfers` must be an array of `TRANSFER`, but got {self.transfers.dtype}.")
+        _non_negative("transfers", self.transfers["wire_bytes"])
         for name in OVERHEADS:
             object.__setattr__(self, name, check_real(name, getattr(self, name), 0, math.inf))
 
@@ -172,6 +176,7 @@ class Profile:
             dense_bytes=dense[..., None, None] * sends,
             encode_s=codec[..., None, None] * sends,
             decode_s=codec[..., None, None] * takes,
+            codec_bytes_per_s=codec_bytes_per_s if math.isfinite(codec_bytes_per_s) else 0.0,
             **({"source": f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"} | rest),
         )
 
@@ -191,9 +196,10 @@ class Profile:
         return self.transport.relays & (self.wire_bytes > 0) & self.transport.is_small(self.wire_bytes)
 
     def with_packets_of(self, other: Profile) -> Profile:
-        """Return these costs with the packets and codec times of `other`: the same model under another compressor."""
+        """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
         own = ("compute_s", "cpu_s", "update_s", "gradient_bytes")
-        return replace(self, **{name: getattr(other, name) for name in (*COSTS, *STAGE_COSTS) if name not in own})
+        taken = [name for name in (*COSTS, *STAGE_COSTS, "transfers") if name not in own]
+        return replace(self, **{name: getattr(other, name) for name in taken})
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""
@@ -244,11 +250,12 @@ class Profile:
         known = {item.name for item in fields(cls)} - {"transport"}
         if set(content) - known or "compute_s" not in content:
             raise ValueError(f"The profile {str(path)!r} must have the fields of a profile, but got {sorted(content)}.")
+        transfers = content.pop("transfers", [])
         arrays: dict[str, Any] = {
             name: np.array(value, np.float64) if isinstance(value, list) else value for name, value in content.items()
         }
         try:
-            return cls(**arrays)
+            return cls(**arrays, transfers=as_transfers(transfers))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
 
@@ -311,7 +318,8 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
         shapes = [profile.compute_s.shape for profile in profiles]
         raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
     means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
-    return replace(profiles[0], source=f"mean of {len(profiles)} steps", **means)
+    transfers = mean_transfers([profile.transfers for profile in profiles])
+    return replace(profiles[0], transfers=transfers, source=f"mean of {len(profiles)} steps", **means)
 
 
 def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vocabulary: int = 0) -> float:

@@ -20,15 +20,22 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from raysim.network.exchange import rounds_s
+from raysim.network.collectives import (
+    DIRECTIONS,
+    Collective,
+    all_reduce,
+    collectives,
+    round_seconds,
+    start_times,
+    total_seconds,
+)
 from raysim.network.network import Network
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
 from raysim.network.schedule import Schedule
 from raysim.network.table import Table, make_table
-from raysim.network.timeline import Timeline
+from raysim.network.timeline import Exchange, Timeline
 from raysim.network.wires import Floats, Wiring, is_ordered, order_wires, share_wires
 from raysim.notation import check_integer
 
@@ -48,7 +55,8 @@ def simulate(
 
     `num_microbatches` and `num_replicas` are the profile's where it has them. Without `placement` every worker has a host of
     its own, or the workers are spread evenly over the hosts that the network names. With `overlap` a stage's replicas average
-    their gradients as soon as that stage is done, else when the pipeline is. `seed` draws the jitter.
+    their gradients as soon as that stage is done, else when the pipeline is. Stages update when all collectives are over. `seed`
+    draws the jitter.
 
     A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it may,
     rarely: what comes sooner may get into another's way, as in any list scheduling (Graham's anomalies).
@@ -64,7 +72,10 @@ def simulate(
     else:
         free, done = share_wires(schedule, table, profile, network, placement, seed, (start, end, begin, arrive))
     pipeline_s = float(free.max())
-    collective = _collectives(profile, network, placement, table, replicas)
+    found = _collectives(profile, placement, table, replicas, overlap=overlap)
+    seconds = total_seconds(found, [network])
+    ready = done.max(axis=0)[:, None]
+    starts, over = start_times(found, seconds, ready, np.array([pipeline_s]), overlap=overlap)
     return Timeline(
         table=table,
         profile=profile,
@@ -75,8 +86,14 @@ def simulate(
         begin_s=begin,
         arrive_s=arrive,
         pipeline_s=pipeline_s,
-        step_s=float(_step_s(profile, pipeline_s, done.max(axis=0), collective, overlap=overlap)),
-        collective_s=collective,
+        collectives=tuple(
+            Exchange(
+                one, float(start), float(end), tuple(float(round_seconds(each, [network])[0]) for each in one.rounds)
+            )
+            for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
+        ),
+        collectives_end_s=float(over[0]),
+        step_s=float(over[0] + profile.update_s.max() + profile.step_s),
     )
 
 
@@ -115,15 +132,18 @@ def step_seconds(
             wiring = Wiring.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
             for column, profile in enumerate(_joined(step, table) for step in steps):
                 free, done = order_wires(schedule, table, profile, wiring, seed + column)
-                collective = np.array([_collectives(profile, network, placed, table, replicas) for network in chosen])
-                result[lanes, column] = _step_s(
-                    profile, free.max(axis=(0, 1)), done.max(axis=0).T, collective, overlap=overlap
-                )
+                found = _collectives(profile, placed, table, replicas, overlap=overlap)
+                seconds = total_seconds(found, chosen)
+                over = start_times(found, seconds, done.max(axis=0), free.max(axis=(0, 1)), overlap=overlap)[1]
+                result[lanes, column] = over + profile.update_s.max() + profile.step_s
         for row in set(rows) - set(lanes):
             for column, profile in enumerate(_joined(step, table) for step in steps):
                 free, done = share_wires(schedule, table, profile, networks[row], placed, seed + column)
-                collective = _collectives(profile, networks[row], placed, table, replicas)
-                result[row, column] = _step_s(profile, free.max(), done.max(axis=0), collective, overlap=overlap)
+                found = _collectives(profile, placed, table, replicas, overlap=overlap)
+                seconds = total_seconds(found, [networks[row]])
+                ready = done.max(axis=0)[:, None]
+                over = start_times(found, seconds, ready, free.max(keepdims=True)[0], overlap=overlap)[1]
+                result[row, column] = over[0] + profile.update_s.max() + profile.step_s
     return result
 
 
@@ -215,26 +235,26 @@ def _joined(profile: Profile, table: Table) -> Profile:
     return replace(profile, **changed)
 
 
-def _collectives(profile: Profile, network: Network, placement: Placement, table: Table, replicas: int) -> Floats:
-    """Return the seconds in which the replicas of each stage average their gradients: as recorded, else by a ring."""
-    seconds = np.zeros(table.num_stages)
+def _collectives(
+    profile: Profile, placement: Placement, table: Table, replicas: int, *, overlap: bool
+) -> list[Collective]:
+    """Return the collectives that end the step: of the profile's transfers, and of `gradient_bytes` averaged uncompressed."""
+    transfers = [profile.transfers]
+    for name in ("source_replica", "target_replica"):
+        highest = int(profile.transfers[name].max(initial=0))
+        if highest >= replicas:
+            raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
     if replicas > 1:
-        hosts = replica_hosts(placement, table.num_workers)
-        for stage in range(table.num_stages):
-            ranks = [row[table.owner[stage]] for row in hosts]
-            if profile.rounds[stage]:
-                wire_s = rounds_s(network, ranks, float(profile.sent_bytes[stage]), float(profile.rounds[stage]))
-                seconds[stage] = wire_s + profile.method_s[stage]
-            else:
-                seconds[stage] = network.all_reduce_s(float(profile.gradient_bytes[stage]), ranks)
-    return seconds
-
-
-def _step_s(
-    profile: Profile, pipeline_s: ArrayLike, stage_done: Floats, collective: Floats, *, overlap: bool
-) -> Floats:
-    """Return the seconds of steps: a stage updates once all pipelines are done and its own gradients are averaged."""
-    pipelines = np.asarray(pipeline_s)[..., None]
-    averaged = (stage_done if overlap else pipelines) + collective
-    step: Floats = np.max(np.maximum(averaged, pipelines) + profile.update_s, axis=-1) + profile.step_s
-    return step
+        for stage in np.flatnonzero(profile.gradient_bytes):
+            members = [(replica, int(stage)) for replica in range(replicas)]
+            chunk = float(profile.gradient_bytes[stage]) / replicas
+            transfers.append(all_reduce(DIRECTIONS[0], int(stage), members, [chunk] * replicas))
+    hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+    return collectives(
+        np.concatenate(transfers),
+        profile.method_s,
+        hosts,
+        table.owner,
+        transport=profile.transport,
+        joined=not overlap,
+    )

@@ -1,4 +1,4 @@
-"""What a simulated step gives: when all happened, where workers' time went, which wires were busy, what the step hung on."""
+"""The result of a simulated step: when everything happened, where workers' time went, which wires were busy, the critical path."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.network.collectives import Collective
 from raysim.network.network import Network
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
@@ -19,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class WorkerTime(NamedTuple):
-    """Where the seconds of one worker's step went, to the end of the pipeline: they add up to `pipeline_s`."""
+    """Where the seconds of one worker's step went: they add up to `step_s`."""
 
     replica: int
     worker: int
@@ -31,32 +32,54 @@ class WorkerTime(NamedTuple):
     wait_s: float
     """Idle while the packet it awaited had been made, and was under way."""
     bubble_s: float
-    """Idle for any other reason: nobody had made the packet yet, or the row was done."""
+    """Idle for any other reason: nobody had made the packet yet, or the row was done and other workers' were not."""
+    collective_s: float
+    """From the end of the pipeline until the collectives are over: replicas average, owners of tied parameters sum."""
+    outside_s: float
+    """The optimiser's update, and the driver."""
 
 
 class WireUse(NamedTuple):
-    """What one direction between two hosts carried."""
+    """The load of one direction between two hosts: packets between stages, and transfers of collectives."""
 
     source: int
     target: int
     messages: int
     wire_bytes: float
-    """Of packets and of what goes beside them."""
+    """Of packets, of bytes beside them, and of transfers."""
     busy_s: float
+    """Seconds that these bytes take at full speed."""
     utilisation: float
-    """Share of `pipeline_s` in which bytes moved at full speed."""
+    """`busy_s` as a share of the step."""
 
 
 class Segment(NamedTuple):
     """One stretch of the critical path."""
 
     kind: str
-    """compute, codec, overhead; of a packet: path (before its wire), queue (behind other packets), wire (bytes and latency)."""
+    """compute, codec, overhead; of a packet: path (before its wire), queue (behind other packets), wire (bytes and latency);
+    at the step's end: collective (rounds of transfers), codec of its method, update, driver."""
     start_s: float
     end_s: float
-    replica: int
-    action: Action
-    """The action at work, or the one that made the packet."""
+    replica: int | None
+    """None at the step's end, which belongs to all."""
+    action: Action | None
+    """The action at work, or the one that made the packet; None at the step's end."""
+
+
+class Exchange(NamedTuple):
+    """When a collective ran."""
+
+    collective: Collective
+    start_s: float
+    """Its codec comes first, then its rounds."""
+    end_s: float
+    round_s: tuple[float, ...]
+
+    def spans(self) -> list[tuple[int, float, float]]:
+        """Return the number, start and end of every round."""
+        edges = [*np.cumsum([self.start_s + self.collective.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
+        return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +100,31 @@ class Timeline:
     pipeline_s: float
     """When the last action of any replica ended."""
     step_s: float
-    """The whole step: pipeline, averaging over replicas, update, and what the driver needs around it."""
-    collective_s: Floats
-    """By stage: seconds to average gradients over replicas."""
+    """The whole step: pipeline, collectives, update, and what the driver needs around it."""
+    collectives: tuple[Exchange, ...]
+    """Averages over replicas, then sums of tied parameters."""
+    collectives_end_s: float
+    """When the last of them was over; `pipeline_s` where there are none."""
 
     @property
     def num_replicas(self) -> int:
         """Return the number of replicas."""
         return int(self.start_s.shape[0])
 
+    @property
+    def collective_s(self) -> float:
+        """Return the seconds of the step between the end of the pipeline and that of the collectives."""
+        return self.collectives_end_s - self.pipeline_s
+
+    @property
+    def outside_s(self) -> float:
+        """Return the seconds of the update and the driver."""
+        return self.step_s - self.collectives_end_s
+
     def workers(self) -> list[WorkerTime]:
-        """Return where every worker's time went; the parts of each add up to `pipeline_s`."""
+        """Return where every worker's time went; the parts of each add up to `step_s`."""
         found = []
+        ending = (self.collective_s, self.outside_s)
         table, profile = self.table, self.profile
         for r in range(self.num_replicas):
             start, end = self._flat(self.start_s, r)[self._slots], self._flat(self.end_s, r)[self._slots]
@@ -110,7 +146,8 @@ class Timeline:
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
                 busy_s = compute_s + codec_s + overhead_s + contention_s
                 bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
-                found.append(WorkerTime(r, w, compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s))
+                parts = (compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s)
+                found.append(WorkerTime(r, w, *parts, *ending))
         return found
 
     @property
@@ -120,7 +157,7 @@ class Timeline:
         return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
 
     def wires(self) -> list[WireUse]:
-        """Return what each direction between two hosts carried; packets by way of the driver's host count on both."""
+        """Return the load of each direction between two hosts; packets by way of the driver's host count on both."""
         totals: dict[tuple[int, int], list[float]] = {}
         hosts = replica_hosts(self.placement, self.table.num_workers)
         stages = self.table.num_stages
@@ -138,28 +175,45 @@ class Timeline:
                             total = totals.setdefault(leg, [0.0, 0.0])
                             total[0] += len(chosen)
                             total[1] += float(chosen.sum())
+        for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
+            for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):
+                total = totals.setdefault((source, target), [0.0, 0.0])
+                total[0] += messages
+                total[1] += size
         uses = []
         for (source, target), (messages, size) in sorted(totals.items()):
             if messages:
-                busy = self.network.p2p_s(source, target, size) - float(self.network.latencies_s(source, target))
-                share = busy / self.pipeline_s if self.pipeline_s else 0.0
-                uses.append(WireUse(source, target, int(messages), size, busy, share))
+                busy = 8 * self.network.framing * size / float(self.network.bandwidths_bps(source, target))
+                uses.append(WireUse(source, target, int(messages), size, busy, self._share(busy)))
         return uses
 
-    def critical_path(self) -> list[Segment]:
-        """Return the chain of work and packets that the pipeline's end hangs on, first to last, without gaps.
+    @property
+    def busiest(self) -> float:
+        """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes."""
+        ports: dict[tuple[str, int], float] = {}
+        half = self.network.sharing == "half"
+        for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
+            for source, target, size in zip(one.source.tolist(), one.target.tolist(), one.wire_bytes, strict=True):
+                for port in (("both", source), ("both", target)) if half else (("out", source), ("in", target)):
+                    ports[port] = ports.get(port, 0.0) + float(size)
+        bps = self.network.ports_bps(self.placement.num_hosts)
+        loads = [self._share(8 * self.network.framing * size / float(bps[host])) for (_, host), size in ports.items()]
+        return max([*(use.utilisation for use in self.wires()), *loads], default=0.0)
 
-        Going back from the last action: its packet, where that came after its worker was free, or else the action before it.
+    def critical_path(self) -> list[Segment]:
+        """Return the chain of work, packets and collectives that the step's end hangs on, first to last, without gaps.
+
+        Going back from the end: update and collectives, then the last action, its packet, where that came after its worker was free,
+        or else the action before it.
         """
         table = self.table
         place = np.empty(self._num_slots, np.int64)
         place[self._slots] = np.arange(len(self._slots))
-        r = int(np.nanargmax(np.nanmax(self.end_s.reshape(self.num_replicas, -1), axis=1)))
+        backwards, r, last = self._ending()
         start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
         begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
         sizes = self._whole(self.profile.moved_bytes, r)
-        i = int(place[int(np.nanargmax(end))])
-        backwards: list[Segment] = []
+        i = int(place[last])
         while True:
             slot = int(self._slots[i])
             action = self._action(slot)
@@ -187,6 +241,19 @@ class Timeline:
             else:
                 i -= 1
 
+    def _ending(self) -> tuple[list[Segment], int, int]:
+        """Return the critical path behind the last action, last to first, and that action's replica and slot."""
+        updated = self.step_s - self.profile.step_s
+        spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
+        moment = self.collectives_end_s
+        while one := next((one for one in reversed(self.collectives) if one.start_s < one.end_s == moment), None):
+            spans += [("collective", low, high) for _, low, high in reversed(one.spans())]
+            spans.append(("codec", one.start_s, one.start_s + one.collective.codec_s))
+            moment = one.start_s
+        backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
+        r, slot = divmod(int(np.nanargmin(np.abs(self.end_s - moment))), self._num_slots)
+        return backwards, r, slot
+
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the (kind, start, end) in seconds of what makes up action `index` of the table, on one replica.
 
@@ -209,11 +276,22 @@ class Timeline:
         return list(zip(("overhead", "codec", "compute", "codec"), edges, edges[1:], strict=False))
 
     def summary(self) -> dict[str, Any]:
-        """Return the step in figures: seconds, the share of bubble, every worker's time, every wire's use, the critical path."""
+        """Return the step in figures: seconds, collectives, the share of bubble, workers' time, wires' use, the critical path."""
         return {
             "step_s": self.step_s,
             "pipeline_s": self.pipeline_s,
-            "collective_s": self.collective_s.tolist(),
+            "collective_s": self.collective_s,
+            "outside_s": self.outside_s,
+            "collectives": [
+                {
+                    "direction": one.collective.direction,
+                    "stages": list(one.collective.stages),
+                    "start_s": one.start_s,
+                    "codec_s": one.collective.codec_s,
+                    "round_s": list(one.round_s),
+                }
+                for one in self.collectives
+            ],
             "bubble": self.bubble,
             "workers": [worker._asdict() for worker in self.workers()],
             "wires": [wire._asdict() for wire in self.wires()],
@@ -226,6 +304,10 @@ class Timeline:
         for segment in self.critical_path():
             totals[segment.kind] = totals.get(segment.kind, 0.0) + segment.end_s - segment.start_s
         return totals
+
+    def _share(self, seconds: float) -> float:
+        """Return seconds as a share of the step."""
+        return seconds / self.step_s if self.step_s else 0.0
 
     @cached_property
     def _alone_s(self) -> Floats:

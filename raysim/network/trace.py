@@ -20,13 +20,14 @@ from raysim.network.timeline import Timeline
 Event = dict[str, Any]
 
 WIRES = 1_000_000  # process number of the network, beyond any replica's
+COLLECTIVES = WIRES + 1
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
     """Yield the trace events of a simulated step."""
     table, profile = timeline.table, timeline.profile
     hosts = replica_hosts(timeline.placement, table.num_workers)
-    lanes: dict[tuple[int, int], int] = {}
+    lanes = _Lanes()
     packets = 0
     for replica in range(timeline.num_replicas):
         yield _named("process_name", replica, 0, f"replica {replica}")
@@ -78,15 +79,49 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
                 ends = hosts[replica][worker], hosts[replica][target]
                 if ends[0] == ends[1]:
                     continue
-                if ends not in lanes:
-                    lanes[ends] = len(lanes)
-                    if len(lanes) == 1:
-                        yield _named("process_name", WIRES, 0, "network")
-                    yield _named("thread_name", WIRES, lanes[ends], f"host {ends[0]} to host {ends[1]}")
+                yield from lanes.named(ends)
                 # Packets overlap while latency passes, so their bars are asynchronous events and not slices.
-                common = {"id": packets, "name": name, "cat": "wire", "pid": WIRES, "tid": lanes[ends]}
+                common = {"id": packets, "name": name, "cat": "wire", "pid": WIRES, "tid": lanes.number[ends]}
                 yield common | {"ph": "b", "ts": _us(begin), "args": {"wire_bytes": size}}
                 yield common | {"ph": "e", "ts": _us(arrive)}
+    yield from _collective_events(timeline, lanes, packets)
+
+
+def _collective_events(timeline: Timeline, lanes: _Lanes, packets: int) -> Iterator[Event]:
+    """Yield the events of the collectives that end a step: their codecs and rounds, and the transfers of each round by wire."""
+    for lane, exchange in enumerate(timeline.collectives):
+        one = exchange.collective
+        if lane == 0:
+            yield _named("process_name", COLLECTIVES, 0, "collectives")
+        stages = f"{one.direction} of stage {', '.join(map(str, one.stages))}"
+        yield _named("thread_name", COLLECTIVES, lane, stages)
+        if one.codec_s:
+            yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + one.codec_s)
+        for (turn, begin, end), sent in zip(exchange.spans(), one.rounds, strict=True):
+            yield _slice(f"round {turn}", "collective", COLLECTIVES, lane, begin, end)
+            for source, target, transfers, _, size in zip(*(part.tolist() for part in sent), strict=True):
+                yield from lanes.named((source, target))
+                packets += 1
+                tid = lanes.number[source, target]
+                common = {"id": packets, "name": f"{stages}, round {turn}", "cat": "wire", "pid": WIRES, "tid": tid}
+                yield common | {"ph": "b", "ts": _us(begin), "args": {"wire_bytes": size, "transfers": transfers}}
+                yield common | {"ph": "e", "ts": _us(end)}
+
+
+class _Lanes:
+    """Threads of the network's process in the trace: one for each direction between two hosts."""
+
+    def __init__(self) -> None:
+        self.number: dict[tuple[int, int], int] = {}
+
+    def named(self, ends: tuple[int, int]) -> Iterator[Event]:
+        """Yield the events that name the lane between two hosts, where it is new."""
+        if ends in self.number:
+            return
+        if not self.number:
+            yield _named("process_name", WIRES, 0, "network")
+        self.number[ends] = len(self.number)
+        yield _named("thread_name", WIRES, self.number[ends], f"host {ends[0]} to host {ends[1]}")
 
 
 def recorded_events(columns: Mapping[str, ArrayLike]) -> Iterator[Event]:

@@ -224,7 +224,7 @@ def share_wires(
         target,
         network.bandwidths_bps(source, target) / payload,
         network.latencies_s(source, target),
-        network.ports_bps(num_hosts) / payload,
+        (network.ports_bps(num_hosts) if network.shares_ports else np.full(num_hosts, math.inf)) / payload,
         network.sharing == "half",
         network.sharing == "fair",
         network.burst_bytes / network.framing,

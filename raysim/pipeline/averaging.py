@@ -173,10 +173,11 @@ class Averaging:
                 stage=index,
                 tied=group.tied is not None,
                 packets=exchange.packets,
-                wire_bytes=exchange.wire_bytes,
+                transfers=tuple(exchange.transfers),
                 dense_bytes=ring_bytes(num_values, len(group.members)),
                 num_rounds=exchange.num_rounds,
                 codec_s=exchange.codec_s,
+                coded_bytes=exchange.coded_bytes,
                 decisions=tuple(self._averaged[index].decisions) if group.tied is None else (),
             )
         )

@@ -7,6 +7,7 @@ forecast too; packets are made by the run's own compressors from seeded tensors 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,21 +19,20 @@ from torch import nn
 
 from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, read_config
-from raysim.network.devices import DEVICES
-from raysim.network.exchange import tied_s
-from raysim.network.memory import StageMemory
+from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
+from raysim.network.devices import CODEC_PASSES, DEVICES
+from raysim.network.memory import StageMemory, format_bytes
 from raysim.network.network import Network
-from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.schedule import Schedule
 from raysim.network.simulate import simulate
-from raysim.network.table import make_table
 from raysim.network.timeline import Timeline
 from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
+from raysim.pipeline.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.pipeline.packets import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
-from raysim.pipeline.plan import stage_memories
-from raysim.pipeline.replicas import TIED_TABLE, all_reduce_bytes
+from raysim.pipeline.plan import stage_memories, tied_owners
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, build_model
 from raysim.workloads.options import bind_options
@@ -67,8 +67,8 @@ class Forecast:
     """By stage, of one replica; none where there is just one."""
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
-    tied: tuple[tuple[int, int, int], ...]
-    """Parameters in two stages: both, and their number of values."""
+    tied: tuple[tuple[tuple[int, ...], int], ...]
+    """Parameters in several stages: these, and their number of values."""
     notes: tuple[str, ...]
     """What the figures assume, a sentence each."""
 
@@ -100,7 +100,7 @@ class Forecast:
         return totals
 
     def simulate(self, network: Network, *, first: bool = False, seed: int = 0) -> Timeline:
-        """Return the timeline of a steady step, or of one of first visits; tied gradients are apart, in `tied_s`."""
+        """Return the timeline of a steady step, or of one of first visits."""
         try:
             return simulate(
                 self.schedule,
@@ -113,19 +113,9 @@ class Forecast:
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
-    def tied_s(self, network: Network) -> float:
-        """Return the seconds in which owners of tied parameters exchange their gradients, at the step's end."""
-        hosts = Placement.spread(self.num_replicas * self.num_workers, network.num_hosts).hosts
-        total, fused = 0.0, self.config.fused_embedding
-        for *stages, size in self.tied:
-            owners = [self.owner[stage] for stage in stages]
-            sent = all_reduce_bytes("sum", size, len(stages) * (self.num_replicas if fused else 1), TIED_TABLE)
-            total += tied_s(network, hosts, self.num_replicas, owners, sent, 2, fused=fused)
-        return total
-
     def step_s(self, network: Network, *, first: bool = False) -> float:
-        """Return the seconds of a step, tied gradients among them."""
-        return self.simulate(network, first=first).step_s + self.tied_s(network)
+        """Return the seconds of a step."""
+        return self.simulate(network, first=first).step_s
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""
@@ -139,15 +129,15 @@ def forecast(
     *overrides: str,
     device: str | None = None,
     profile: str | Path | Profile | None = None,
-    efficiency: float = 0.4,
+    efficiency: float = EFFICIENCY,
     codec_bytes_per_s: float | None = None,
     transport: str = "ray",
 ) -> Forecast:
     """Return what a run would be on `device`, from its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
     `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement.
-    Codecs are timed on this machine, unless `codec_bytes_per_s` says how fast the device packs, and again unpacks, dense bytes.
-    `transport` carries the packets: "ray", "nccl" or "gloo".
+    Codecs take what their counted work takes at the device's speed, see `raysim.network.devices`, or at `codec_bytes_per_s`; with a
+    recorded profile they are timed on this machine where that is not given. `transport` carries the packets: "ray", "nccl" or "gloo".
     Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
@@ -194,54 +184,52 @@ def _forecast(
     parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, **cut)
     num_stages = len(parts.stages)
     schedule = config.parsed_schedule
-    table = make_table(schedule, num_stages, config.num_microbatches)  # raises where they do not fit
+    cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
 
     if device is not None:
-        steady = Profile.analytic(
-            parts.flops_forward,
-            device=device,
-            efficiency=efficiency,
-            wire_bytes=0.0,
-            backward_factor=3.0 if config.recompute else 2.0,
-        )
+        steady = datasheet_profile(config, device, parts.flops_forward, efficiency)
         notes.append(
             f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
             "Host overheads and the optimiser's update are not counted."
         )
     else:
         assert recorded is not None
-        if recorded.num_stages != num_stages:
-            raise ConfigError(
-                f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}."
-            )
-        if recorded.num_replicas != 1:
-            raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it anew.")
-        steady = _with_loading(recorded).mean_microbatch()
+        steady = recorded_profile(config, recorded, num_stages)
         notes.append(
             f"Compute, update and overheads: the profile ({recorded.source}). Its microbatches must have {size} samples, as here."
         )
 
-    links = link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes, named=device is not None)
+    if device is not None and codec_bytes_per_s is None:
+        codec_bytes_per_s = DEVICES[device].codec_bytes_per_s
+        notes.append(
+            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, 1/{CODEC_PASSES} of the "
+            f"{device}'s memory bandwidth by its datasheet. `--codec-speed` sets another."
+        )
+    elif codec_bytes_per_s is not None:
+        notes.append(
+            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, as given."
+        )
+    links = link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
     steady = replace(steady, transport=transport)
     steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
     first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
-    if int(table.op.max()) == 2 and num_ops == 2:
-        share = 1 / 3 if config.recompute else 1 / 2  # what is recomputed is recomputed in the first part
-        steady, first = steady.split_backward(share), first.split_backward(share)
+    if cut_backward and (recorded is None or recorded.compute_s.shape[2] == 2):
         notes.append("Backward is cut in two parts, for inputs and for weights, that take as long as each other.")
     averages: list[ReplicaCost] = []
     if config.num_replicas > 1:
-        averages = replica_costs(config, _averaged_shapes(config, parts), notes)
-        averaging: dict[str, Any] = {
-            "sent_bytes": np.array([cost.wire_bytes for cost in averages], np.float64),
-            "rounds": np.array([cost.rounds for cost in averages], np.float64),
-            "method_s": np.array([cost.method_s for cost in averages]),
-        }
-        steady, first = replace(steady, **averaging), replace(first, **averaging)
+        averages = replica_costs(config, _averaged_shapes(config, parts), codec_bytes_per_s, notes)
         notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
+    names = [dict(module.named_parameters()) for module in parts.stages]
+    owners = tied_owners(parts)
+    tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
+    ending: dict[str, Any] = {
+        "transfers": np.concatenate([*(cost.transfers for cost in averages), _tied_transfers(config, tied)]),
+        "method_s": np.array([cost.method_s for cost in averages] or [0.0]),
+    }
+    steady, first = replace(steady, **ending), replace(first, **ending)
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
     warmup = max((m.warmup for pair in config.compressors() for m in pair if isinstance(m, AQSGD)), default=0)
@@ -256,7 +244,6 @@ def _forecast(
         f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
         for method in sorted(forgetful)
     ]
-    names = [dict(module.named_parameters()) for module in parts.stages]
     return Forecast(
         config=config,
         schedule=schedule,
@@ -269,7 +256,7 @@ def _forecast(
         links=links,
         averages=tuple(averages),
         flops_forward=parts.flops_forward,
-        tied=tuple((one.stage, one.other_stage, names[one.stage][one.name].numel()) for one in parts.tied),
+        tied=tied,
         notes=tuple(notes),
     )
 
@@ -287,11 +274,18 @@ def _averaged_shapes(config: RunConfig, parts: Partition) -> list[dict[str, tupl
     ]
 
 
-def _with_loading(recorded: Profile) -> Profile:
-    """Return the profile with what decoding took where no packet is taken, the reading of data, as part of compute."""
-    loading = np.zeros_like(recorded.decode_s)
-    loading[:, 0, 0], loading[:, -1, 1] = recorded.decode_s[:, 0, 0], recorded.decode_s[:, -1, 1]
-    return replace(recorded, compute_s=recorded.compute_s + loading, decode_s=recorded.decode_s - loading)
+def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
+    """Return the transfers in which owners of tied parameters sum their gradients: those of a replica, or, fused, of all."""
+    replicas = range(config.num_replicas)
+    groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
+    found = [as_transfers([])]
+    for stages, size in tied:
+        for together in groups:
+            members = [(replica, stage) for replica in together for stage in stages]
+            found.append(
+                all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
+            )
+    return np.concatenate(found)
 
 
 def _data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.message import Message, wire_bytes
+from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, Decision, Plain, State
 
 EVALUATION_MODES = ("off", "on", "on_direct")
@@ -27,6 +28,7 @@ class LinkAccount(NamedTuple):
     wire_bytes: int = 0
     dense_bytes: int = 0
     codec_s: float = 0.0  # encoding at the sender, decoding at the receiver
+    coded_bytes: int = 0  # the work of that, see `raysim.codecs.work`
     sent_norm2: float | None = None  # of the tensors to send
     received_norm2: float | None = None  # of the tensors that arrive
     error_norm2: float | None = None  # of their difference
@@ -70,10 +72,10 @@ class Link:
 
         Raises NonFiniteError where `x` holds NaN or infinity: then nothing has moved.
         """
-        start = time.perf_counter()
+        start, work = time.perf_counter(), work_bytes()
         packet, changes = self.compressor.encode(x, self.state, context)
         message = self.table.pack(packet)
-        self._add(wire_bytes(message), x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        self._add(wire_bytes(message), x.nbytes, time.perf_counter() - start, work_bytes() - work)
         if measure and self.compressor != _DENSE:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
@@ -86,9 +88,9 @@ class Link:
 
         Raises ValueError where the message is malformed.
         """
-        start = time.perf_counter()
+        start, work = time.perf_counter(), work_bytes()
         x, changes = self.compressor.decode(self.unpack(message), self.state, context, self.device)
-        self._add(wire_bytes(message), x.numel() * x.dtype.itemsize, time.perf_counter() - start)
+        self._add(wire_bytes(message), x.nbytes, time.perf_counter() - start, work_bytes() - work)
         self._move(changes)
         return x
 
@@ -149,7 +151,7 @@ class Link:
         else:
             self.compressor.commit(self.state, changes)
 
-    def _add(self, num_bytes: int, dense_bytes: int, seconds: float) -> None:
+    def _add(self, num_bytes: int, dense_bytes: int, seconds: float, work: int) -> None:
         self.last_codec_s, self.last_wire_bytes, self.last_dense_bytes = seconds, num_bytes, dense_bytes
         account = self._account
         self._account = account._replace(
@@ -157,6 +159,7 @@ class Link:
             wire_bytes=account.wire_bytes + num_bytes,
             dense_bytes=account.dense_bytes + dense_bytes,
             codec_s=account.codec_s + seconds,
+            coded_bytes=account.coded_bytes + work,
         )
 
     def _measure(self, sent: Tensor, received: Tensor) -> None:

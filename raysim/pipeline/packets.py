@@ -15,14 +15,16 @@ import torch
 from raysim.codecs import TopK, derive_key, kernels
 from raysim.codecs.message import wire_bytes
 from raysim.codecs.packet import DTYPES
+from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, State
 from raysim.compressors.gathered import Dense
 from raysim.compressors.replica import Memory, ReplicaContext, ReplicaMethod
 from raysim.config import ConfigError, RunConfig
+from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.pipeline.engine import host_memory_bytes
-from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, all_reduce_bytes, ring_bytes
+from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
 
 T = TypeVar("T")
 
@@ -51,10 +53,11 @@ def link_costs(
     shapes: Sequence[tuple[int, ...]],
     codec_bytes_per_s: float | None,
     notes: list[str],
-    *,
-    named: bool,
 ) -> tuple[LinkCost, ...]:
-    """Return what messages cost on every link: encoded and decoded by the real compressors, on this machine."""
+    """Return the cost of messages on every link, encoded and decoded by the real compressors on this machine.
+
+    Their seconds are measured, or, with `codec_bytes_per_s`, those of their counted work at that speed.
+    """
     dtype = DTYPES[config.dtype]
     largest = max((math.prod(shape) * dtype.itemsize for shape in shapes), default=0)
     if 8 * largest > host_memory_bytes():
@@ -72,32 +75,25 @@ def link_costs(
         for boundary, (methods, shape) in enumerate(zip(config.compressors(), shapes, strict=True)):
             key = repr(methods), tuple(shape)
             if key not in measured:
-                measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed)
+                measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
             links += [link._replace(boundary=boundary) for link in measured[key]]
     finally:
         torch.set_num_threads(before)
-    if codec_bytes_per_s is not None:
-        links = [_at_speed(link, link.dense_bytes / codec_bytes_per_s) for link in links]
-        speed = f"{format_bytes(codec_bytes_per_s)}/s of dense bytes, as given"
-    else:
-        where = (
-            torch.cuda.get_device_name()
-            if device == "cuda"
-            else f"{config.threads_per_stage} thread(s) of this machine's CPU"
-        )
-        speed = f"measured on {where}" + ("; `--codec-speed` says how fast the device is" if named else "")
     if any(method.needs_sensitivity for methods in config.compressors() for method in methods):
         notes.append("Bounds of ACGC follow from gradients: before a run its messages are priced as they are.")
-    notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {speed}.")
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
+    seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
+    notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {seconds}.")
     return tuple(links)
 
 
-def _at_speed(link: LinkCost, seconds: float) -> LinkCost:
-    return link._replace(encode_s=seconds, decode_s=seconds, first_encode_s=seconds, first_decode_s=seconds)
-
-
 def _measure(
-    methods: Sequence[Compressor], shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int
+    methods: Sequence[Compressor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    codec_bytes_per_s: float | None,
 ) -> list[LinkCost]:
     """Return the costs of both directions of one boundary; gradients may need to know what the activations kept."""
     costs = []
@@ -122,9 +118,13 @@ def _measure(
                 support=support,
             )
             moved = x + 0.1 * torch.roll(x, visit)  # a later visit finds the activation changed
-            encode_s, (packet, changes) = _timed(partial(method.encode, moved, sender, context), device)
+            encode_s, (packet, changes) = _timed(
+                partial(method.encode, moved, sender, context), device, codec_bytes_per_s
+            )
             method.commit(sender, changes)
-            decode_s, (_, changes) = _timed(partial(method.decode, packet, receiver, context, device), device)
+            decode_s, (_, changes) = _timed(
+                partial(method.decode, packet, receiver, context, device), device, codec_bytes_per_s
+            )
             method.commit(receiver, changes)
             visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
         if direction == "forward" and isinstance(method.codec, TopK):
@@ -150,11 +150,14 @@ def _measure(
     return costs
 
 
-def _timed(run: Callable[[], T], device: str) -> tuple[float, T]:
-    start = time.perf_counter()
+def _timed(run: Callable[[], T], device: str, codec_bytes_per_s: float | None) -> tuple[float, T]:
+    """Return the seconds of a codec's run, and its result."""
+    start, work = time.perf_counter(), work_bytes()
     result = run()
     if device == "cuda":
         torch.cuda.synchronize()
+    if codec_bytes_per_s is not None:
+        return (work_bytes() - work) / codec_bytes_per_s, result
     return time.perf_counter() - start, result
 
 
@@ -178,7 +181,7 @@ def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *,
 
 
 class ReplicaCost(NamedTuple):
-    """What it costs one replica of a stage to average its gradients."""
+    """The cost of averaging the gradients of a stage: `wire_bytes` are those of the replica that sends most."""
 
     stage: int
     method: str
@@ -186,12 +189,17 @@ class ReplicaCost(NamedTuple):
     wire_bytes: int
     rounds: int
     method_s: float
+    coded_bytes: float
+    transfers: Transfers
 
 
 def replica_costs(
-    config: RunConfig, shapes: Sequence[Mapping[str, tuple[int, ...]]], notes: list[str]
+    config: RunConfig,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    codec_bytes_per_s: float | None,
+    notes: list[str],
 ) -> list[ReplicaCost]:
-    """Return what averaging costs each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
+    """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
 
     Raises ConfigError where the gradients of all replicas would not fit this machine, or steps are not alike.
     """
@@ -205,9 +213,14 @@ def replica_costs(
             )
         values = sum(math.prod(shape) for shape in mine.values())
         if isinstance(method, Dense):
-            ring = ring_bytes(values, count)
-            sent = all_reduce_bytes("dense", values, count, method.table(mine)) if values else 0
-            costs.append(ReplicaCost(stage, repr(method), ring, sent, method.num_rounds(count), 0.0))
+            members = [(replica, stage) for replica in range(count)]
+            chunks = chunk_bytes("dense", values, count, method.table(mine))
+            transfers = all_reduce(DIRECTIONS[0], stage, members, chunks) if values else as_transfers([])
+            sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
+            rounds = method.num_rounds(count)
+            costs.append(
+                ReplicaCost(stage, repr(method), ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
+            )
             continue
         if 6 * 4 * values * count > host_memory_bytes():
             raise ConfigError(
@@ -215,7 +228,7 @@ def replica_costs(
                 f"({format_bytes(host_memory_bytes())}) room to average them. Use fewer replicas or more stages."
             )
         method.check(mine, count, config.optimizer.momentum)
-        costs.append(_averaged(method, stage, mine, config))
+        costs.append(_averaged(method, stage, mine, config, codec_bytes_per_s))
     if any(cost.method != "Identity" for cost in costs):
         notes.append(
             "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
@@ -224,9 +237,13 @@ def replica_costs(
 
 
 def _averaged(
-    method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[int, ...]], config: RunConfig
+    method: ReplicaMethod,
+    stage: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: RunConfig,
+    codec_bytes_per_s: float | None,
 ) -> ReplicaCost:
-    """Return what an average of one stage costs, after the first; the slowest replica's bytes, the mean replica's seconds."""
+    """Return the cost of an average of one stage, after the first: the bytes and seconds of the slowest replica."""
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
     table = method.table(shapes)
@@ -235,7 +252,7 @@ def _averaged(
     last: list[list[Exchange]] = []
     for step in range(AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
-        exchanges = []
+        rounds = []
         for replica in range(count):
             gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
             context = ReplicaContext(
@@ -252,26 +269,21 @@ def _averaged(
                 momentum=config.optimizer.momentum or 0.0,
                 parameters=gradients,
             )
-            rounds = method.average(gradients, memories[replica], context)
-            exchanges.append(Exchange(group, replica, rounds, table, max_values=max_values))
-        sent = [one.advance(()) for one in exchanges]
-        while not exchanges[0].over:
-            received = [
-                [
-                    part
-                    for other in group.others(me)
-                    for part in (sent[other][0], sent[other][1 + group.others(other).index(me)])
-                ]
-                for me in range(count)
-            ]
-            sent = [one.advance(parts) for one, parts in zip(exchanges, received, strict=True)]
+            rounds.append(method.average(gradients, memories[replica], context))
+        exchanges = exchange_together(group, rounds, table, max_values=max_values)
         memories = [one.result.memory for one in exchanges]
         last = [*last[-1:], exchanges]
+    coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
+    codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
     return ReplicaCost(
-        stage,
-        repr(method),
-        ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
-        round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
-        max(step[0].num_rounds for step in last),
-        statistics.fmean(one.codec_s for step in last for one in step),
+        stage=stage,
+        method=repr(method),
+        dense_bytes=ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
+        wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
+        rounds=max(step[0].num_rounds for step in last),
+        method_s=codec_s if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,
+        coded_bytes=coded_bytes,
+        transfers=mean_transfers(
+            [as_transfers(transfer for one in step for transfer in one.transfers) for step in last]
+        ),
     )

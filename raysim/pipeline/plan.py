@@ -205,7 +205,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
         boundary_shapes=parts.boundary_shapes,
-        tied=_owners(parts),
+        tied=tied_owners(parts),
         memories=stage_memories(config, parts, len(data.train)),
         flops_forward=tuple(parts.flops_forward),
         rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
@@ -255,7 +255,7 @@ def _check_twins(plan: Plan) -> None:
             )
 
 
-def _owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
+def tied_owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Return the owners of each tied parameter, by stage: pairs that share an owner belong together."""
     groups: list[list[tuple[int, str]]] = []
     for stage, name, other_stage, other_name in parts.tied:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,9 @@ from raysim.config import ConfigError, RunConfig
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
 from raysim.network.schedule import calls
 from raysim.pipeline.engine import InlineEngine
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.packets import replica_costs
+from raysim.pipeline.plan import Workload, prepare, replica_shapes
 
 WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
 
@@ -37,6 +40,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         "clock": "measured",
         "profile": None,
         "transport": "ray",
+        "codec_speed": None,
     }
     alone["batch_size"] = config.batch_size // config.num_replicas  # one replica does what each of several does
     workload = prepare(config.model_copy(update=changes | alone))
@@ -44,6 +48,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     engine.check()
     engine.start()
     columns: dict[str, list[object]] = {}
+    links: list[LinkAccount] = []
     outside = []
     spare_s = 0.0
     try:
@@ -54,6 +59,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
             actions = [action for report in reports for action in report.actions]
             if step < WARMUP_STEPS or not actions:
                 continue
+            links += [link for report in reports for link in report.links if link.coded_bytes]
             outside.append(seconds - (max(a.end_s for a in actions) - min(a.start_s for a in actions)))
             for action in actions:
                 row = action._asdict() | {"step": step, "replica": 0, "inlined": None}
@@ -67,9 +73,21 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     return replace(
         mean_profile(list(profiles.values())),
         update_s=_updates_s(workload, statistics.median(outside)),
+        codec_bytes_per_s=_codec_speed(config, workload, links),
         call_s=max(spare_s / len(profiles) / num_calls, 0.0),
         source=_source(config, workload, len(profiles)),
     )
+
+
+def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
+    """Return the bytes a second that the codecs of links and replica methods go over; 0 where there are none."""
+    work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
+    if config.num_replicas > 1 and not any(method.twin for method in config.replica_methods()):
+        shapes = [replica_shapes(stage, module, workload.plan) for stage, module in enumerate(workload.modules)]
+        work += [
+            (cost.coded_bytes, cost.method_s) for cost in replica_costs(config, shapes, None, []) if cost.coded_bytes
+        ]
+    return sum(size for size, _ in work) / sum(seconds for _, seconds in work) if work else 0.0
 
 
 def _updates_s(workload: Workload, outside_s: float) -> NDArray[np.float64]:

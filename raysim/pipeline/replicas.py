@@ -1,4 +1,4 @@
-"""Who speaks in rounds at a step's end: the replicas of a stage, which average, and the owners of a parameter, which sum."""
+"""The groups that exchange packets in rounds at a step's end: replicas of a stage, which average, and owners of a parameter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.message import CodecTable, Message, wire_bytes
+from raysim.codecs.work import work_bytes
 from raysim.compressors import Decision
 from raysim.compressors.replica import Packets, Received, Round, Rounds
+from raysim.network.collectives import DIRECTIONS, Transfer
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -26,22 +28,38 @@ class Group(NamedTuple):
     num_rounds: int
     tied: int | None = None  # place in `Plan.tied`
 
+    @property
+    def direction(self) -> str:
+        """Return what the group exchanges, as the records name it."""
+        return DIRECTIONS[self.tied is not None]
+
+    @property
+    def stage(self) -> int:
+        """Return the stage by which the records name the group: that of its first member."""
+        return self.members[0][1]
+
     def others(self, member: int) -> list[int]:
         """Return all members but one, in order."""
         return [other for other in range(len(self.members)) if other != member]
 
 
 class GroupAccount(NamedTuple):
-    """What one member of a group sent in a step, and what its method decided."""
+    """The part of one member of a group in a step: the transfers that it sent, and the decisions of its method."""
 
     stage: int
     tied: bool
     packets: int
-    wire_bytes: int
+    transfers: tuple[Transfer, ...]  # by round and receiver; those that cross to another worker
     dense_bytes: int  # what an uncompressed all-reduce of the same gradients would have sent
     num_rounds: int
     codec_s: float
+    coded_bytes: int  # the work of its codecs, see `raysim.codecs.work`
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Return the bytes of all transfers."""
+        return int(sum(transfer.wire_bytes for transfer in self.transfers))
 
 
 def ring_bytes(num_values: int, num_members: int) -> int:
@@ -49,18 +67,18 @@ def ring_bytes(num_values: int, num_members: int) -> int:
     return 2 * (num_members - 1) * 4 * num_values // num_members
 
 
-def all_reduce_bytes(name: str, num_values: int, num_members: int, table: CodecTable) -> int:
-    """Return the bytes that a member sends in an all-reduce of float32 values in two rounds, headers included.
+def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable) -> list[float]:
+    """Return the bytes of the message with the chunk of float32 values that each member sums, header included.
 
-    Counted on messages without memory, for the member whose chunk is the largest.
+    Counted on messages without memory.
     """
     sizes = [num_values // num_members + (member < num_values % num_members) for member in range(num_members)]
     sent = []
     for size in sizes:
         values = np.broadcast_to(np.uint8(0), 4 * size)
         packet = Packet(Identity(), {"values": values}, (size,), "float32")
-        sent.append(wire_bytes(table.pack_round({name: packet})))
-    return max(sum(sent) - own + (num_members - 1) * own for own in sent)
+        sent.append(float(wire_bytes(table.pack_round({name: packet}))))
+    return sent
 
 
 def sum_over_owners(
@@ -93,7 +111,7 @@ def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
 
 
 class Exchange:
-    """One member's rounds in one step: drives a method's generator, and counts what it sends to other workers.
+    """One member's rounds in one step: drives a method's generator, and counts the transfers to other workers.
 
     `table`: the group's, by which messages are packed. `max_values`: of the largest packet; one that claims more is refused.
     `stages`: those of this worker, to which nothing is sent over a wire.
@@ -118,9 +136,10 @@ class Exchange:
         self.member = member
         self.result: Any = None
         self.packets = 0
-        self.wire_bytes = 0
+        self.transfers: list[Transfer] = []
         self.num_rounds = 0
         self.codec_s = 0.0
+        self.coded_bytes = 0
         self._rounds = rounds
         self._table = table
         self._max_values = max_values
@@ -134,23 +153,33 @@ class Exchange:
         first round. A method that is done sends nothing.
         """
         others = self.group.others(self.member)
-        start = time.perf_counter()
+        start, work = time.perf_counter(), work_bytes()
         try:
             if not self._over:
                 self._sent = next(self._rounds) if self._sent is None else self._rounds.send(self._gather(received))
         except StopIteration as stop:
             self.result, self._sent, self._over = stop.value, None, True
+        self.coded_bytes += work_bytes() - work
         if self._sent is None:
             self.codec_s += time.perf_counter() - start
             return [None] * (1 + len(others))
         everyone = self._pack(self._sent.everyone)
         each = {other: self._pack(self._sent.each.get(other, {})) for other in others}
         self.codec_s += time.perf_counter() - start
-        self.num_rounds += 1
         for other in self._far:
             self.packets += len(self._sent.everyone) + len(self._sent.each.get(other, {}))
-            self.wire_bytes += sum(wire_bytes(message) for message in (everyone, each[other]) if message is not None)
+            sent = [message for message in (everyone, each[other]) if message is not None]
+            if sent:
+                ends = (*self.group.members[self.member], *self.group.members[other])
+                size = sum(wire_bytes(message) for message in sent)
+                self.transfers.append(Transfer(self.group.direction, self.group.stage, self.num_rounds, *ends, size))
+        self.num_rounds += 1
         return [everyone, *each.values()]
+
+    @property
+    def wire_bytes(self) -> int:
+        """Return the bytes of all transfers so far."""
+        return int(sum(transfer.wire_bytes for transfer in self.transfers))
 
     @property
     def over(self) -> bool:
@@ -175,3 +204,20 @@ class Exchange:
                 everyone, each = next(pairs)
                 gathered.append({**self._unpack(everyone), **self._unpack(each)})
         return gathered
+
+
+def exchange_together(group: Group, rounds: Sequence[Rounds], table: CodecTable, *, max_values: int) -> list[Exchange]:
+    """Return the exchanges of all members of a group, driven to their end in one process; `table` and so on as of `Exchange`."""
+    exchanges = [Exchange(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
+    sent = [one.advance(()) for one in exchanges]
+    while not exchanges[0].over:
+        received = [
+            [
+                part
+                for other in group.others(me)
+                for part in (sent[other][0], sent[other][1 + group.others(other).index(me)])
+            ]
+            for me in range(len(exchanges))
+        ]
+        sent = [one.advance(parts) for one, parts in zip(exchanges, received, strict=True)]
+    return exchanges

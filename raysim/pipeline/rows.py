@@ -86,6 +86,13 @@ def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any
         }
 
 
+def collective_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
+    """Yield a row of `collectives` for each transfer of a profiled step, in order of rounds and members."""
+    if plan.profiles(step):
+        transfers = [transfer for report in reports for group in report.groups for transfer in group.transfers]
+        yield from ({"step": step, **transfer._asdict()} for transfer in sorted(transfers))
+
+
 def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
     for report in reports:

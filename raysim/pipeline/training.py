@@ -36,7 +36,7 @@ from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.progress import print_progress
 from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.reports import StepReport
-from raysim.pipeline.rows import action_rows, decision_rows, link_rows, step_row
+from raysim.pipeline.rows import action_rows, collective_rows, decision_rows, link_rows, step_row
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.start import check_start, run_folder
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
@@ -331,6 +331,8 @@ class Training:
             self.recorder.add("links", link)
         if self._row["warning"] is None:
             self._row["warning"] = fidelity_warning(self.plan, step, links)
+        for transfer in collective_rows(self.plan, step, reports):
+            self.recorder.add("collectives", transfer)
         for decision in decision_rows(self.plan, step, reports):
             self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]

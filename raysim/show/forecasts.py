@@ -43,20 +43,19 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     _show_links(out, plan)
     table = Table("network", title="A step by network")
     first = ["first visits"] if plan.first_steps else []
-    names = ("step", *first, "of it outside actions", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
+    ends = ["collectives"] if any(timeline.collectives for timeline in timelines.values()) else []
+    names = ("step", *first, *ends, "update, driver", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
     for name in names:
         table.add_column(name, justify="right")
     for network, timeline in timelines.items():
-        tied_s = plan.tied_s(network)
-        step_s = timeline.step_s + tied_s
-        busiest = max((wire.utilisation for wire in timeline.wires()), default=0.0)
         table.add_row(
             repr(network),
-            format_seconds(step_s),
+            format_seconds(timeline.step_s),
             *([format_seconds(plan.step_s(network, first=True))] if first else []),
-            format_seconds(step_s - timeline.pipeline_s),
-            f"{busiest:.0%} busy",
-            three_digits(config.batch_size / step_s),
+            *([format_seconds(timeline.collective_s, of=timeline.step_s)] if ends else []),
+            format_seconds(timeline.outside_s, of=timeline.step_s),
+            f"{timeline.busiest:.0%} busy",
+            three_digits(config.batch_size / timeline.step_s),
             format_seconds(plan.run_s(network)),
         )
     out.print(table)
@@ -167,13 +166,11 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
     rows = []
     for network in networks:
         timeline = plan.simulate(network)
-        tied_s = plan.tied_s(network)
         first_s = plan.step_s(network, first=True) if plan.first_steps else None
         times = {
             "network": repr(network),
-            "step_s": timeline.step_s + tied_s,
+            "step_s": timeline.step_s,
             "first_step_s": first_s,
-            "tied_s": tied_s,
         }
         rows.append(times | {"run_s": plan.run_s(network), "pipeline": timeline.summary()})
     memories = [

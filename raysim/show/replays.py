@@ -44,14 +44,16 @@ def show_replay(
         soft_wrap=True,
     )
     table = Table("network", title=f"A step by network (compute: {replay.costs.source})")
-    names = ["step", "90 % interval", "of it outside actions", "busiest link", f"{replay.num_steps:,} steps"]
+    ends = ["collectives"] if any(one["collective_s"] for one in rows) else []
+    names = ["step", "90 % interval", *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
     for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
         table.add_column(name, justify="right")
     for one in rows:
         cells = [
             format_seconds(one["step_s"]),
             f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}",
-            format_seconds(one["outside_s"]),
+            *([format_seconds(one["collective_s"], of=one["step_s"])] if ends else []),
+            format_seconds(one["outside_s"], of=one["step_s"]),
             f"{one['busiest_link']:.0%} busy",
             format_seconds(one["run_s"]),
         ]

@@ -22,9 +22,16 @@ PARTS = {
     "contention_s": "contention",
     "wait_s": "wire wait",
     "bubble_s": "bubble",
+    "collective_s": "collectives",
+    "outside_s": "update, driver",
 }
 
-CRITICAL = {"overhead": "calls", "path": "host overhead of packets", "queue": "packets queueing"}
+CRITICAL = {
+    "overhead": "calls",
+    "path": "host overhead of packets",
+    "queue": "packets queueing",
+    "collective": "collectives",
+}
 
 
 def console() -> Console:
@@ -35,12 +42,15 @@ def console() -> Console:
     return found
 
 
-def format_seconds(seconds: float) -> str:
-    """Return a duration with three digits, in the unit that suits it.
+def format_seconds(seconds: float, of: float | None = None) -> str:
+    """Return a duration with three digits, in the unit that suits it, or the whole `of` which it is a part.
 
     >>> [format_seconds(s) for s in (0.0000123, 0.0456, 0.9996, 12.34, 119.96, 3725, 400_000)]
     ['12.3 us', '45.6 ms', '1.00 s', '12.3 s', '2.00 min', '1.03 h', '4.63 d']
+    >>> [format_seconds(s, of=0.110) for s in (0.0, 0.0000018, 0.0456)]
+    ['0 ms', '0.0018 ms', '45.6 ms']
     """
+    whole = seconds if of is None else of
     for limit, unit, size in (
         (1e-3, "us", 1e-6),
         (1.0, "ms", 1e-3),
@@ -48,7 +58,7 @@ def format_seconds(seconds: float) -> str:
         (3600.0, "min", 60.0),
         (86400.0, "h", 3600.0),
     ):
-        if seconds < limit * 0.9995:
+        if whole < limit * 0.9995:
             return f"{three_digits(seconds / size)} {unit}"
     return f"{three_digits(seconds / 86400)} d"
 
@@ -79,7 +89,7 @@ def is_missing(value: object) -> bool:
 
 
 def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
-    """Print where every worker's seconds went, network by network."""
+    """Print where every worker's seconds went, network by network: the parts of a row add up to the step."""
     used = _used([worker for _, workers in networks for worker in workers])
     table = Table("network", "worker", title="Where a worker's time goes")
     for name in used:
@@ -91,7 +101,9 @@ def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[st
                 table.add_row(label, *["..."] * (1 + len(used)))
                 continue
             one = workers[worker]
-            table.add_row(label, str(one["worker"]), *(format_seconds(one[n]) for n in PARTS if PARTS[n] in used))
+            step_s = sum(one[name] for name in PARTS)
+            cells = (format_seconds(one[name], of=step_s) for name in PARTS if PARTS[name] in used)
+            table.add_row(label, str(one["worker"]), *cells)
         table.add_section()
     out.print(table)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from raysim.network.calibrate import read_overheads
+from raysim.network.collectives import transfers_from_columns
 from raysim.network.network import FREE, Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, profiles_from_actions
@@ -52,7 +53,9 @@ class Prediction:
         seconds = run.steps.set_index("step")["seconds"].loc[list(steps)]
         overheads = read_overheads(columns, rows, dict(zip(steps, seconds.tolist(), strict=True)))
         found = profiles_from_actions(columns, **overheads._asdict())
-        self.profiles = [_with_averages(replace(profile, transport=RAY), run, step) for step, profile in found.items()]
+        self.profiles = [
+            _with_collectives(replace(profile, transport=RAY), run, step) for step, profile in found.items()
+        ]
         self.placement = Placement(tuple(range(self.num_hosts)), threads=threads, driver=0)
         cores = os.cpu_count() or 1
         self.oversubscribed = self.num_hosts * threads > cores
@@ -85,9 +88,7 @@ def _at_pace(profile: Profile, pace: float) -> Profile:
     return replace(profile, **{name: getattr(profile, name) * pace for name in SECONDS})
 
 
-def _with_averages(profile: Profile, run: Run, step: int) -> Profile:
-    """Return a step's profile with what its replicas sent to average; their own work is in what steps take beside actions."""
-    links = run.links
-    rows = links[(links["direction"] == "replica_gradient") & (links["step"] == step)]
-    worst = rows.groupby("stage")[["wire_bytes", "rounds"]].max().reindex(range(profile.num_stages)).fillna(0.0)
-    return replace(profile, sent_bytes=worst["wire_bytes"].to_numpy(), rounds=worst["rounds"].to_numpy())
+def _with_collectives(profile: Profile, run: Run, step: int) -> Profile:
+    """Return a step's profile with its replicas' transfers; the work of their codecs is in the seconds beside actions."""
+    rows = run.collectives[run.collectives["step"] == step]
+    return replace(profile, transfers=transfers_from_columns({str(name): rows[name].to_numpy() for name in rows}))

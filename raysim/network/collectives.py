@@ -1,0 +1,261 @@
+"""Collectives that end a step: the replicas of a stage average its gradients, the owners of a tied parameter sum theirs.
+
+A collective is data: rounds of transfers between members. A round lasts until its slowest host is through, and then the next one
+begins. All that a host sends in a round leaves by one port and all that it receives comes in by another, whatever the network's
+`sharing` is for packets between stages: a machine has one network card. Each ordered pair of hosts is bounded by its own wire too.
+Transfers within a host are free. Jitter and bursts are left out.
+
+>>> from raysim.network.presets import parse_network
+>>> transfers = all_reduce("replica_gradient", 0, [(replica, 0) for replica in range(4)], [250_000.0] * 4)
+>>> (one,) = collectives(transfers, np.zeros(1), np.arange(4)[:, None], np.zeros(1, int))
+>>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for each in one.rounds]
+[0.76, 0.76]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raysim.network.network import Network
+from raysim.network.transport import BARE, Transport
+
+Floats = NDArray[np.float64]
+Transfers = NDArray[np.void]
+"""An array of `TRANSFER`, whose fields are those of `Transfer`."""
+
+DIRECTIONS = ("replica_gradient", "tied")
+"""Phases of a step's end, in their order: replicas average, then owners of tied parameters sum."""
+
+
+class Transfer(NamedTuple):
+    """Bytes that one member of a group sends to another in one round."""
+
+    direction: str
+    """One of `DIRECTIONS`."""
+    stage: int
+    """Names the group: the stage whose replicas average, or the first owner of a tied parameter."""
+    round: int
+    source_replica: int
+    source_stage: int
+    target_replica: int
+    target_stage: int
+    wire_bytes: float
+
+
+KEY = Transfer._fields[:-1]
+TRANSFER = np.dtype([("direction", "U16"), *((name, np.int32) for name in KEY[1:]), ("wire_bytes", np.float64)])
+
+
+def as_transfers(transfers: Iterable[Sequence[Any]]) -> Transfers:
+    """Return transfers as one array."""
+    return np.array([tuple(transfer) for transfer in transfers], TRANSFER)
+
+
+def transfers_from_columns(columns: Mapping[str, ArrayLike]) -> Transfers:
+    """Return the transfers of one step from the columns of `collectives.parquet`."""
+    found = np.empty(len(np.asarray(columns["round"])), TRANSFER)
+    for name in Transfer._fields:
+        found[name] = np.asarray(columns[name])
+    return found
+
+
+def mean_transfers(steps: Sequence[Transfers]) -> Transfers:
+    """Return the mean of several steps: a transfer that only some of them sent keeps its share of the bytes, and its round."""
+    together = np.concatenate([np.empty(0, TRANSFER), *steps])
+    keys, place = np.unique(together[list(KEY)], return_inverse=True)
+    found = np.empty(len(keys), TRANSFER)
+    for name in KEY:
+        found[name] = keys[name]
+    found["wire_bytes"] = np.bincount(place.reshape(-1), together["wire_bytes"], len(keys)) / max(len(steps), 1)
+    return found
+
+
+def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], chunks: Sequence[float]) -> Transfers:
+    """Return the transfers of a sum over `members` (replica, stage): a direct reduce-scatter, then a direct all-gather.
+
+    Member i sums the chunk of `chunks[i]` bytes that all others send to it, and returns the sum to them. Each member sends
+    2 (D - 1) / D of the bytes, as in a ring, but in two rounds.
+    """
+    return as_transfers(
+        (direction, stage, turn, *source, *target, chunks[i if turn else j])
+        for turn in (0, 1)
+        for i, source in enumerate(members)
+        for j, target in enumerate(members)
+        if i != j
+    )
+
+
+def spread_evenly(
+    direction: str, stage: int, members: Sequence[tuple[int, int]], sent_bytes: float, num_rounds: int
+) -> Transfers:
+    """Return transfers of which only the total is known: `sent_bytes` of each member, spread evenly over rounds and peers."""
+    each = sent_bytes / max(num_rounds * (len(members) - 1), 1)
+    return as_transfers(
+        (direction, stage, turn, *source, *target, each)
+        for turn in range(num_rounds)
+        for source in members
+        for target in members
+        if source != target
+    )
+
+
+class Round(NamedTuple):
+    """What crosses wires in one round: by ordered pair of hosts, the number of transfers, their most one-way trips, their bytes."""
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    transfers: NDArray[np.int64]
+    trips: Floats
+    wire_bytes: Floats
+    """With those that the transport adds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """Groups that go through their rounds side by side, since they share hosts."""
+
+    direction: str
+    stages: tuple[int, ...]
+    """Those whose replicas average, or first owners of tied parameters."""
+    hosts: frozenset[int]
+    codec_s: float
+    """Seconds of the slowest worker to compress, decompress and add, before the first round."""
+    rounds: tuple[Round, ...]
+
+
+def collectives(
+    transfers: Transfers,
+    method_s: Floats,
+    hosts: NDArray[np.int64],
+    owner: NDArray[Any],
+    *,
+    transport: Transport = BARE,
+    joined: bool = True,
+) -> list[Collective]:
+    """Return the collectives of a step's end, in order of direction and stage.
+
+    `method_s` has the codec seconds of each stage's average, which add up over the stages of a worker; `owner` the worker of each
+    stage; `hosts` the host of each (replica, stage). Groups of one direction that share hosts are `joined`: their n-th rounds are
+    one, unless each is to be placed by itself.
+    """
+    found = []
+    for direction in DIRECTIONS:
+        mine = transfers[transfers["direction"] == direction]
+        averages = direction == DIRECTIONS[0]
+        stages = set(mine["stage"].tolist())
+        if averages and len(hosts) > 1:
+            stages |= set(np.flatnonzero(method_s).tolist())
+        groups = [
+            (
+                [stage],
+                _hosts_of(mine[mine["stage"] == stage], hosts) | (set(hosts[:, stage].tolist()) if averages else set()),
+            )
+            for stage in sorted(stages)
+        ]
+        for members, used in _join(groups) if joined else groups:
+            chosen = mine[np.isin(mine["stage"], members)]
+            codec_s = np.bincount(owner[members], method_s[members]).max() if averages else 0.0
+            last = int(chosen["round"].max(initial=-1))
+            rounds = tuple(_round(chosen[chosen["round"] == turn], hosts, transport) for turn in range(last + 1))
+            found.append(Collective(direction, tuple(members), frozenset(used), float(codec_s), rounds))
+    return found
+
+
+def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
+    """Return the seconds of a round on each of `networks`, which name their hosts alike, or none of them does."""
+    if not len(one.source):
+        return np.zeros(len(networks))
+    num_hosts = int(max(one.source.max(), one.target.max())) + 1
+    bits = 8 * one.wire_bytes[:, None] * np.array([network.framing for network in networks])
+    if all(network.num_hosts is None for network in networks):
+        bandwidth = np.broadcast_to(np.array([network.bandwidth_bps for network in networks]), bits.shape)
+        latency = np.broadcast_to(np.array([network.latency_s for network in networks]), bits.shape)
+    else:
+        bandwidth = np.stack([network.bandwidths_bps(one.source, one.target) for network in networks], axis=-1)
+        latency = np.stack([network.latencies_s(one.source, one.target) for network in networks], axis=-1)
+    latency = latency * one.trips[:, None]
+    wire_s = latency + bits / bandwidth
+    served_s, sent, received = np.zeros((3, num_hosts, len(networks)))
+    slowest = np.zeros((num_hosts, len(networks)))
+    np.add.at(served_s, one.target, one.transfers[:, None] * latency + bits / bandwidth)
+    np.add.at(sent, one.source, bits)
+    np.add.at(received, one.target, bits)
+    np.maximum.at(slowest, one.source, latency)
+    np.maximum.at(slowest, one.target, latency)
+    half = np.array([network.sharing == "half" for network in networks])
+    ports = np.stack([network.ports_bps(num_hosts) for network in networks], axis=-1)
+    carried = np.where(half, sent + received, np.maximum(sent, received))
+    seconds = np.maximum(wire_s.max(axis=0), (slowest + carried / ports).max(axis=0))
+    inbound = np.array([network.sharing == "inbound" for network in networks])
+    found: Floats = np.where(inbound, np.maximum(seconds, served_s.max(axis=0)), seconds)
+    return found
+
+
+def start_times(
+    found: Sequence[Collective], seconds: Floats, ready_s: Floats, pipeline_s: Floats, *, overlap: bool
+) -> tuple[Floats, Floats]:
+    """Return when each collective starts, (collective, network), and when all are over, (network).
+
+    `seconds` is what each takes, (collective, network), `ready_s` when each stage is done, (stage, network), and `pipeline_s` when
+    all are. Averages start when all pipelines are done; with `overlap` when their own stage is, those that meet on a host one after
+    another. Owners of tied parameters start when all averages are over.
+    """
+    starts = np.empty(seconds.shape)
+    averages = [index for index, one in enumerate(found) if one.direction == DIRECTIONS[0]]
+    sums = [index for index, one in enumerate(found) if one.direction != DIRECTIONS[0]]
+    if overlap:
+        for lane in range(seconds.shape[1]):
+            ready = {index: float(ready_s[list(found[index].stages), lane].max()) for index in averages}
+            free: dict[int, float] = {}
+            for index in sorted(averages, key=lambda index: (ready[index], index)):
+                start = max([ready[index], *(free.get(host, 0.0) for host in found[index].hosts)])
+                starts[index, lane] = start
+                free |= dict.fromkeys(found[index].hosts, start + float(seconds[index, lane]))
+    else:
+        starts[averages] = pipeline_s
+    averaged = np.max([pipeline_s, *(starts + seconds)[averages]], axis=0)
+    starts[sums] = averaged
+    over: Floats = np.max([averaged, *(starts + seconds)[sums]], axis=0)
+    return starts, over
+
+
+def total_seconds(found: Sequence[Collective], networks: Sequence[Network]) -> Floats:
+    """Return what each collective takes on each network, codec and rounds: shape (collective, network)."""
+    totals = [one.codec_s + sum(round_seconds(each, networks) for each in one.rounds) for one in found]
+    return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(found), len(networks))
+
+
+def _hosts_of(transfers: Transfers, hosts: NDArray[np.int64]) -> set[int]:
+    ends = (hosts[transfers[f"{end}_replica"], transfers[f"{end}_stage"]] for end in ("source", "target"))
+    return {int(host) for end in ends for host in end}
+
+
+def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int], set[int]]]:
+    """Return the groups with those that share hosts as one, directly or by way of others."""
+    joined: list[tuple[list[int], set[int]]] = []
+    for members, used in groups:
+        apart = [each for each in joined if not each[1] & used]
+        meeting = [each for each in joined if each[1] & used]
+        together = sorted(stage for each in meeting for stage in each[0])
+        joined = [*apart, ([*together, *members], used.union(*(each[1] for each in meeting)))]
+    return sorted(joined, key=lambda each: each[0][0])
+
+
+def _round(transfers: Transfers, hosts: NDArray[np.int64], transport: Transport) -> Round:
+    """Return what crosses wires of the transfers of one round."""
+    source = hosts[transfers["source_replica"], transfers["source_stage"]]
+    target = hosts[transfers["target_replica"], transfers["target_stage"]]
+    across = source != target
+    width = int(hosts.max()) + 1
+    pairs, place = np.unique(source[across] * width + target[across], return_inverse=True)
+    counts = np.bincount(place, minlength=len(pairs))
+    sent = transfers["wire_bytes"][across]
+    sizes = np.bincount(place, sent + transport.beside(sent), len(pairs)).astype(np.float64)
+    trips = np.zeros(len(pairs))
+    np.maximum.at(trips, place, transport.trips(sent))
+    return Round(pairs // width, pairs % width, counts, trips, sizes)
