@@ -5,9 +5,11 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
-from sweeps.objectives import PRICED
+from sweeps.objectives import PRICED, QUALITY
 from sweeps.space import NEVER
 from sweeps.study import Baseline, Study
+
+MIN_SEEDS = 3  # from which on there is a verdict, as in `analysis.statistics`
 
 
 def check_fields(study: Study, config: RunConfig) -> None:
@@ -70,6 +72,18 @@ def _check_priced(study: Study, config: RunConfig) -> None:
             f"`{priced}` needs a recorded step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
             f"{first}, after the last of `steps` = {config.steps}. Lower `profile_every_steps`, or train more steps."
         )
+
+
+def check_confirm(study: Study) -> None:
+    """Raise ConfigError where a study asks for a confirmation that cannot be."""
+    if not study.confirm:
+        return
+    if study.confirm < MIN_SEEDS:
+        raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")
+    if study.dense is None:
+        raise ConfigError("`confirm` needs a baseline without compression among `baselines`, but there is none.")
+    if not any(one.kind in QUALITY for one in study.objectives):
+        raise ConfigError(f"`confirm` needs {' or '.join(QUALITY)} among `objectives`.")
 
 
 def check_draws(study: Study) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analysis import Replay, Target
 
 EVALUATED = ("loss_on", "loss_off", "accuracy_on", "accuracy_off")
+QUALITY = ("accuracy_on", "loss_on")  # of which one says how near a setting comes to dense
 PRICED = ("step_s", "time_to_target_s")
 DIRECTIONS = ("minimize", "maximize")
 KNOWN = (*EVALUATED, "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))

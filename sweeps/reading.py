@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.notation import suggestion
-from sweeps.checking import check_baseline, check_draws, check_fields
+from sweeps.checking import check_baseline, check_confirm, check_draws, check_fields
 from sweeps.objectives import Constraint, Objective
 from sweeps.space import Space, SpaceFunction
 from sweeps.study import Baseline, Study, copied, override
@@ -35,6 +35,8 @@ class StudyFile(BaseModel):
     """Of every configuration, one after the other; the base's where not given."""
     trials: int | None = Field(default=None, ge=1)
     """Configurations trained at most, baselines among them; all points of a grid where not given."""
+    confirm: int = Field(default=0, ge=0)
+    """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Who chooses."""
     sampler_seed: int = Field(default=0, ge=0)
@@ -76,6 +78,7 @@ def read_study(
     trials: int | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
+    confirm: int | None = None,
 ) -> Study:
     """Return the study of a built-in's name, a .toml or a .py file; its base changed by `key=value` texts.
 
@@ -105,10 +108,11 @@ def read_study(
         python = beside.read_text(encoding="utf-8") if beside.is_file() else None
         values, function = {**values, "space": None}, _read_python(beside)[1]
     study = _make(values, path.stem if path.stem != "study" else None, path.parent, overrides, function, python)
-    study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs)
+    study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
     check_draws(study)
     for baseline in study.baselines:
         check_baseline(study, baseline)
+    check_confirm(study)
     return study
 
 
@@ -191,6 +195,7 @@ def _make(
         baselines=tuple(_fields(Baseline, one, "baselines") for one in file.baselines),
         space=space,
         source=python,
+        confirm=file.confirm,
     )
     check_fields(study, config)
     return study

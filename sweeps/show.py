@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import analysis
+from analysis.rule import RULE
 from raysim.network.memory import format_bytes
 from raysim.show.terminal import format_seconds
 from sweeps.objectives import Figure, Objective
@@ -155,6 +156,30 @@ def show_result(sweep: Sweep) -> None:
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
+    if len(rows) and not sweep.study.confirm:
+        said = "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` confirms it on others."
+        console.print(said, highlight=False, soft_wrap=True)
+
+
+def show_confirmation(sweep: Sweep | None) -> None:
+    """Print the verdicts on a sweep's choice, by the fresh seeds alone; `None` says that nothing was worth confirming."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    if sweep is None:
+        said = "Nothing on the frontier comes within the margin of dense on the seeds that chose: there is nothing to confirm."
+        console.print(said, highlight=False, soft_wrap=True)
+        return
+    found = analysis.safe_set(analysis.load(sweep.store.out))
+    seeds = ", ".join(map(str, sweep.study.seeds))
+    table = Table("setting", title=f"The choice, judged on seeds {seeds}, which did not choose it")
+    for name in ("harm", "at most", "margin", "verdict"):
+        table.add_column(name, justify="right" if name != "verdict" else "left")
+    for row in found.to_dict("records"):
+        figures = [f"{row['harm']:+.2f}", f"{row['harm_high']:+.2f}", f"{row['within']:g} {row['unit']}"]
+        table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
+    console.print(table)
+    console.print(RULE, highlight=False, soft_wrap=True)
 
 
 def _uncertain(objective: Objective, figure: Figure) -> str:

@@ -71,7 +71,7 @@ class Store:
         """Bring a file of the bucket here, over what is here; return whether there is one."""
         if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
             return (self.local / name).is_file()
-        self.local.mkdir(parents=True, exist_ok=True)
+        (self.local / name).parent.mkdir(parents=True, exist_ok=True)
         fs.copy_files(f"{self._root}/{name}", str(self.local / name), source_filesystem=self._system)
         return True
 

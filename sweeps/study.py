@@ -18,7 +18,8 @@ from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # of the space, to find what can never be
 RUNTIME = {"name", "seed", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}  # decide no result, seed apart
-CHANGEABLE = {"trials", "jobs"}  # of a study that is resumed
+CHANGEABLE = {"trials", "jobs", "confirm"}  # of a study that is resumed
+COMPRESSORS = ("forward", "backward", "replica_gradient")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Study:
     space: SpaceFunction
     source: str | None = None
     """The text of the Python file that holds the space."""
+    confirm: int = 0
+    """Seeds on which the choice is confirmed, after those that made it; 0 for none."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
@@ -64,6 +67,16 @@ class Study:
         """Return what a trial changes of the base: a baseline's `set`, or what the space draws."""
         chosen = next((one for one in self.baselines if one.name == baseline), None)
         return chosen.set if chosen is not None and chosen.set is not None else self.space(trial)
+
+    @cached_property
+    def dense(self) -> Baseline | None:
+        """The baseline without compression."""
+        for one in self.baselines:
+            trial = FixedTrial(dict(one.params or {}))
+            flat = _canonical(self.config(self.overrides(trial, one.name)))
+            if all(flat.get(key) == "Identity" for key in COMPRESSORS):
+                return one
+        return None
 
     def notation(self, config: RunConfig) -> str:
         """Return the canonical configuration, seed apart: both directions, and every key that is not the base's."""
@@ -92,7 +105,14 @@ class Study:
             return self.trials
         return whole if self.trials is None else min(whole, self.trials)
 
-    def with_budget(self, *, trials: int | None = None, seeds: int | None = None, jobs: int | None = None) -> Study:
+    def with_budget(
+        self,
+        *,
+        trials: int | None = None,
+        seeds: int | None = None,
+        jobs: int | None = None,
+        confirm: int | None = None,
+    ) -> Study:
         """Return it with other trials, seeds from 0 on, or trials at once; raises ConfigError where one is too small."""
         if seeds is not None and seeds < 1:
             raise ConfigError(f"`seeds` must be at least 1, but got {seeds}.")
@@ -101,6 +121,7 @@ class Study:
             trials=self.trials if trials is None else trials,
             seeds=self.seeds if seeds is None else tuple(range(seeds)),
             jobs=self.jobs if jobs is None else jobs,
+            confirm=self.confirm if confirm is None else confirm,
         )
         if found.jobs is not None and found.jobs < 1:
             raise ConfigError(f"`jobs` must be at least 1, but got {found.jobs}.")
@@ -127,6 +148,7 @@ class Study:
             "early_stopping": self.early_stopping,
             "engine": self.engine,
             "jobs": self.jobs,
+            "confirm": self.confirm or None,
             "compute": self.compute,
             "base": copied(self.base),
             "objectives": [as_mapping(one) for one in self.objectives],
@@ -194,7 +216,7 @@ def copied(values: Mapping[str, Any]) -> dict[str, Any]:
 def _canonical(config: RunConfig) -> dict[str, Any]:
     """Return the flat configuration, one compressor for all boundaries where they are alike."""
     flat = config.flat()
-    for key in ("forward", "backward", "replica_gradient"):
+    for key in COMPRESSORS:
         if isinstance(flat[key], tuple):
             flat[key] = flat[key][0] if len(set(flat[key])) == 1 else "[" + ", ".join(flat[key]) + "]"
     return flat

@@ -23,6 +23,12 @@ def sweep(
     out: Annotated[
         str | None, typer.Option(help="The study's own folder, or a bucket's URI (default: results/<name>/<time>).")
     ] = None,
+    confirm: Annotated[
+        int | None,
+        typer.Option(
+            help="Fresh seeds on which what the sweep chose is trained and judged, instead of the study's number."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
@@ -36,15 +42,17 @@ def sweep(
     with bad_input_in_one_sentence():
         from sweeps.reading import read_study
 
-        chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs)
+        chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
+        from sweeps.confirm import confirming
         from sweeps.runner import Sweep, SweepError
-        from sweeps.show import show_result, show_sweep
+        from sweeps.show import show_confirmation, show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
         options = [
             ("--trials", trials),
             ("--seeds", seeds),
             ("--jobs", jobs),
+            ("--confirm", confirm),
             ("--address", address),
             ("--out", one.store.out),
         ]
@@ -52,11 +60,16 @@ def sweep(
         again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
         try:
             show_sweep(one)
+            show_result(one)
+            if chosen.confirm:
+                second = confirming(one)
+                if second is not None:
+                    show_sweep(second)
+                show_confirmation(second)
         except KeyboardInterrupt:
             fail(f"interrupted. To go on: {again}", 130)
         except SweepError as error:
             fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
-        show_result(one)
 
 
 def studies() -> None:

@@ -1,0 +1,92 @@
+"""Confirmation of a sweep's choice: the chosen settings and the dense baseline trained on seeds that chose nothing.
+
+It is a study of its own in the folder `confirm` of the first one, whose trials are all baselines. So it is resumed, recorded and
+judged like any other, and its `study.toml` keeps the choice that was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optuna.trial import FixedTrial
+
+from analysis.evidence import MARGINS
+from analysis.folders import CONFIRMATION
+from raysim.config import ConfigError
+from sweeps.objectives import QUALITY
+from sweeps.reading import read_study
+from sweeps.rows import Rows, TrialRow
+from sweeps.runner import Sweep
+from sweeps.show import frontier
+from sweeps.study import Baseline, Study
+
+MOST = 5  # settings that are confirmed: each more costs power, and as many runs as there are fresh seeds
+
+
+def confirming(sweep: Sweep) -> Sweep | None:
+    """Return the sweep that confirms another's choice, to be run next; None where nothing is worth it.
+
+    The choice is made once: where its study lies in the folder already, that one goes on, whatever was tried since. Raises
+    ConfigError where it was begun with other seeds.
+    """
+    out = f"{sweep.store.out.rstrip('/')}/{CONFIRMATION}"
+    sweep.store.fetch_file(f"{CONFIRMATION}/space.py")
+    if sweep.store.fetch_file(f"{CONFIRMATION}/study.toml"):
+        begun = read_study(sweep.folder / CONFIRMATION / "study.toml")
+        if list(begun.seeds) != fresh_seeds(sweep.study):
+            raise ConfigError(f"`confirm` must be {len(begun.seeds)}, as when it began, but got {sweep.study.confirm}.")
+        return Sweep(begun, out=out, resume=True, address=sweep.address)
+    picked = chosen(sweep.study, sweep.rows)
+    return Sweep(confirmation(sweep.study, picked), out=out, address=sweep.address) if picked else None
+
+
+def fresh_seeds(study: Study) -> list[int]:
+    """Return the seeds of the confirmation: those after the study's own."""
+    return [max(study.seeds) + 1 + place for place in range(study.confirm)]
+
+
+def chosen(study: Study, rows: Rows) -> list[TrialRow]:
+    """Return the trials to confirm: of the frontier, those whose mean quality is within the margin of dense.
+
+    Of more than `MOST`, those that are best by the first objective that is no quality. None where nothing comes that near.
+    """
+    quality = next(one for one in study.objectives if one.kind in QUALITY)
+    name = study.dense.name if study.dense is not None else None
+    dense = next((row for row in rows if row.name is not None and row.name == name and row.status == "finished"), None)
+    if dense is None:
+        return []
+    reached = {row.trial: row.figures[quality.name].value for row in [dense, *frontier(rows, study.objectives)]}
+    reference = reached[dense.trial]
+    assert reference is not None
+    slack = MARGINS["accuracy"] / 100 if quality.kind == "accuracy_on" else MARGINS["loss"] / 100 * reference
+    near = []
+    for row in frontier(rows, study.objectives):
+        value = reached[row.trial]
+        if row.name is None and value is not None:
+            harm = value - reference if quality.minimize else reference - value
+            near += [row] if harm <= slack else []
+    cost = next((one for one in study.objectives if one.kind not in ("accuracy_off", "loss_off", *QUALITY)), None)
+    if cost is not None:
+        sign = 1 if cost.minimize else -1
+        near.sort(key=lambda row: sign * (row.figures[cost.name].value or 0.0))
+    return near[:MOST]
+
+
+def confirmation(study: Study, picked: list[TrialRow]) -> Study:
+    """Return the study that trains the dense baseline and the picked trials on fresh seeds."""
+    dense = study.dense
+    assert dense is not None
+    overrides = study.overrides(FixedTrial(dict(dense.params or {})), dense.name)
+    baselines = [Baseline(dense.name, set=dict(overrides))]
+    baselines += [Baseline(f"trial-{row.trial}", set=dict(study.overrides(FixedTrial(row.params)))) for row in picked]
+    return replace(
+        study,
+        name=f"{study.name}-{CONFIRMATION}",
+        seeds=tuple(fresh_seeds(study)),
+        trials=len(baselines),
+        sampler="random",
+        early_stopping="none",
+        constraints=(),
+        baselines=tuple(baselines),
+        confirm=0,
+    )

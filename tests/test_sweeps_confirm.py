@@ -1,0 +1,119 @@
+"""Confirmation: a sweep chooses on its seeds, and other seeds judge the choice."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from studies import write_study
+
+from analysis import load, safe_set
+from raysim.config import ConfigError
+from raysim.records import Run
+from sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
+from sweeps.objectives import Figure
+from sweeps.reading import read_study
+from sweeps.rows import TrialRow
+from sweeps.runner import Sweep
+
+
+def rows_of(accuracies):
+    """Return ended trials of {forward: (accuracy, wire bytes)}, the first of which is the dense baseline."""
+    return [
+        TrialRow(
+            place,
+            [0, 1],
+            notation=forward,
+            name=None if place else "dense",
+            status="finished",
+            figures={"accuracy_on": Figure(accuracy), "wire_bytes": Figure(sent)},
+            params={"forward": forward},
+        )
+        for place, (forward, (accuracy, sent)) in enumerate(accuracies.items())
+    ]
+
+
+def study_of(folder, **changes):
+    objectives = ["accuracy_on", "wire_bytes"]
+    space = {"forward": ["Identity", "TopK(0.5)", "TopK(0.3)", "TopK(0.2)", "TopK(0.1)", "Quantize(8)", "Quantize(4)"]}
+    given = {"seeds": [0, 1], "confirm": 3, "objectives": objectives, "space": space, "symbols": None}
+    return read_study(write_study(folder, **given | changes))
+
+
+def test_what_is_near_dense_on_the_frontier_is_chosen(tmp_path):
+    study = study_of(tmp_path)
+    rows = rows_of(
+        {
+            "Identity": (0.9, 100.0),
+            "TopK(0.5)": (0.9, 50.0),
+            "TopK(0.3)": (0.898, 60.0),  # beaten by the one before
+            "TopK(0.2)": (0.896, 20.0),
+            "TopK(0.1)": (0.89, 10.0),  # a point worse
+        }
+    )
+    assert [row.notation for row in chosen(study, rows)] == ["TopK(0.2)", "TopK(0.5)"]
+    assert chosen(study, rows[1:]) == []
+    many = rows_of(
+        {"Identity": (0.9, 100.0)} | {f"TopK({d})": (0.8 + d, 50 + d) for d in (0.096, 0.097, 0.098, 0.1, 0.11)}
+    )
+    assert len(chosen(study, [*many, *rows_of({"x": (0, 0), "y": (0.0955, 1.0)})[1:]])) <= MOST
+
+
+def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
+    study = study_of(tmp_path, seeds=[4, 2])
+    second = confirmation(study, rows_of({"Identity": (0.9, 1.0), "TopK(0.5)": (0.9, 0.5)})[1:])
+    assert fresh_seeds(study) == [5, 6, 7] == list(second.seeds)
+    assert not set(second.seeds) & set(study.seeds)
+    assert [(one.name, one.set) for one in second.baselines] == [
+        ("dense", {"forward": "Identity"}),
+        ("trial-1", {"forward": "TopK(0.5)"}),
+    ]
+    assert (second.budget, second.confirm, second.base) == (2, 0, study.base)
+    (tmp_path / "out").mkdir()
+    second.write(tmp_path / "out")
+    assert read_study(tmp_path / "out" / "study.toml").as_mapping() == second.as_mapping()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"confirm": 2}, "`confirm` must be 0 or at least 3 seeds, but got 2."),
+        (
+            {"baselines": [{"name": "sparse", "params": {"forward": "TopK(0.5)"}}]},
+            "`confirm` needs a baseline without compression among `baselines`, but there is none.",
+        ),
+        ({"objectives": ["wire_bytes"]}, "`confirm` needs accuracy_on or loss_on among `objectives`."),
+    ],
+)
+def test_a_confirmation_that_cannot_be_is_refused(tmp_path, changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        study_of(tmp_path, **changes)
+    assert str(error.value) == sentence
+
+
+def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path):
+    """A lossless setting is chosen; the dense runs are too short to have learned, so that even it is not called safe."""
+    space = {"forward": ["Identity", "Nonzero"]}
+    study = study_of(tmp_path, space=space, sampler="grid", trials=None, seeds=[0], engine="inline")
+    first = Sweep(study, out=tmp_path / "out")
+    first.run()
+    second = confirming(first)
+    assert [one.name for one in second.study.baselines] == ["dense", "trial-2"]
+    second.run()
+    folder = tmp_path / "out" / "confirm"
+    frame = pd.read_parquet(folder / "trials.parquet")
+    assert frame["status"].tolist() == ["finished"] * 2
+    assert [list(seeds) for seeds in frame["seeds"]] == [[1, 2, 3]] * 2
+    (row,) = safe_set(load(tmp_path / "out")).to_dict("records")
+    assert (row["chose_on"], row["confirmed_on"], row["seeds"]) == ([0], [1, 2, 3], 3)
+    assert row["harm"] == 0
+    assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
+    before = {name: Run(folder / name).row["run_id"] for runs in frame["runs"] for name in runs}
+    again = confirming(
+        SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None)
+    )
+    again.run()
+    assert {name: Run(folder / name).row["run_id"] for name in before} == before
+    longer = study.with_budget(confirm=4)
+    with pytest.raises(ConfigError) as error:
+        confirming(SimpleNamespace(study=longer, rows=first.rows, store=first.store, folder=first.folder, address=None))
+    assert str(error.value) == "`confirm` must be 3, as when it began, but got 4."
