@@ -29,7 +29,7 @@ def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
     A ratio is of seconds of B + W over seconds of one backward, pair by pair; that of all stages weighs them by their seconds.
     """
     table = Table("run", "stage", title=f"Backward in two parts, median of {pairs} pairs")
-    for name in ("one backward", "B", "W", "ratio", "interval"):
+    for name in ("one backward", "B", "W", "ratio", "interval (covers)"):
         table.add_column(name, justify="right")
     results = []
     for config in (bench_config(num_stages), read_config("digits-cnn", [f"num_stages={num_stages}"])):
@@ -39,7 +39,7 @@ def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
         for stage, times in rows.items():
             joint_s, input_s, weights_s = (statistics.median(part) for part in zip(*times, strict=True))
             ratios = sorted((b + w) / joint for joint, b, w in times)
-            low, high = median_interval(ratios)
+            interval = median_interval(ratios)
             ratio = statistics.median(ratios)
             results.append(
                 {
@@ -49,12 +49,13 @@ def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
                     "input_s": input_s,
                     "weights_s": weights_s,
                     "ratio": ratio,
-                    "ratio_low": low,
-                    "ratio_high": high,
+                    "ratio_low": interval.low,
+                    "ratio_high": interval.high,
+                    "ratio_coverage": interval.coverage,
                 }
             )
             cells = [f"{1e3 * seconds:.3f} ms" for seconds in (joint_s, input_s, weights_s)]
-            table.add_row(config.name, stage, *cells, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}")
+            table.add_row(config.name, stage, *cells, f"{ratio:.3f}", str(interval))
     Console().print(table)
     return {"torch": torch.__version__, "pairs": pairs, "results": results}
 

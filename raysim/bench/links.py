@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from raysim.bench.intervals import median_interval
+from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.bench.pipeline import ray_step_s
 from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.pipeline.plan import prepare
@@ -85,28 +85,29 @@ def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
 def _result(side: Side, seconds: dict[Side, list[float]]) -> dict[str, Any]:
     """Return a side's seconds, and their ratios to those on loopback and to torch's over the same links."""
     ratios = sorted(a / b for a, b in zip(seconds[side], seconds[BASE], strict=True))
-    low, high = median_interval(ratios)
+    interval = median_interval(ratios)
     torch_s = seconds.get(Side("torch", side.links))
     of_torch = [a / b for a, b in zip(seconds[side], torch_s, strict=True)] if torch_s else None
     return side._asdict() | {
         "seconds": seconds[side],
         "ratio": statistics.median(ratios),
-        "ratio_low": low,
-        "ratio_high": high,
+        "ratio_low": interval.low,
+        "ratio_high": interval.high,
+        "ratio_coverage": interval.coverage,
         "ratio_of_torch": statistics.median(of_torch) if of_torch else None,
     }
 
 
 def _table(results: list[dict[str, Any]], title: str) -> Table:
     table = Table("links", "trained with", "both ways", "schedule", title=title)
-    for name in ("seconds a step", "of loopback", "interval", "of torch"):
+    for name in ("seconds a step", "of loopback", "interval (covers)", "of torch"):
         table.add_column(name, justify="right")
     for one in results:
         table.add_row(
             *(one[name] for name in ("links", "trainer", "codec", "schedule")),
             f"{statistics.median(one['seconds']):.3f}",
             f"{one['ratio']:.3f}",
-            f"{one['ratio_low']:.3f} to {one['ratio_high']:.3f}",
+            str(MedianInterval(*(one[f"ratio_{name}"] for name in ("low", "high", "coverage")))),
             "" if one["ratio_of_torch"] is None else f"{one['ratio_of_torch']:.3f}",
         )
     return table

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from raysim.bench.intervals import median_interval
+from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.bench.torch_pipeline import run_rank
 from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.pipeline.plan import Workload, prepare
@@ -41,24 +41,25 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
                 f"{stages} stages, pair {pair + 1}: torch {timed['torch']:.4f} s, Ray {timed['ray']:.4f} s a step"
             )
         ratios = sorted(run["ray"] / run["torch"] for run in runs)
-        low, high = median_interval(ratios)
+        interval = median_interval(ratios)
         results.append(
             {
                 "num_stages": stages,
                 "steps": steps,
                 "runs": runs,
                 "ratio": statistics.median(ratios),
-                "ratio_low": low,
-                "ratio_high": high,
+                "ratio_low": interval.low,
+                "ratio_high": interval.high,
+                "ratio_coverage": interval.coverage,
             }
         )
     table = Table("stages", title=f"Seconds a step, median of {pairs} pairs of {steps} steps")
-    for name in ("torch 1F1B over gloo", "raysim on Ray", "ratio", "interval"):
+    for name in ("torch 1F1B over gloo", "raysim on Ray", "ratio", "interval (covers)"):
         table.add_column(name, justify="right")
     for result in results:
         torch_s, ray_s = (statistics.median(run[name] for run in result["runs"]) for name in ("torch", "ray"))
-        interval = f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}"
-        table.add_row(str(result["num_stages"]), f"{torch_s:.4f}", f"{ray_s:.4f}", f"{result['ratio']:.3f}", interval)
+        spread = str(MedianInterval(*(result[f"ratio_{name}"] for name in ("low", "high", "coverage"))))
+        table.add_row(str(result["num_stages"]), f"{torch_s:.4f}", f"{ray_s:.4f}", f"{result['ratio']:.3f}", spread)
     Console().print(table)
     return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
 
