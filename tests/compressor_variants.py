@@ -104,6 +104,8 @@ VARIANTS = [
     Variant("MixedErrorFeedback(TopK(0.3), key='sample')"),
     Variant("MixedErrorFeedback(TopK(0.3, per='tensor'), key='link', union=True)"),
     Variant("MixedErrorFeedback(TopK(0.4, values=Quantize(4)), key='link')"),
+    Variant("NoiseFeedback(TopK(0.1))"),
+    Variant("NoiseFeedback(TopK(0.3), key='sample')"),
     Variant("EF21(TopK(0.2))"),
     Variant("EF21(TopK(0.2), key='sample')"),
     Variant("EF21(TopK(0.2, values=Cast('bfloat16')), key='link')"),

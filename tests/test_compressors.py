@@ -648,3 +648,20 @@ def test_messages_of_the_tests_visit_every_sample_once_an_epoch() -> None:
             sample for step in steps for microbatch in range(MICROBATCHES) for sample in sample_ids(step, microbatch)
         ]
         assert sorted(ids) == list(range(100, 100 + SAMPLES))
+
+
+def test_the_control_of_error_feedback_adds_noise_of_the_norm_of_what_was_withheld():
+    """Of an Identity the packet is x + n itself: n has the residual's norm, is no multiple of it, and is drawn anew."""
+    from raysim.compressors import Context, NoiseFeedback
+
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    residual = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    noises = []
+    for key in (7, 8, 7):
+        context = Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(0, 1, 2, 3), key=key)
+        packet, _ = NoiseFeedback(Identity()).encode(x, {0: residual}, context)
+        noises.append(packet.decode() - x)
+    torch.testing.assert_close(noises[0].norm(), residual.norm(), rtol=1e-4, atol=0)
+    assert torch.nn.functional.cosine_similarity(noises[0].flatten(), residual.flatten(), dim=0).abs() < 0.3
+    assert torch.equal(noises[0], noises[2])
+    assert not torch.equal(noises[0], noises[1])

@@ -4,7 +4,7 @@ from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
-from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
+from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.gravac_link import GraVAC
 from raysim.compressors.lazy import Epilogue, LazyErrorPropagation
 from raysim.compressors.methods import METHODS, parse_replica_method
@@ -25,6 +25,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
         LazyErrorPropagation,
         GraVAC,
         MixedErrorFeedback,
+        NoiseFeedback,
         Plain,
         WarmStart,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "GraVAC",
     "LazyErrorPropagation",
     "MixedErrorFeedback",
+    "NoiseFeedback",
     "Plain",
     "ReplicaContext",
     "ReplicaMethod",

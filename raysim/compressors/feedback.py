@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
 from raysim.codecs.message import Entry
 from raysim.codecs.on_demand import torch
+from raysim.codecs.random import derive_key, uniform
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -81,6 +82,23 @@ class ErrorFeedback(Residual):
         rows = as_rows(x.detach(), self.key)
         memory = recall(state, keys, rows).view(x.shape)
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, memory)
+        return packet, remember(keys, as_rows(left, self.key))
+
+
+@dataclass(frozen=True, repr=False)
+class NoiseFeedback(Residual):
+    """Sends C(x + n), where n is noise of the norm of what was withheld last: the control of `ErrorFeedback`.
+
+    It tells whether error feedback helps by what it carries, or as noise would. n is uniform and drawn anew for every message,
+    from the message's key; what is withheld is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
+    """
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        keys = memory_keys(self.key, context)
+        withheld = recall(state, keys, as_rows(x.detach(), self.key))
+        drawn = uniform(derive_key(context.key, "noise"), x.numel(), x.device).sub_(0.5).view(x.shape)
+        scale = withheld.double().norm() / drawn.norm() if x.numel() else 0.0
+        packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, (drawn * scale).float())
         return packet, remember(keys, as_rows(left, self.key))
 
 
