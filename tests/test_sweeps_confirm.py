@@ -90,6 +90,7 @@ def test_a_confirmation_that_cannot_be_is_refused(tmp_path, changes, sentence):
     assert str(error.value) == sentence
 
 
+@pytest.mark.slow
 def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path):
     """A lossless setting is chosen; the dense runs are too short to have learned, so that even it is not called safe."""
     space = {"forward": ["Identity", "Nonzero"]}

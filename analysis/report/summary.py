@@ -66,7 +66,8 @@ def _basis(job: Job) -> str:
     """Return which seeds chose among settings, and which judge the choice."""
     confirmed = [one for one in job.settings if one.judged.get("confirmed_on")]
     if not confirmed:
-        return "The seeds that chose a setting also judge it here: the choice is unconfirmed."
+        said = "The seeds that chose a setting also judge it here: the choice is unconfirmed."
+        return f"{said} `raysim sweep --confirm 5` confirms it on others."
     chose, fresh = (
         sorted({seed for one in confirmed for seed in one.judged[name]}) for name in ("chose_on", "confirmed_on")
     )
