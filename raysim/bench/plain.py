@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from raysim.bench.intervals import median_interval
+from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.codecs import Codec, Identity, Quantize, TopK
 from raysim.config import RunConfig, make_config
 from raysim.pipeline.engine import InlineEngine
@@ -69,27 +69,28 @@ def bench_plain(*, pairs: int = 5, steps: int = 3, threads: int = 1, batch_size:
                     side(step)
             runs = [_timed(sides, pair, steps, threads) for pair in range(pairs)]
             ratios = sorted(run["raysim"] / run["plain"] for run in runs)
-            low, high = median_interval(ratios)
+            interval = median_interval(ratios)
             results.append(
                 {
                     "codec": repr(codec),
                     "steps": steps,
                     "runs": runs,
                     "ratio": statistics.median(ratios),
-                    "ratio_low": low,
-                    "ratio_high": high,
+                    "ratio_low": interval.low,
+                    "ratio_high": interval.high,
+                    "ratio_coverage": interval.coverage,
                 }
             )
             Console(stderr=True).print(f"{codec!r}: {results[-1]['ratio']:.3f}", highlight=False)
     finally:
         torch.set_num_threads(before)
     table = Table("both ways", title=f"Seconds a step of ResNet-18, median of {pairs} pairs of {steps} steps")
-    for name in ("plain torch loop", "raysim inline", "ratio", "interval"):
+    for name in ("plain torch loop", "raysim inline", "ratio", "interval (covers)"):
         table.add_column(name, justify="right")
     for result in results:
         plain_s, raysim_s = (statistics.median(run[name] for run in result["runs"]) for name in ("plain", "raysim"))
-        interval = f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}"
-        table.add_row(result["codec"], f"{plain_s:.3f}", f"{raysim_s:.3f}", f"{result['ratio']:.3f}", interval)
+        spread = str(MedianInterval(*(result[f"ratio_{name}"] for name in ("low", "high", "coverage"))))
+        table.add_row(result["codec"], f"{plain_s:.3f}", f"{raysim_s:.3f}", f"{result['ratio']:.3f}", spread)
     Console().print(table)
     return {"torch": torch.__version__, "threads": threads, "batch_size": batch_size, "results": results}
 
