@@ -27,17 +27,18 @@ from raysim.network.profile import Profile
 from raysim.network.table import OPS
 
 QUANTILE = 0.1
-"""Of the samples of a kind. In one process with the machine to itself the median of digits-cnn's compute varied by 24 %
-from run to run and the 10 % quantile by 15 %; beside three busy processes they rose by 33 % and by 8 %."""
+"""Of the samples of a kind. In one process with the machine to itself the median of digits-cnn's compute varied by 26 %
+from run to run and the 10 % quantile by 16 %; beside three busy processes they rose by 33 % and by 8 %."""
 RESAMPLES = 60
 MOST_SAMPLES = 5_000  # of one kind: more, evenly left out, would not move a quantile
 QUANTILES = np.concatenate([[QUANTILE], np.random.default_rng(2).uniform(0.02, 0.25, RESAMPLES)])
 """Of the estimate, then of each resample: nobody knows which share of the samples was disturbed, so the interval covers several."""
 SESSION = 0.05
 """Standard deviation of the logarithm of all seconds from one session to another, which runs recorded together cannot show: three
-recordings of one study within minutes gave 6.6, 7.0 and 7.5 ms of compute. It is common to all prices of a company."""
+recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It is common to all prices of a company."""
 UNEVEN = 0.06
-"""The same of a codec's seconds beside compute: another session stretches the two alike to within that."""
+"""The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
+loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
 OVERHEADS = ("call", "message", "byte", "step")
 
 
