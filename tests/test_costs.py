@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import SMALL
 from report_runs import change_row, copy_run
 from typer.testing import CliRunner
@@ -181,6 +182,7 @@ def test_work_beside_a_forward_or_backward_is_a_kind_of_its_own(small, tmp_path)
     train(small(steps=6), engine="inline", out=tmp_path / "dense")
     works = Run(tmp_path / "acgc").actions.fillna({"work": "none"}).groupby("stage")["work"].agg(set).to_dict()
     assert works == {0: {"none"}, 1: {"sensitivity"}, 2: {"sensitivity"}}
+    assert Run(tmp_path / "dense").row["device_kind"] == ("cuda" if torch.cuda.is_available() else "cpu")
     acgc, dense = in_company([tmp_path / "acgc", tmp_path / "dense"])
     mine, plain = (one.mean_profile.compute_s[0, :, 1, 0] for one in (acgc, dense))
     assert mine[0] == plain[0]

@@ -194,6 +194,7 @@ class Training:
         except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
             raise _RefusedError(str(error)) from None
         self._row["start_s"] += time.perf_counter() - self._began
+        self._row["device_kind"] = self.engine.device_kind
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""

@@ -41,7 +41,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     )
     _show_memory(out, plan)
     _show_links(out, plan)
-    table = Table("network", title="A step by network")
+    table = Table("network", title=f"A step by network (compute: {plan.steady.source})")
     first = ["first visits"] if plan.first_steps else []
     ends = ["collectives"] if any(timeline.collectives for timeline in timelines.values()) else []
     names = ("step", *first, *ends, "update, driver", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
