@@ -119,6 +119,7 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
         ["train", "digits-cn"],
         ["train", "digits-cnn", "stpes=5"],
         ["train", "digits-cnn", "steps=0"],
+        ["train", "digits-cnn", "data.samples=3"],
         ["train", "digits-cnn", "forward=TopKk(0.1)"],
         ["train", "digits-cnn", "forward=TopK(1.5)"],
         ["train", "digits-cnn", "backward=ErrorFeedback(Quantize(9))"],

@@ -23,11 +23,16 @@ def train(
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
     with bad_input_in_one_sentence():
-        from raysim.config import read_config
+        from raysim.config import ConfigError, read_config
         from raysim.pipeline.start import check_start
+        from raysim.workloads.data import bind_data
 
         config = read_config(recipe, overrides or [])
         check_start(out, engine, resume=resume)
+        try:
+            bind_data(config.data.name, config.data.options)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         # torch from here on
         from raysim.pipeline.checkpoint import CheckpointError
         from raysim.pipeline.faults import StageError, WorkerLostError

@@ -7,6 +7,7 @@ keyword arguments of the loading functions; heavy libraries are imported where a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from raysim.notation import suggestion
 from raysim.workloads.images import cifar10, cifar100, digits
@@ -23,6 +24,7 @@ __all__ = [
     "Split",
     "TextSplit",
     "batch_ids",
+    "bind_data",
     "load_data",
     "steps_per_epoch",
 ]
@@ -47,8 +49,13 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     >>> len(data.train), len(data.test), data.shape
     (1437, 360, DataShape(input_shape=(1, 8, 8), input_dtype='float32', num_classes=10))
     """
+    return DATASETS[name](**bind_data(name, options))
+
+
+def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments with which the data set `name` is loaded; raises ValueError for a wrong name or option."""
     if name not in DATASETS:
         raise ValueError(
             f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}.{suggestion(name, DATASETS)}"
         )
-    return DATASETS[name](**bind_options("data", name, DATASETS[name], options))
+    return bind_options("data", name, DATASETS[name], options)
