@@ -524,6 +524,19 @@ def test_large_packets_make_fewer_trips_to_the_drivers_host() -> None:
         assert found.pipeline_s == pytest.approx(4 + trips * 0.25)
 
 
+@pytest.mark.parametrize("sharing", ["pair", "fair"])
+def test_the_end_of_a_step_takes_the_drivers_trips_to_the_farthest_worker(sharing: str) -> None:
+    latency_s = ((0, 0.1, 0.3), (0.1, 0, 0.1), (0.3, 0.1, 0))
+    network = Network(math.inf, latency_s, sharing=sharing)
+    profile = Profile.uniform(3, 1.0, 2.0, transport=replace(BARE, step_trips=2))
+    for driver, farthest_s in ((None, 0.3), (1, 0.1)):
+        placement = Placement((0, 1, 2), driver=driver)
+        found = simulate(GPipe(), profile, network, num_microbatches=2, placement=placement)
+        assert found.step_s == pytest.approx(found.pipeline_s + 2 * farthest_s)
+        seconds = step_seconds(GPipe(), profile, [network], num_microbatches=2, placement=placement)
+        assert seconds[0, 0] == pytest.approx(found.step_s)
+
+
 def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
     """What nccl sends is on no network dearer than what Ray sends; without latency and with large packets they are alike."""
     profile = random_profile(5, 4, 6)

@@ -93,7 +93,7 @@ def simulate(
             for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
         ),
         collectives_end_s=float(over[0]),
-        step_s=float(over[0] + profile.update_s.max() + profile.step_s),
+        step_s=float(over[0] + _end_s(profile, network, placement)),
     )
 
 
@@ -135,7 +135,7 @@ def step_seconds(
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, chosen)
                 over = start_times(found, seconds, done.max(axis=0), free.max(axis=(0, 1)), overlap=overlap)[1]
-                result[lanes, column] = over + profile.update_s.max() + profile.step_s
+                result[lanes, column] = over + [_end_s(profile, network, placed) for network in chosen]
         for row in set(rows) - set(lanes):
             for column, profile in enumerate(_joined(step, table) for step in steps):
                 free, done = share_wires(schedule, table, profile, networks[row], placed, seed + column)
@@ -143,7 +143,7 @@ def step_seconds(
                 seconds = total_seconds(found, [networks[row]])
                 ready = done.max(axis=0)[:, None]
                 over = start_times(found, seconds, ready, free.max(keepdims=True)[0], overlap=overlap)[1]
-                result[row, column] = over[0] + profile.update_s.max() + profile.step_s
+                result[row, column] = over[0] + _end_s(profile, networks[row], placed)
     return result
 
 
@@ -233,6 +233,16 @@ def _joined(profile: Profile, table: Table) -> Profile:
         costs[:, :, 1] += np.where(apart, 0.0, costs[:, :, 2])
         changed[name] = costs
     return replace(profile, **changed)
+
+
+def _end_s(profile: Profile, network: Network, placement: Placement) -> float:
+    """Return what a step takes once its gradients are there: the update, the driver's trips to the farthest worker, `step_s`.
+
+    A driver whose host is not given is beside the first worker, where raysim has it.
+    """
+    driver = placement.hosts[0] if placement.driver is None else placement.driver
+    farthest_s = float(network.latencies_s(driver, placement.hosts).max())
+    return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
 
 
 def _collectives(

@@ -29,6 +29,8 @@ class Transport:
     """Whether small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
     large_trips_to_driver: float | None = None
     """One-way trips of a large message to the driver's host, where that is known; None: as many as elsewhere."""
+    step_trips: float = 0
+    """One-way trips between the driver and the workers at a step's end."""
 
     def __str__(self) -> str:
         """Return what a message costs over this transport, as reports name it.
@@ -41,7 +43,8 @@ class Transport:
             return f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}"
         return (
             f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way trips; from "
-            f"{self.large_from:g} bytes on {self.large_bytes:g} bytes and {self.large_trips:g} trips"
+            f"{self.large_from:g} bytes on {self.large_bytes:g} bytes and {self.large_trips:g} trips; the end of a step makes "
+            f"{self.step_trips:g} trips"
         )
 
     def beside(self, wire_bytes: ArrayLike) -> Floats:
@@ -89,12 +92,14 @@ RAY = Transport(
     large_trips=7,
     relays=True,
     large_trips_to_driver=5,
+    step_trips=2,
 )
 """Ray 2.60 between actors. Small results travel in the reply of the call that made them and in the next call
 (`max_direct_call_object_size`), by way of the driver: two trips, or one where the driver is at either end. Large ones stay in the
 object store of their host: reply and call as before, then a question where the result is, its answer, the request and the result;
 flow control of gRPC and TCP adds to these six. The driver's host knows where the result is, and needs no call and no question. Trips
 measured on 2026-11-22 (`raysim.validate.trips`): large messages took 5 to the driver's host, 7 from it and 6 to 8 between others.
+The end of a step takes two trips, the driver's call to update and its reply.
 Bytes counted on 2026-11-22 at the ports of two hosts, less the headers of TCP, IP and Ethernet, by how they grow from steps of 2 to
 steps of 8 microbatches: 790 and 720 beside messages of 16 and 66 kB, 2,120 and 2,730 beside messages of 131 and 524 kB. They hold the
 6 kB a second that the idle second host sends: some 100 to 500 bytes a message here.
