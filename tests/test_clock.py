@@ -74,6 +74,7 @@ def test_codecs_are_paid_for_by_their_work(small, method):
         Clock(dataclasses.replace(plan, config=config.model_copy(update={"codec_speed": s}))) for s in (1e6, 1e7)
     )
     assert Clock(plan).codec_speed == DEVICES["T4"].codec_bytes_per_s
+    assert str(Clock(plan)) == "free with the compute of T4, codecs at 37.5 GB/s, transport ray"
     costs = [clock.profile(reports) for clock in (slow, fast)]
     for name in ("encode_s", "decode_s", "method_s"):
         np.testing.assert_allclose(getattr(costs[0], name), 10 * getattr(costs[1], name))

@@ -36,6 +36,14 @@ class Clock:
             self._profile = _frozen_profile(plan)
             self.codec_speed = _codec_speed(plan, self._profile)
 
+    def __str__(self) -> str:
+        """Return the source of its seconds, in words."""
+        if self.network is None:
+            return "the step as it passes"
+        config = self.plan.config
+        codecs = f", codecs at {self.codec_speed / 1e9:.3g} GB/s" if math.isfinite(self.codec_speed) else ""
+        return f"{self.network!r} with the compute of {config.profile}{codecs}, transport {config.transport}"
+
     def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
         """Return the seconds of a step that took `seconds` here: these, or those of its transfers on the network.
 

@@ -45,6 +45,7 @@ def header(training: Training) -> list[str]:
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
         f"({plan.num_samples:,} samples), {training.engine_name} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
+        *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
         f"Folder: {training.folder}",
     ]
 

@@ -125,8 +125,8 @@ class Training:
             self._find_resumable()
         self.workload = prepare(config, data)
         self.plan = self.workload.plan
-        self._clock = Clock(self.plan)
-        self._budgets = Budgets(self.plan, self._clock.network)
+        self.clock = Clock(self.plan)
+        self._budgets = Budgets(self.plan, self.clock.network)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
         by_chance = chance(self.workload.data)
         self._row |= {"chance_loss": by_chance.loss, "chance_accuracy": by_chance.accuracy}
@@ -225,7 +225,7 @@ class Training:
             reports = self.engine.step(step, self._signals)
             seconds = time.perf_counter() - before
             self._signals = Signals(
-                self._clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
+                self.clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
             )
             warned = self._row["warning"] is not None
             yield Event("step", self._record_step(step, reports, seconds))
