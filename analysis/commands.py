@@ -28,7 +28,7 @@ class Cost(NamedTuple):
         """Return it in words.
 
         >>> str(Cost(6, 200.0)), str(Cost(1, None))
-        ('6 runs, about 3 minutes one after another', '1 run, of unknown duration')
+        ('6 runs, about 4 minutes one after another', '1 run, of unknown duration')
         """
         count = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         if self.seconds is None:

@@ -70,7 +70,7 @@ def holm(p_values: Sequence[float], alpha: float) -> list[float]:
 
     The chance of rejecting any true hypothesis of the family is at most `alpha`, however they depend on each other.
 
-    >>> [round(level, 4) for level in holm([0.01, 0.6, 0.03], 0.06)]
+    >>> [round(level, 4) for level in holm([0.01, 0.6, 0.025], 0.06)]
     [0.02, 0.06, 0.03]
     >>> [round(level, 4) for level in holm([0.01, 0.6, 0.04], 0.06)]
     [0.02, 0.03, 0.03]

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.plots import ByNetwork
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
-from analysis.report.words import bytes_of, harm, plural, seconds, speedup, step_time
+from analysis.report.words import against_dense, bytes_of, plural, seconds, speedup, step_time
 from analysis.rule import RULE
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
@@ -177,8 +177,8 @@ def _why_dense(job: Job, network: str) -> str:
     else:
         best = min(open_, key=lambda one: float(one.judged["harm"]))
     return (
-        f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`, "
-        f"{_faster_than_dense(best, network)}, and {harm(best)} than dense."
+        f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`: "
+        f"{_faster_than_dense(best, network)}; {against_dense(best)}."
     )
 
 
@@ -201,7 +201,7 @@ def _row(job: Job, network: str) -> list[Cell]:
         evidence = _short_why(job, network)
     else:
         fresh = " fresh" if chosen.judged.get("confirmed_on") else ""
-        evidence = f"{chosen.verdict}: {harm(chosen)}, {chosen.judged['seeds']}{fresh} seeds"
+        evidence = f"{chosen.verdict}: {against_dense(chosen)}, {chosen.judged['seeds']}{fresh} seeds"
     faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
         Cell(network),

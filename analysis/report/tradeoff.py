@@ -27,7 +27,7 @@ from analysis.plots import (
 )
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import MODES, Job, Material, Setting
-from analysis.report.words import bandwidth, bytes_of, harm, plural, speedup, step_time
+from analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
 from analysis.settings import COMPRESSION
 
 BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
@@ -42,7 +42,7 @@ COLUMNS = (
     Column("on", number=True),
     Column("off", number=True),
     Column("verdict"),
-    Column("against dense", long=True),
+    Column("quality", long=True),
 )
 
 
@@ -110,7 +110,7 @@ def _table(job: Job, material: Material) -> Table:
                 Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
                 Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                Cell(harm(setting) if judged else ""),
+                Cell(against_dense(setting) if judged else ""),
             ]
         )
     return Table(

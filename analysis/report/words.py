@@ -85,15 +85,24 @@ def bandwidth(bps: float) -> str:
     return f"{bps:.3g} bit/s"
 
 
-def harm(setting: Setting) -> str:
-    """Return how much worse than dense a setting is with compression on, and how surely."""
+def against_dense(setting: Setting) -> str:
+    """Return how a setting's quality differs from that of dense with compression on, with its sign, and how surely."""
     judged = setting.judged
-    low, middle, high = (float(judged.get(name, math.nan)) for name in ("harm_low", "harm", "harm_high"))
-    if math.isnan(middle):
+    harm, low, high = (float(judged.get(name, math.nan)) for name in ("harm", "harm_low", "harm_high"))
+    if math.isnan(harm):
         return "not compared with dense"
-    unit, side = judged.get("unit", ""), "worse"
-    if middle < 0 and not high > 0:
-        low, middle, high, side = -high, -middle, -low, "better"
+    unit = str(judged.get("unit", ""))
+    if "loss" not in unit:  # less of an accuracy is harm, and more of a loss
+        harm, low, high = -harm, -high, -low
     if math.isinf(low) or math.isinf(high):
-        return f"{points(middle)} {unit} {side}, from {plural(int(judged.get('seeds', 1)), 'seed')}"
-    return f"{points(middle)} ({points(low)} to {points(high)}) {unit} {side}"
+        return f"{signed(harm)} {unit} against dense, from {plural(int(judged.get('seeds', 1)), 'seed')}"
+    return f"{signed(harm)} {unit} against dense, interval {signed(low)} to {signed(high)}"
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign.
+
+    >>> signed(0.456), signed(-4.56), signed(0.0)
+    ('+0.46', '\N{MINUS SIGN}4.6', '0.00')
+    """
+    return f"+{points(value)}" if value > 0 else points(value + 0.0)

@@ -91,6 +91,9 @@ class NoiseFeedback(Residual):
 
     It tells whether error feedback helps by what it carries, or as noise would. n is uniform and drawn anew for every message,
     from the message's key; what is withheld is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
+
+    >>> NoiseFeedback(TopK(0.1), key="sample")
+    NoiseFeedback(TopK(0.1), key='sample')
     """
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:

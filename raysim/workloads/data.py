@@ -49,7 +49,8 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     >>> len(data.train), len(data.test), data.shape
     (1437, 360, DataShape(input_shape=(1, 8, 8), input_dtype='float32', num_classes=10))
     """
-    return DATASETS[name](**bind_data(name, options))
+    arguments = bind_data(name, options)  # refuses an unknown name
+    return DATASETS[name](**arguments)
 
 
 def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
