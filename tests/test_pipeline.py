@@ -18,6 +18,8 @@ from raysim.pipeline.rows import link_rows, step_row
 from raysim.pipeline.signals import Signals
 from raysim.workloads.models import loss as model_loss
 
+MOST_HEADER_BYTES = 24
+
 
 def start(config):
     engine = InlineEngine(prepare(config))
@@ -218,10 +220,9 @@ def test_tied_parameters_stay_equal_at_all_owners(small):
 
 def test_tied_bytes_are_counted(small):
     engine = start(small(**TIED))
-    reports = engine.step(0)
-    assert (
-        sum(g.wire_bytes for report in reports for g in report.groups) == 2 * 256 * 16 * 4
-    )  # vocabulary x width, each way
+    groups = [group for report in engine.step(0) for group in report.groups]
+    sent = sum(group.wire_bytes for group in groups) - 2 * 256 * 16 * 4  # vocabulary x width, each way
+    assert 0 < sent <= MOST_HEADER_BYTES * sum(group.packets for group in groups)
 
 
 def test_clipping_is_by_the_norm_over_all_stages(small):
@@ -246,12 +247,18 @@ def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
     assert same(engine.state(), before)
 
 
+def headers_of(account, array_bytes):
+    """Return whether a link sent so many bytes of arrays, and headers of one size with its packets."""
+    headers = account.wire_bytes - array_bytes
+    return headers % account.packets == 0 and 0 < headers // account.packets <= MOST_HEADER_BYTES
+
+
 def test_shared_indices_send_values_only(small):
     engine = start(small(forward="TopK(0.25)", backward="Identity", shared_indices=True))
     links = {(a.boundary, a.direction): a for report in engine.step(0) for a in report.links if a.sender}
     for boundary, shape in enumerate(engine.plan.boundary_shapes):
         kept = 4 * shape[0] * -(-np.prod(shape[1:]) // 4)
-        assert links[boundary, "backward"].wire_bytes == 4 * kept
+        assert headers_of(links[boundary, "backward"], 4 * kept)
 
 
 def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
@@ -259,11 +266,8 @@ def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
     for report in engine.step(0):
         for account in report.links:
             assert account.packets == 4
-            assert (
-                account.wire_bytes
-                == account.dense_bytes
-                == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
-            )
+            assert account.dense_bytes == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
+            assert headers_of(account, account.dense_bytes)
 
 
 def test_bfloat16_links_carry_two_bytes_a_value(small):

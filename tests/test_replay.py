@@ -286,7 +286,7 @@ def test_the_clock_is_the_cpus_where_it_computes(runs):
 
 def test_overheads_are_the_runs_own_or_none(runs, sparse):
     seconds = Run(runs / "sparse").steps.set_index("step")["seconds"]
-    bare = Replay(runs / "sparse", overheads="none")
+    bare = Replay(runs / "sparse", costs=sparse.costs, overheads="none")
     assert tuple(bare.overheads) == (0, 0, 0, 0)
     assert sparse.overheads.call_s > 0
     assert 0 < sparse.overheads.step_s < seconds[list(sparse.profiles)].mean()
