@@ -43,7 +43,7 @@ OVERHEADS = ("call", "message", "byte", "step")
 
 
 class Costs:
-    """What each kind of work costs in the runs of one job, recorded in company.
+    """The cost of each kind of work in the runs of one job.
 
     `profile` is a file of `raysim profile`, or what it holds, whose compute then takes the place of the recorded. Raises ReplayError
     where runs are of different jobs, or the profile is of another job.
@@ -62,7 +62,7 @@ class Costs:
 
     @property
     def source(self) -> str:
-        """Where the seconds of compute come from, in words that tables carry."""
+        """The source of the compute seconds, in words that tables carry."""
         if self._named is not None:
             return f"profile {self._named}"
         count = len(self.recordings)
@@ -70,7 +70,7 @@ class Costs:
 
     @property
     def method(self) -> str:
-        """How the seconds of compute are estimated, a sentence."""
+        """The method by which compute seconds are estimated, a sentence."""
         codecs = "codec seconds are pooled over the runs that used each codec"
         if self._named is not None:
             return f"Compute: {self.source}; {codecs}. Intervals: 90 %, by the spread of recorded steps."
@@ -148,7 +148,7 @@ class Costs:
 
     @cached_property
     def _stretches(self) -> list[Floats]:
-        """How much longer each run's own compute took than the job's, the kinds that it did added up."""
+        """The ratio of each run's compute seconds to the pooled ones, over the kinds of work in that run."""
         found = []
         for place, one in enumerate(self.recordings):
             mine, all_ = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)

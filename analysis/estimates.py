@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What a speed-up says: "faster" or "slower" where the whole interval does, else "not distinguishable".
+        """The verdict on a speed-up: "faster" or "slower" where the whole interval does, else "not distinguishable".
 
         >>> Estimate(1.3, 1.2, 1.4).verdict, Estimate(1.3, 0.9, 1.7).verdict
         ('faster', 'not distinguishable')

@@ -30,7 +30,7 @@ Mode = Literal["on", "off"]
 
 
 class Setting(NamedTuple):
-    """How a run compresses: notations of activations, gradients and replica gradients, and what is shared or fused."""
+    """The compression of a run: its notations for activations, gradients and replica gradients, shared indices, fused embedding."""
 
     forward: str = DENSE
     backward: str = DENSE

@@ -1,4 +1,4 @@
-"""Where runs and studies lie: folders of either, at any depth, on this machine or in buckets."""
+"""Folders of runs and studies, at any depth, on this machine or in buckets."""
 
 from __future__ import annotations
 

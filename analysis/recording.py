@@ -1,4 +1,4 @@
-"""What a run recorded, as arrays: its actions step by step, and the samples that it gives of what each kind of work costs."""
+"""The records of one run as arrays: its actions step by step, and its samples of the cost of each kind of work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raysim.records import RecordsError, Run
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int32]
 Kind: TypeAlias = tuple[Any, ...]
-"""What work is alike, and has one price in a job. The first item is its family: "compute", "encode", "decode", "average",
+"""A kind of work that has one price in a job. The first item is its family: "compute", "encode", "decode", "average",
 "call" or "step"."""
 
 WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced where others are profiled
@@ -133,7 +133,7 @@ class Recording:
 
     @cached_property
     def samples(self) -> dict[Kind, Samples]:
-        """What was recorded of each kind of work."""
+        """The recorded samples of each kind of work."""
         wall, cpu = self.stacked("compute_s"), self.stacked("cpu_s") / self.threads
         decode, encode = self.stacked("decode_s"), self.stacked("encode_s")
         compute = wall if self.clock == "wall" else np.where(np.isnan(cpu), wall, np.minimum(cpu, wall))
@@ -177,7 +177,7 @@ class Recording:
 
     @cached_property
     def overheads(self) -> Overheads | None:
-        """What calls and packets took on Ray, where the whole run tells; None of the inline engine, which moves none."""
+        """The seconds that calls and packets took on Ray; None for the inline engine, which sends no packets."""
         if self.engine == "inline":
             return None
         try:
@@ -187,7 +187,7 @@ class Recording:
 
     @cached_property
     def _inline_overheads(self) -> dict[Kind, Samples]:
-        """What calls, and steps outside of their actions, took in the inline engine, step by step."""
+        """The seconds of calls, and of steps outside their actions, in the inline engine, step by step."""
         if self.engine != "inline":
             return {}
         frame = pd.DataFrame({name: self._columns[name] for name in ("step", "start_s", "end_s")})
@@ -277,7 +277,7 @@ class Recording:
 
     @property
     def knows_totals_alone(self) -> bool:
-        """Whether it has collectives and no table of their transfers, as runs of versions that did not record it."""
+        """True for a run with collectives but no table of transfers, which earlier versions did not record."""
         return self._transfers.empty and bool(self.links["direction"].isin(DIRECTIONS).any())
 
     def collective_bytes(self, direction: str) -> float:

@@ -362,7 +362,7 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
 
 @pytest.mark.parametrize("run", [name for name in RUNS if not name.startswith(("custom", "interleaved"))])
 def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
-    """What a worker returns is a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
+    """A worker returns a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
     engine = start(small(**RUNS[run]))
     handed = {"run": 0, "exchange": 0}
     submit = engine._submit

@@ -1,4 +1,4 @@
-"""What a run says while it goes, and that an evaluation which is broken off loses no step."""
+"""Lines that a run prints while it goes; an evaluation that is broken off loses no step."""
 
 import re
 

@@ -538,7 +538,7 @@ def test_the_end_of_a_step_takes_the_drivers_trips_to_the_farthest_worker(sharin
 
 
 def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
-    """What nccl sends is on no network dearer than what Ray sends; without latency and with large packets they are alike."""
+    """A message over nccl never costs more than the same message over Ray; without latency and with large packets they are alike."""
     profile = random_profile(5, 4, 6)
     for text in ("100mbps+20ms", "1gbps", "10mbps/fair"):
         network = parse_network(text)

@@ -41,9 +41,9 @@ class Claim:
     examples: tuple[Setting, ...]
     """Settings that would bear on it, where there are none."""
     pooled: bool = False
-    """Whether it is about the mean over its comparisons, rather than about each of them."""
+    """True where the claim is about the mean over its comparisons, not about each of them."""
     language: bool = False
-    """Whether it is about language models alone."""
+    """True where the claim is about language models alone."""
     num_replicas: int = 1
     """Replicas that the examples need at least."""
     recipe: tuple[str, ...] = ("digits-cnn",)

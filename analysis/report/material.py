@@ -114,9 +114,9 @@ class Job:
     runs: pd.DataFrame
     networks: Sequence[str]
     compute: str = ""
-    """How its seconds of compute are estimated, a sentence."""
+    """The method by which its compute seconds are estimated, a sentence."""
     source: str = ""
-    """Where they come from, in a few words."""
+    """The source of the compute seconds, in a few words."""
 
     @cached_property
     def dense(self) -> Setting | None:

@@ -116,7 +116,7 @@ class RunConfig(Strict):
     """Dense bytes a second that codecs go over under a simulated `clock`, each time they encode or decode; by default an eighth
     of the device's memory bandwidth, or the speed in the profile's file."""
     transport: str = "ray"
-    """What carries packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
+    """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 

@@ -105,7 +105,7 @@ def spread_evenly(
 
 
 class Round(NamedTuple):
-    """What crosses wires in one round: by ordered pair of hosts, the number of transfers, their most one-way trips, their bytes."""
+    """One round's traffic by ordered pair of hosts: number of transfers, one-way trips of the slowest, and bytes."""
 
     source: NDArray[np.int64]
     target: NDArray[np.int64]

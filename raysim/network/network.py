@@ -114,7 +114,7 @@ class Network:
 
     @property
     def shares_ports(self) -> bool:
-        """Whether packets between stages share the ports of their hosts, as the messages of a collective always do."""
+        """True where packets between stages share the ports of their hosts, as messages of a collective always do."""
         return self.sharing in ("port", "half")
 
     def ports_bps(self, num_hosts: int) -> Floats:

@@ -72,7 +72,7 @@ class Profile:
     codec_bytes_per_s: float = 0.0
     """Dense bytes that codecs go over in a second, where recorded; 0 where not known. Reported, not simulated."""
     transport: Transport = BARE
-    """What carries packets, which adds bytes and trips to them."""
+    """The transport of packets, which adds bytes and trips to each."""
     source: str = ""
     """Where the figures come from, in words."""
 
@@ -192,7 +192,7 @@ class Profile:
 
     @property
     def relayed(self) -> NDArray[np.bool_]:
-        """Whether a packet goes by way of the driver's host."""
+        """True for packets that go by way of the driver's host."""
         return self.transport.relays & (self.wire_bytes > 0) & self.transport.is_small(self.wire_bytes)
 
     def with_packets_of(self, other: Profile) -> Profile:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class WorkerTime(NamedTuple):
-    """Where the seconds of one worker's step went: they add up to `step_s`."""
+    """The seconds of one worker's step by use: they add up to `step_s`."""
 
     replica: int
     worker: int

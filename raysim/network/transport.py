@@ -26,7 +26,7 @@ class Transport:
     """One-way trips from the moment at which a small message is ready to its arrival."""
     large_trips: float
     relays: bool = False
-    """Whether small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
+    """True where small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
     large_trips_to_driver: float | None = None
     """One-way trips of a large message to the driver's host, where that is known; None: as many as elsewhere."""
     step_trips: float = 0

@@ -244,7 +244,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def device_kind(self) -> str:
-        """What computes: "cpu" or "cuda"; known once the workers are up."""
+        """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run can start as asked: its engine, and its folder; checked without torch."""
+"""Checks of a run's engine and folder before it starts, without importing torch."""
 
 from __future__ import annotations
 

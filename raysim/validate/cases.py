@@ -33,12 +33,12 @@ class Pipeline(NamedTuple):
 
     @property
     def distant(self) -> bool:
-        """Whether any of its links has a latency."""
+        """True where any of its links has a latency."""
         return any(link(text)[1] > 0 for text in self.links)
 
     @property
     def wiring(self) -> str:
-        """How its hosts are wired, see `hosts`: replicas meet at a switch, where each has one port."""
+        """The wiring of its hosts, see `hosts`: replicas meet at a switch, where each has one port."""
         if self.replicas > 1:
             return "switch"
         return "distant" if self.distant else "pairs"

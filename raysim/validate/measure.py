@@ -63,12 +63,12 @@ class Case(NamedTuple):
 
     @property
     def wire_bound(self) -> bool:
-        """Whether the links made the step at least 5 % longer."""
+        """True where the links made the step at least 5 % longer."""
         return self.measured_s >= WIRE_BOUND * self.unshaped_s
 
     @property
     def distant(self) -> bool:
-        """Whether the links have a latency."""
+        """True where the links have a latency."""
         return link(self.link)[1] > 0
 
 
