@@ -36,15 +36,17 @@ def frontier(
     """Return the rows that no other row beats: nowhere worse, and somewhere better. Sorted by the first objective.
 
     `objectives` are columns, less of each wanted or more as its name says, or a mapping to "minimize" or "maximize".
-    `constraints` are such as "loss_on <= 0.3". Columns of trials may be named without their "objective." or "param.". Rows
-    keep their index; one that lacks an objective is never among them, and of two that are equal both are. Raises
-    AnalysisError where a column or constraint cannot be understood.
+    `constraints` are such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left out.
+    Columns of trials may be named without their "objective." or "param.". Rows keep their index; one that lacks an objective is
+    never among them, and of two that are equal both are. Raises AnalysisError where a column or constraint cannot be understood.
     """
     names = [objectives] if isinstance(objectives, str) else list(objectives)
     if not names:
         raise AnalysisError("`objectives` must name a column or more.")
     given = dict(objectives) if isinstance(objectives, Mapping) else {}
     allowed = frame
+    if "feasible" in frame:
+        allowed = frame[frame["feasible"].astype("boolean").fillna(True)]
     for constraint in constraints:
         allowed = allowed[_holds(allowed, constraint)]
     columns = [column_of(frame, name) for name in names]

@@ -25,7 +25,7 @@ from raysim.pipeline.training import Event, Training
 from raysim.records import RecordsError, Run
 from raysim.workloads.data import Data, load_data
 from sweeps.crew import Crew, WarmEngine
-from sweeps.objectives import Figure, Objective, figures, priced
+from sweeps.objectives import EVALUATED, Figure, Objective, figures, priced
 from sweeps.store import Store
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class SweepTrial(tune.Trainable):
                     self._store.send_run(name)
                     yield progress
                     said = time.monotonic()
+            _to_hparams(writer, config, Run(folder))
         self._store.send(name)
         self._store.send(board)
         return folder
@@ -210,3 +211,12 @@ def _to_tensorboard(writer: SummaryWriter, event: Event) -> None:
     elif event.kind == "eval" and row["batchnorm"] == "running":
         for name in ("loss", "accuracy"):
             writer.add_scalar(f"eval/{name}_{row['mode']}", row[name], row["step"])
+
+
+def _to_hparams(writer: SummaryWriter, config: RunConfig, run: Run) -> None:
+    """Write the configuration beside the last evaluation, for TensorBoard's page of hyperparameters."""
+    values = {key: value for key, value in config.flat().items() if value is not None}
+    known = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
+    row = run.row
+    reached = {f"final/{name}": row[f"final_{name}"] for name in EVALUATED if row.get(f"final_{name}") is not None}
+    writer.add_hparams(known, reached, name=".")  # among the run's own events

@@ -39,6 +39,12 @@ def test_the_front_is_what_nothing_beats(points):
         assert (place in front) is not beaten
 
 
+def test_trials_that_break_a_constraint_are_on_no_front():
+    trials = pd.DataFrame({"objective.step_s": [1.0, 2.0, 3.0], "feasible": pd.array([False, True, None], "boolean")})
+    assert frontier(trials, ["step_s"]).index.tolist() == [1]
+    assert frontier(trials.drop(columns="feasible"), ["step_s"]).index.tolist() == [0]
+
+
 def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
     frame = pd.DataFrame(
         {

@@ -31,6 +31,17 @@ def sweep(path, out, **options):
     return one
 
 
+def hyperparameters(folder):
+    """Return the hyperparameters that TensorBoard reads of a run."""
+    plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    content = accumulator.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    return plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+
+
 def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
     path = write_study(
         tmp_path,
@@ -63,6 +74,7 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
     assert all(trial.state == TrialState.FAIL for trial in done.ledger.optuna.trials)
     assert pq.read_schema(tmp_path / "out" / "trials.parquet").metadata[b"raysim_schema_version"] == b"1"
     assert {path.name for path in (tmp_path / "out" / "tensorboard").iterdir()} >= {"0-s0", "0-s1"}
+    assert hyperparameters(tmp_path / "out" / "tensorboard" / "0-s1")["seed"].number_value == 1
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == done.study.as_mapping()
 
 
