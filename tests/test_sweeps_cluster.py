@@ -98,7 +98,8 @@ finally:
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", [False, True])
 def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket):
-    path = write_study(tmp_path, trials=3, base=BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10})
+    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10}
+    path = write_study(tmp_path, trials=3, base=base, engine="ray")
     where = (tmp_path / "bucket").as_uri() if bucket else "-"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where],
