@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
 from tensorboardX import SummaryWriter
+from tensorboardX.summary import hparams
 
 from raysim.config import ConfigError, RunConfig, make_config
 from raysim.pipeline.checkpoint import CheckpointError
@@ -219,4 +220,9 @@ def _to_hparams(writer: SummaryWriter, config: RunConfig, run: Run) -> None:
     known = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
     row = run.row
     reached = {f"final/{name}": row[f"final_{name}"] for name in EVALUATED if row.get(f"final_{name}") is not None}
-    writer.add_hparams(known, reached, name=".")  # among the run's own events
+    for summary in hparams(
+        known, reached
+    ):  # among the run's own events, not in a file beside them as `add_hparams` has it
+        writer.file_writer.add_summary(summary)
+    for name, value in reached.items():
+        writer.add_scalar(name, value)
