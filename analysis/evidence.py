@@ -14,7 +14,7 @@ from analysis.errors import AnalysisError
 from analysis.folders import is_confirmation
 from analysis.notations import Method, read_method
 from analysis.results import Results
-from analysis.rule import Sample, at_chance, sample
+from analysis.rule import Sample, at_chance, sample, skill_of
 from analysis.settings import COMPRESSION, DENSE, NO_SETTING, differing
 from raysim.records import FINISHED
 
@@ -129,9 +129,7 @@ class Context:
     def skill(self, run: pd.Series[Any], mode: Mode = "on") -> float:
         """Return how far a run's quality lies above chance: per cent of the way from chance to perfection."""
         reached, chance = float(run[f"{self.metric}_{mode}"]), float(run[f"chance_{self.metric}"])
-        if self.metric == "accuracy":
-            return 100 * (reached - chance) / (1 - chance)
-        return 100 * (1 - reached / chance)
+        return skill_of(self.metric, reached, chance)
 
 
 @dataclass(frozen=True)

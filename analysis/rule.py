@@ -92,6 +92,15 @@ def judge(samples: Sequence[Sample], thresholds: Sequence[float], alpha: float =
     return found
 
 
+def skill_of(metric: str, reached: float, chance: float) -> float:
+    """Return how far a quality lies above chance: per cent of the way from chance to perfection.
+
+    >>> skill_of("accuracy", 0.75, 0.5), skill_of("loss", 2.3, 2.3)
+    (50.0, 0.0)
+    """
+    return 100 * (reached - chance) / (1 - chance) if metric == "accuracy" else 100 * (1 - reached / chance)
+
+
 def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
     """Return whether models, one a seed, may have learned nothing: their mean skill is not surely above `SKILL` per cent."""
     known = [skill for skill in skills if not math.isnan(skill)]

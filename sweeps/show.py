@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 import analysis
-from analysis.rule import RULE
+from analysis.rule import RULE, SKILL, skill_of
 from raysim.network.memory import format_bytes
+from raysim.records import Run
 from raysim.show.terminal import format_seconds
 from sweeps.objectives import Figure, Objective
 from sweeps.rows import Rows, TrialRow
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 SHOWN = 12  # trials in the live table: the last ones
 
 
-def frontier(rows: Rows, objectives: Sequence[Objective]) -> list[TrialRow]:
-    """Return the finished, feasible trials that no other beats in every objective, by the first objective."""
-    found = [row for row in rows if row.status == "finished" and row.same_as is None and row.feasible is not False]
+def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
+    """Return the finished, feasible trials that no other beats in every objective, by the first objective.
+
+    Trials whose numbers are in `without` are left out.
+    """
+    done = [row for row in rows if row.status == "finished" and row.same_as is None and row.trial not in without]
+    found = [row for row in done if row.feasible is not False]
     if not found:
         return []
     values = [{one.name: _value(row, one.name) for one in objectives} for row in found]
@@ -124,7 +129,8 @@ def show_result(sweep: Sweep) -> None:
     if not console.is_terminal:
         console.width = 140
     objectives, rows = sweep.study.objectives, sweep.rows
-    best = frontier(rows, objectives)
+    failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, sweep)]
+    best = frontier(rows, objectives, {row.trial for row in failed})
     best = best if len(objectives) > 1 else best[:1]
     chosen = best + [row for row in rows if row.name and row not in best and row.status == "finished"]
     names = " against ".join(one.name for one in objectives)
@@ -153,6 +159,9 @@ def show_result(sweep: Sweep) -> None:
         )
     if words:
         console.print(f"{'; '.join(words)}.", highlight=False, soft_wrap=True)
+    for row in failed:
+        said = f"Trial {row.trial} learned nothing: its accuracy is near chance, whatever its speed ({row.notation})."
+        console.print(said, highlight=False, soft_wrap=True)
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
@@ -180,6 +189,17 @@ def show_confirmation(sweep: Sweep | None) -> None:
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
     console.print(table)
     console.print(RULE, highlight=False, soft_wrap=True)
+
+
+def _near_chance(row: TrialRow, sweep: Sweep) -> bool:
+    """Return whether the accuracy of a trial, mean over its seeds, is within `SKILL` per cent of chance, compression on."""
+    runs = [Run(sweep.store.local / name).row for name in row.runs]
+    skills = [
+        skill_of("accuracy", reached, chance)
+        for run in runs
+        if (reached := run.get("final_accuracy_on")) is not None and (chance := run.get("chance_accuracy")) is not None
+    ]
+    return bool(skills) and sum(skills) / len(skills) < SKILL
 
 
 def _uncertain(objective: Objective, figure: Figure) -> str:

@@ -3,17 +3,19 @@
 from types import SimpleNamespace
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from studies import write_study
 
 from analysis import load, safe_set
 from raysim.config import ConfigError
-from raysim.records import Run
+from raysim.records import Run, write_table
 from sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
-from sweeps.objectives import Figure
+from sweeps.objectives import Figure, Objective
 from sweeps.reading import read_study
-from sweeps.rows import TrialRow
+from sweeps.rows import Rows, TrialRow
 from sweeps.runner import Sweep
+from sweeps.show import _near_chance, frontier
 
 
 def rows_of(accuracies):
@@ -118,3 +120,20 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path):
     with pytest.raises(ConfigError) as error:
         confirming(SimpleNamespace(study=longer, rows=first.rows, store=first.store, folder=first.folder, address=None))
     assert str(error.value) == "`confirm` must be 3, as when it began, but got 4."
+
+
+def test_a_model_near_chance_is_on_no_frontier(tmp_path):
+    rows = Rows(tmp_path, "small")
+    for number, (accuracy, step_s) in enumerate([(0.12, 1.0), (0.95, 2.0)]):
+        figures = {"accuracy_on": Figure(accuracy), "step_s@1gbps": Figure(step_s)}
+        name = f"trials/{number}-s0"
+        (tmp_path / name).mkdir(parents=True)
+        reached = pa.table({"final_accuracy_on": [accuracy], "chance_accuracy": [0.1]})
+        write_table(reached, tmp_path / name / "run.parquet")
+        rows.put(TrialRow(number, [0], status="finished", runs=[name], figures=figures))
+    sweep = SimpleNamespace(store=SimpleNamespace(local=tmp_path))
+    failed = {row.trial for row in rows if _near_chance(row, sweep)}
+    objectives = [Objective("accuracy_on"), Objective("step_s@1gbps")]
+    assert failed == {0}
+    assert [row.trial for row in frontier(rows, objectives)] == [1, 0]
+    assert [row.trial for row in frontier(rows, objectives, failed)] == [1]
