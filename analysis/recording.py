@@ -42,7 +42,7 @@ class Samples(NamedTuple):
 
 
 class Recording:
-    """A run as it was recorded: rows and bytes of its priced steps, and samples of what they cost.
+    """One recorded run: rows and bytes of its priced steps, and samples of the cost of each kind of work.
 
     At most `max_steps` of the profiled steps are read, evenly spread. `clock`: "cpu" samples CPU seconds of compute, "wall"
     seconds as they passed, "auto" the first on CPUs and the second on GPUs, whose work is waited for. Raises ReplayError
@@ -312,7 +312,7 @@ class Recording:
 
 
 def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
-    """Return at most `max_steps` of the profiled steps, evenly spread; those that warm up only where there are no others."""
+    """Return at most `max_steps` of the profiled steps, evenly spread; warm-up steps only where no others were profiled."""
     profiled = sorted(int(step) for step in steps.unique())
     warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
     places = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)

@@ -11,7 +11,7 @@ from analysis.notations import Method, strength_of
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
 FEEDBACK = ("ErrorFeedback", "MixedErrorFeedback", "EF21")
-NOISE = "NoiseFeedback"  # the control: noise in place of what error feedback adds
+NOISE = "NoiseFeedback"  # the control: noise in place of the residual
 SEVERE = 10.0  # margins that are severe harm: 5 points of accuracy, or 10 % of the loss
 
 

@@ -87,10 +87,10 @@ class ErrorFeedback(Residual):
 
 @dataclass(frozen=True, repr=False)
 class NoiseFeedback(Residual):
-    """Sends C(x + n), where n is noise of the norm of what was withheld last: the control of `ErrorFeedback`.
+    """Sends C(x + n), where n is noise with the norm of the last residual: the control of `ErrorFeedback`.
 
-    It tells whether error feedback helps by what it carries, or as noise would. n is uniform and drawn anew for every message,
-    from the message's key; what is withheld is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
+    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn anew for every message,
+    from the message's key; the residual is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
 
     >>> NoiseFeedback(TopK(0.1), key="sample")
     NoiseFeedback(TopK(0.1), key='sample')

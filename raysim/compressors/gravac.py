@@ -221,7 +221,7 @@ class GraVAC(Layered):
         return {name: context.momentum * remembered(memory, "velocity", name, x) + x for name, x in raw.items()}
 
     def _codec(self, factor: float) -> Codec:
-        """Return the codec of what a factor keeps."""
+        """Return the codec that keeps the values of a factor."""
         return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
 
     def _levels(self, fed: Gradients, standing: Standing, context: ReplicaContext) -> list[Level]:

@@ -112,7 +112,7 @@ class Round(NamedTuple):
     transfers: NDArray[np.int64]
     trips: Floats
     wire_bytes: Floats
-    """With those that the transport adds."""
+    """Of the transfers, and of the bytes that the transport adds to each."""
 
 
 @dataclass(frozen=True, eq=False)
