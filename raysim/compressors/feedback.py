@@ -89,8 +89,8 @@ class ErrorFeedback(Residual):
 class NoiseFeedback(Residual):
     """Sends C(x + n), where n is noise with the norm of the last residual: the control of `ErrorFeedback`.
 
-    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn anew for every message,
-    from the message's key; the residual is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
+    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn anew for every
+    message, from the message's key; the residual is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
 
     >>> NoiseFeedback(TopK(0.1), key="sample")
     NoiseFeedback(TopK(0.1), key='sample')
