@@ -5,7 +5,7 @@ Imported lazily, so that `import analysis` brings in neither pandas nor numba.
 >>> from analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
 Traceback (most recent call last):
-analysis.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.choice import break_even, safe_set
     from analysis.claims import CLAIMS, Claim
-    from analysis.company import beside, in_company
-    from analysis.errors import AnalysisError, ReplayError
-    from analysis.estimates import Estimate
-    from analysis.importances import importance
-    from analysis.pareto import frontier, natural_direction
-    from analysis.pricing import Replay
-    from analysis.replays import dense_partners, replay
-    from analysis.results import Results, load
-    from analysis.targets import Target
-    from analysis.verdicts import Comparison, Finding, findings, findings_frame
+    from analysis.claims.verdicts import Comparison, Finding, findings, findings_frame
+    from analysis.comparison.choice import break_even, safe_set
+    from analysis.comparison.importances import importance
+    from analysis.comparison.pareto import frontier, natural_direction
+    from analysis.comparison.targets import Target
+    from analysis.data.errors import AnalysisError, ReplayError
+    from analysis.data.results import Results, load
+    from analysis.pricing.company import beside, in_company
+    from analysis.pricing.estimates import Estimate
+    from analysis.pricing.replay import dense_partners, replay
+    from analysis.pricing.step import Replay
 
 _HOMES = {
-    **dict.fromkeys(("break_even", "safe_set"), "analysis.choice"),
-    **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.errors"),
-    "Estimate": "analysis.estimates",
-    "importance": "analysis.importances",
-    **dict.fromkeys(("frontier", "natural_direction"), "analysis.pareto"),
-    **dict.fromkeys(("beside", "in_company"), "analysis.company"),
-    "Replay": "analysis.pricing",
-    **dict.fromkeys(("dense_partners", "replay"), "analysis.replays"),
-    **dict.fromkeys(("Results", "load"), "analysis.results"),
-    "Target": "analysis.targets",
+    **dict.fromkeys(("break_even", "safe_set"), "analysis.comparison.choice"),
+    **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.data.errors"),
+    "Estimate": "analysis.pricing.estimates",
+    "importance": "analysis.comparison.importances",
+    **dict.fromkeys(("frontier", "natural_direction"), "analysis.comparison.pareto"),
+    **dict.fromkeys(("beside", "in_company"), "analysis.pricing.company"),
+    "Replay": "analysis.pricing.step",
+    **dict.fromkeys(("dense_partners", "replay"), "analysis.pricing.replay"),
+    **dict.fromkeys(("Results", "load"), "analysis.data.results"),
+    "Target": "analysis.comparison.targets",
     **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
-    **dict.fromkeys(("Comparison", "Finding", "findings", "findings_frame"), "analysis.verdicts"),
+    **dict.fromkeys(("Comparison", "Finding", "findings", "findings_frame"), "analysis.claims.verdicts"),
 }
 
 __all__ = [

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     import sweeps
     from raysim.compressors import parse
     from raysim.config import ConfigError, RunConfig, read_config
-    from raysim.pipeline.checkpoint import load_weights
-    from raysim.pipeline.training import train
     from raysim.records import Run
+    from raysim.training.checkpoint import load_weights
+    from raysim.training.run import train
 
 _PACKAGES = ("analysis", "sweeps")
 _HOMES = {
     "ConfigError": "raysim.config",
     "Run": "raysim.records",
     "RunConfig": "raysim.config",
-    "load_weights": "raysim.pipeline.checkpoint",
+    "load_weights": "raysim.training.checkpoint",
     "parse": "raysim.compressors",
     "read_config": "raysim.config",
-    "train": "raysim.pipeline.training",
+    "train": "raysim.training.run",
 }
 
 __all__ = ["ConfigError", "Run", "RunConfig", "analysis", "load_weights", "parse", "read_config", "sweeps", "train"]

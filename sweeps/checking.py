@@ -9,7 +9,7 @@ from sweeps.objectives import PRICED, QUALITY
 from sweeps.space import NEVER
 from sweeps.study import Baseline, Study
 
-MIN_SEEDS = 3  # from which on there is a verdict, as in `analysis.statistics`
+MIN_SEEDS = 3  # from which on there is a verdict, as in `analysis.comparison.statistics`
 
 
 def check_fields(study: Study, config: RunConfig) -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from optuna.trial import FixedTrial
 
-from analysis.evidence import MARGINS
-from analysis.folders import CONFIRMATION
+from analysis.comparison.evidence import MARGINS
+from analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
 from sweeps.objectives import QUALITY
 from sweeps.reading import read_study

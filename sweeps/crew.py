@@ -11,10 +11,10 @@ import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raysim.engine.ray import RayEngine
+from raysim.engine.room import check_room, host_memory_bytes
 from raysim.pipeline.averaging import warm
-from raysim.pipeline.engine import check_room, host_memory_bytes
 from raysim.pipeline.plan import Workload
-from raysim.pipeline.ray_engine import RayEngine
 from raysim.pipeline.worker import Worker
 from raysim.workloads.data import Data
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.config import ConfigError
-from raysim.network.network import Network
 from raysim.network.presets import parse_network
+from raysim.network.topology import Network
 from raysim.records import Run
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def priced(objectives: Sequence[Objective]) -> bool:
 
 def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
     """Return the mean price over a trial's runs; missing where one of them did not reach the target."""
-    from analysis.estimates import Estimate
+    from analysis.pricing.estimates import Estimate
 
     assert objective.network is not None
     prices, dense_s, speedups = [], [], []

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raysim.config import ConfigError, RunConfig
+from raysim.engine.ray import room_for
 from raysim.pipeline.plan import prepare
-from raysim.pipeline.ray_engine import room_for
 from sweeps.study import workers
 
 DRIVER = {"memory": 1.0}  # what the trial actor reserves beside its stages, as a bundle needs something: it only waits

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import analysis
 from raysim.config import ConfigError, RunConfig
-from raysim.pipeline.ray_engine import UNWATCHED, free_resources
+from raysim.engine.ray import UNWATCHED, free_resources
 from raysim.records import RecordsError, Run
 from sweeps.objectives import as_mapping
 from sweeps.room import Need, Share, choose_engine, fit

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import analysis
-from analysis.rule import RULE, SKILL, skill_of
+from analysis.comparison.rule import RULE, SKILL, skill_of
 from raysim.network.memory import format_bytes
 from raysim.records import Run
 from raysim.show.terminal import format_seconds

@@ -10,8 +10,8 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.pipeline.checkpoint import checkpoints
 from raysim.places import PlaceError, in_bucket, local_path, open_system
+from raysim.training.checkpoint import checkpoints
 
 MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone
 

@@ -20,10 +20,10 @@ from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from raysim.config import ConfigError, RunConfig, make_config
-from raysim.pipeline.checkpoint import CheckpointError
-from raysim.pipeline.faults import StageError, WorkerLostError
-from raysim.pipeline.training import Event, Training
+from raysim.pipeline.errors import StageError, WorkerLostError
+from raysim.pipeline.state import CheckpointError
 from raysim.records import RecordsError, Run
+from raysim.training.run import Event, Training
 from raysim.workloads.data import Data, load_data
 from sweeps.crew import Crew, WarmEngine
 from sweeps.objectives import EVALUATED, Figure, Objective, figures, priced

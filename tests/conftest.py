@@ -1,4 +1,4 @@
-"""One Ray for the whole suite, on CPUs that are only counted; small configurations that train in a second or two."""
+"""One Ray for the whole suite, on CPUs that are only counted."""
 
 import os
 
@@ -7,23 +7,10 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import hypothesis
 import pytest
+from configurations import SMALL
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
-
-SMALL = {
-    "name": "small",
-    "model": {"name": "cnn", "width": 4},
-    "data": {"name": "digits", "train_samples": 64, "test_samples": 20},
-    "num_stages": 3,
-    "batch_size": 16,
-    "num_microbatches": 4,
-    "steps": 6,
-    "optimizer": {"learning_rate": 0.1, "momentum": 0.9},
-    "checkpoint_every_steps": 2,
-    "profile_every_steps": 2,
-    "timeout_s": 120,
-}
 
 
 @pytest.fixture(scope="session")

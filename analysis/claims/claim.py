@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from analysis.claims.measures import Measure
-from analysis.evidence import Context, Setting
-from analysis.statistics import Side
+from analysis.comparison.evidence import Context, Setting
+from analysis.comparison.statistics import Side
 
 DENSE_RUN = Setting()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 
-from analysis.evidence import Context, Mode, Setting
+from analysis.comparison.evidence import Context, Mode, Setting
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be surely above chance: of each group, at least one."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways
 from analysis.claims.measures import Freed, Harm
-from analysis.evidence import Context, Setting
-from analysis.notations import Method, strength_of
+from analysis.comparison.evidence import Context, Setting
+from analysis.data.notations import Method, strength_of
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
 FEEDBACK = ("ErrorFeedback", "MixedErrorFeedback", "EF21")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast
 from analysis.claims.measures import Harm, Saving, Slowdown
-from analysis.evidence import Context, Setting
+from analysis.comparison.evidence import Context, Setting
 
 OPTIMUS_CC = "Song et al. 2023, Optimus-CC (2301.09830)"
 SAME_SPEED = 5.0  # per cent of a step within which compressing a part is said to cost no speed against compressing all

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast
 from analysis.claims.measures import Harm, Saving, Slowdown, ValueFactor
-from analysis.evidence import Context, Setting
-from analysis.notations import Method
+from analysis.comparison.evidence import Context, Setting
+from analysis.data.notations import Method
 
 GRAVAC = "Tyagi, Swany 2023, GraVAC (2305.12201)"
 ACCORDION = "Agarwal, Wang, Lee, Venkataraman, Papailiopoulos 2020, Accordion (2010.16248)"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.errors import AnalysisError
+from analysis.data.errors import AnalysisError
+from analysis.data.results import load
 from analysis.report.blocks import Page
 from analysis.report.gather import gather
 from analysis.report.material import NETWORKS, Material
 from analysis.report.words import plural
-from analysis.results import load
-from raysim.network.network import Network
 from raysim.network.presets import parse_network
+from raysim.network.topology import Network
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.plots import ByNetwork, Figure, on_network
+from analysis.report.figures import ByNetwork, Figure, on_network
 
 
 class Text(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.plots import (
+from analysis.report.blocks import Section
+from analysis.report.figures import (
     DENSE,
     GREY,
     Axis,
@@ -22,7 +23,6 @@ from analysis.plots import (
     style,
     thinned,
 )
-from analysis.report.blocks import Section
 from analysis.report.material import Job, Material, Setting
 
 MOST_POINTS = 120  # of a line

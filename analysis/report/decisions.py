@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.plots import Axis, Figure, Panel, Series, Style, finite, joined, style, thinned
 from analysis.report.blocks import Cell, Column, Section, Table
+from analysis.report.figures import Axis, Figure, Panel, Series, Style, finite, joined, style, thinned
 from analysis.report.material import Job, Material
 from raysim.records import SCHEMAS
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from analysis.commands import Cost
+from analysis.claims.commands import Cost
+from analysis.claims.verdicts import Finding, findings
 from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from analysis.report.material import Material
 from analysis.report.words import points
-from analysis.verdicts import Finding, findings
 
 COLUMNS = (
     Column("verdict"),

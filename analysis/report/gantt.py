@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from analysis import Replay
-from analysis.plots import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
 from analysis.report.blocks import Section
+from analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
 from analysis.report.material import Job, Material, Setting
-from raysim.network.network import Network
 from raysim.network.simulate import simulate
-from raysim.network.table import OPS
 from raysim.network.timeline import Timeline
+from raysim.network.topology import Network
+from raysim.schedules.arrays import OPS
 
 MOST_ACTIONS = 600  # of one step: more are no picture; `raysim replay --trace` has them
 

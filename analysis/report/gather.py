@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.choice import safe_set
-from analysis.errors import ReplayError
-from analysis.estimates import Estimate
-from analysis.evidence import LANGUAGE, contexts, setting_of
-from analysis.evidence import Setting as How
-from analysis.jobs import job_of, titles
-from analysis.pricing import Replay
-from analysis.replays import dense_partners
+from analysis.comparison.choice import safe_set
+from analysis.comparison.evidence import LANGUAGE, contexts, setting_of
+from analysis.comparison.evidence import Setting as How
+from analysis.data.errors import ReplayError
+from analysis.data.jobs import job_of, titles
+from analysis.data.results import Results
+from analysis.data.settings import COMPRESSION
+from analysis.pricing.estimates import Estimate
+from analysis.pricing.replay import dense_partners
+from analysis.pricing.step import Replay
 from analysis.report.material import ACCURACY, FIRST, LOSS, MODES, Job, Material, Metric, Setting, Spread
-from analysis.results import Results
-from analysis.settings import COMPRESSION
-from raysim.network.network import Network
+from raysim.network.topology import Network
 from raysim.records import FINISHED
 
 

@@ -16,8 +16,8 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from analysis.plots import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
 from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
+from analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long

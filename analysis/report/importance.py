@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.plots import COLOURS, Axis, Figure, Panel, Series, Style, finite
 from analysis.report.blocks import Section
+from analysis.report.figures import COLOURS, Axis, Figure, Panel, Series, Style, finite
 from analysis.report.material import Material
 
 

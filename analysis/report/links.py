@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.plots import Axis, Figure, Panel, Series, finite
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.curves import looks
+from analysis.report.figures import Axis, Figure, Panel, Series, finite
 from analysis.report.material import Job, Material
 from analysis.report.words import bytes_of, seconds
 

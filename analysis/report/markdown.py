@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.plots import Figure, on_network
-from analysis.plots_png import write_png
 from analysis.report.blocks import Block, Cell, Heading, Page, Section, Table, Text
+from analysis.report.figures import Figure, on_network
+from analysis.report.figures_png import write_png
 
 FIGURES = "figures"
 

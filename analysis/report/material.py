@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.estimates import Estimate
-from analysis.pareto import frontier
-from analysis.results import Results
-from raysim.network.network import Network
+from analysis.comparison.pareto import frontier
+from analysis.data.results import Results
+from analysis.pricing.estimates import Estimate
+from raysim.network.topology import Network
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Of the presets, those that a pipeline may well run over; `free` shows what compute alone takes."""
@@ -105,7 +105,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The work that runs share: see `analysis.jobs`. Runs of different jobs are never compared."""
+    """The work that runs share: see `analysis.data.jobs`. Runs of different jobs are never compared."""
 
     key: str
     title: str

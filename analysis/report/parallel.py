@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.plots import Axis, ByNetwork, Figure, Panel, Series, joined
 from analysis.report.blocks import Section
+from analysis.report.figures import Axis, ByNetwork, Figure, Panel, Series, joined
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.tradeoff import grouped
 from analysis.report.words import bytes_of, seconds

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.notations import read_method
-from analysis.plots import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
+from analysis.data.notations import read_method
 from analysis.report.blocks import Section
+from analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.tradeoff import described
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.plots import ByNetwork
 from analysis.report.blocks import Cell, Column, Section, Table
+from analysis.report.figures import ByNetwork
 from analysis.report.material import Job, Material, Setting
 from analysis.report.words import bytes_of, seconds, step_time
 

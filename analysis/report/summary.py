@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from analysis.plots import ByNetwork
+from analysis.comparison.rule import RULE
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
+from analysis.report.figures import ByNetwork
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
 from analysis.report.words import against_dense, bytes_of, plural, seconds, speedup, step_time
-from analysis.rule import RULE
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 COLUMNS = (

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.choice import break_even
-from analysis.estimates import Estimate
-from analysis.plots import (
+from analysis.comparison.choice import break_even
+from analysis.data.settings import COMPRESSION
+from analysis.pricing.estimates import Estimate
+from analysis.report.blocks import Cell, Column, Section, Table
+from analysis.report.figures import (
     BLACK,
     COLOURS,
     DENSE,
@@ -25,10 +27,8 @@ from analysis.plots import (
     finite,
     style,
 )
-from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
-from analysis.settings import COMPRESSION
 
 BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
 COLUMNS = (

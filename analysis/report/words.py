@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from analysis.estimates import Estimate
+from analysis.pricing.estimates import Estimate
 from raysim.network.memory import format_bytes
 
 if TYPE_CHECKING:

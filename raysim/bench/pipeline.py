@@ -21,8 +21,8 @@ from rich.table import Table
 from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.bench.torch_pipeline import run_rank
 from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import Workload, prepare
-from raysim.pipeline.ray_engine import RayEngine
 
 TIMEOUT_S = 900.0
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.codecs import Codec, Identity, Quantize, TopK
 from raysim.config import RunConfig, make_config
-from raysim.pipeline.engine import InlineEngine
+from raysim.engine.inline import InlineEngine
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
 from raysim.workloads.data import Data, DataShape, ImageSplit

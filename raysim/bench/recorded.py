@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from raysim.config import read_config
-from raysim.pipeline.engine import InlineEngine
+from raysim.engine.inline import InlineEngine
 from raysim.pipeline.link import Link
 from raysim.pipeline.plan import prepare
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.network.memory import format_bytes
-from raysim.network.network import Network
 from raysim.network.profile import Profile
-from raysim.network.schedule import OneFOneB
 from raysim.network.simulate import simulate, step_seconds
+from raysim.network.topology import Network
+from raysim.schedules.families import OneFOneB
 
 TARGET_S = 2.0
 

@@ -91,7 +91,7 @@ def replay(
 
 def _check_one_run(folder: str) -> None:
     """Fail where a folder is no run but holds some, and name them."""
-    from analysis.folders import find
+    from analysis.data.folders import find
     from raysim.places import PlaceError, open_place
 
     try:
@@ -146,7 +146,7 @@ def simulate(
                 f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
                 2,
             )
-        from raysim.pipeline.forecast import forecast
+        from raysim.forecast.forecast import forecast
         from raysim.show.forecasts import forecast_figures, show_forecast
 
         plan = forecast(
@@ -178,8 +178,8 @@ def profile(
     check_writable("--out", out)
     with bad_input_in_one_sentence():
         from raysim.config import read_config
-        from raysim.pipeline.faults import DivergedError, StageError
-        from raysim.pipeline.recorded import record_profile
+        from raysim.forecast.profiling import record_profile
+        from raysim.pipeline.errors import DivergedError, StageError
         from raysim.show.forecasts import show_profile
 
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from raysim.network.network import Network
+    from raysim.network.topology import Network
 
 
 def _complete_recipe(typed: str) -> list[str]:

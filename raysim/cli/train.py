@@ -24,7 +24,7 @@ def train(
     """
     with bad_input_in_one_sentence():
         from raysim.config import ConfigError, read_config
-        from raysim.pipeline.start import check_start
+        from raysim.training.start import check_start
         from raysim.workloads.data import bind_data
 
         config = read_config(recipe, overrides or [])
@@ -34,10 +34,10 @@ def train(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         # torch from here on
-        from raysim.pipeline.checkpoint import CheckpointError
-        from raysim.pipeline.faults import StageError, WorkerLostError
-        from raysim.pipeline.training import Training
-        from raysim.progress import show_training, tables
+        from raysim.pipeline.errors import StageError, WorkerLostError
+        from raysim.pipeline.state import CheckpointError
+        from raysim.show.training import show_training, tables
+        from raysim.training.run import Training
 
         def again(folder: Path) -> str:
             words = [

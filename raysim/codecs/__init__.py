@@ -4,30 +4,30 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 `CODECS`; the laws in the tests then ask for a variant of it.
 """
 
-from raysim.codecs.atoms import ATOMO
-from raysim.codecs.blockfloat import MX
+from raysim.codecs.base import Codec, NonFiniteError, Packet
 from raysim.codecs.bounded import ErrorBounded
-from raysim.codecs.daq import DAQ
+from raysim.codecs.contrib.atomo import ATOMO
+from raysim.codecs.contrib.daq import DAQ
+from raysim.codecs.contrib.mean import Mean
+from raysim.codecs.contrib.meanstd import MeanStd
+from raysim.codecs.contrib.mpc import MPC
+from raysim.codecs.contrib.nonuniform import NonUniform
+from raysim.codecs.contrib.outliers import Outliers
+from raysim.codecs.contrib.tahquant import TAHQuant
+from raysim.codecs.contrib.tinyscript import TinyScript
+from raysim.codecs.contrib.zfp import ZFP
 from raysim.codecs.dense import Cast, Identity
-from raysim.codecs.levels import NonUniform
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
-from raysim.codecs.mean import Mean
-from raysim.codecs.meanstd import MeanStd
-from raysim.codecs.mpc import MPC
-from raysim.codecs.outliers import Outliers
-from raysim.codecs.packet import Codec, NonFiniteError, Packet
+from raysim.codecs.mx import MX
 from raysim.codecs.quantize import FixedPoint, Quantize
-from raysim.codecs.random import derive_key
 from raysim.codecs.randomk import RandomK
 from raysim.codecs.signs import OneBit, Sign
 from raysim.codecs.sparse import Nonzero, TopK
-from raysim.codecs.tahquant import TAHQuant
 from raysim.codecs.threshold import EstimatedTopK, Threshold
-from raysim.codecs.tinyscript import TinyScript
 from raysim.codecs.transform import Hadamard
 from raysim.codecs.unbiased import QSGD, Natural, TernGrad
-from raysim.codecs.zfp import ZFP
+from raysim.random import derive_key
 
 CODECS: dict[str, type[Codec]] = {
     cls.name(): cls

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.on_demand import torch
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

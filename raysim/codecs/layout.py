@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from raysim.codecs.on_demand import torch
 from raysim.notation import check_integer
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

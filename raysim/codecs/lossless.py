@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import Codec, Key, Packet, nest, nested_names
+from raysim.codecs.base import Codec, Key, Packet, nest, nested_names
 from raysim.notation import check_integer
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

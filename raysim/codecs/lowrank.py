@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.signs import read_floats
 from raysim.notation import check_choice, check_integer
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import Packet, to_bytes, to_tensor
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import Packet, to_bytes, to_tensor
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

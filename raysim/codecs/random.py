@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.on_demand import torch
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,16 +16,6 @@ if TYPE_CHECKING:
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
-
-
-def derive_key(*parts: object) -> int:
-    """Return 63 bits that depend on every part; parts are written with `repr`, so 1 and "1" differ.
-
-    >>> derive_key(0, "forward", 1) == derive_key(0, "forward", 1) != derive_key(0, "forward", 2)
-    True
-    """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
 from raysim.codecs.dense import Identity
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
 from raysim.codecs.random import bits64
 from raysim.codecs.sparse import Support, kept_of, scatter, select_topk
 from raysim.notation import check_choice, check_real
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

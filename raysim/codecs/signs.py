@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.layout import BLOCK, PER, Layout, check_block, layout_of
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

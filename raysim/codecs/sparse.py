@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names
 from raysim.codecs.positions import (
     FORMS,
     INDEX_ARRAYS,
@@ -24,6 +23,7 @@ from raysim.codecs.positions import (
 )
 from raysim.codecs.work import count_work
 from raysim.notation import check_choice, check_real
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim.codecs import kernels
 from raysim.codecs.layout import Layout
-from raysim.codecs.on_demand import torch
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import Layout, layout_of
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.quantize import Quantize
 from raysim.codecs.random import bits64
 from raysim.codecs.sums import group_sums
 from raysim.codecs.uniform import UniformCodec
 from raysim.notation import check_integer, check_real
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
+from raysim.codecs.base import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.layout import PER, Layout, check_block, layout_of
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
 from raysim.codecs.random import uniform
 from raysim.codecs.work import count_work
 from raysim.notation import check_choice
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,14 +2,12 @@
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC
+from raysim.compressors.at_support import AtSupport
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
 from raysim.compressors.delta import AQSGD, EF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, NoiseFeedback
-from raysim.compressors.gravac_link import GraVAC
-from raysim.compressors.lazy import Epilogue, LazyErrorPropagation
-from raysim.compressors.methods import METHODS, parse_replica_method
-from raysim.compressors.replica import ReplicaContext, ReplicaMethod
-from raysim.compressors.shared import AtSupport
+from raysim.compressors.gravac import GraVAC
+from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation
 from raysim.compressors.warmstart import WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
@@ -55,7 +53,6 @@ __all__ = [
     "AQSGD",
     "COMPRESSORS",
     "EF21",
-    "METHODS",
     "AtSupport",
     "Compressor",
     "Context",
@@ -67,10 +64,7 @@ __all__ = [
     "MixedErrorFeedback",
     "NoiseFeedback",
     "Plain",
-    "ReplicaContext",
-    "ReplicaMethod",
     "State",
     "WarmStart",
     "parse",
-    "parse_replica_method",
 ]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Codec, Packet
 from raysim.codecs.message import CodecTable, Entry
-from raysim.codecs.on_demand import torch
 from raysim.codecs.sparse import Support
 from raysim.notation import Notation
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from raysim.codecs.on_demand import torch
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

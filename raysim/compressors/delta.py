@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import Cast, Codec, Identity, Packet
+from raysim.codecs.base import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.message import Entry
-from raysim.codecs.on_demand import torch
-from raysim.codecs.packet import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.compressors.base import (
     KEYS,
     Compressor,
@@ -26,6 +25,7 @@ from raysim.compressors.base import (
 )
 from raysim.compressors.feedback import Residual
 from raysim.notation import check_choice, check_integer
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

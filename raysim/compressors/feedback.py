@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
 from raysim.codecs.message import Entry
-from raysim.codecs.on_demand import torch
-from raysim.codecs.random import derive_key, uniform
+from raysim.codecs.random import uniform
 from raysim.codecs.sparse import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
@@ -23,6 +22,8 @@ from raysim.compressors.base import (
     remember,
 )
 from raysim.notation import check_choice
+from raysim.on_demand import torch
+from raysim.random import derive_key
 
 if TYPE_CHECKING:
     from torch import Tensor

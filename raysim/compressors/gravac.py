@@ -1,331 +1,323 @@
-"""GraVAC on replica gradients: the compression factor moves while training runs, by what it keeps and how fast the system is."""
+"""GraVAC on a pipeline's links (ours; gravac.md 4): each link climbs a ladder of codecs, by what they keep of its messages."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from raysim.codecs import Codec, Identity, RandomK
-from raysim.codecs.message import Entry
-from raysim.codecs.on_demand import torch
-from raysim.compressors.base import Decision
+from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
+from raysim.codecs.message import Entry, wire_bytes
+from raysim.compressors.base import (
+    KEYS,
+    Compressor,
+    Context,
+    Decision,
+    Offer,
+    State,
+    as_rows,
+    memory_keys,
+    recall,
+    remember,
+)
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
-from raysim.compressors.layers import (
-    Layered,
-    check_scope,
-    flatten,
-    gather_mean,
-    key_of,
-    remembered,
-    sum_values,
-    unflatten,
-)
-from raysim.compressors.replica import (
-    Averaged,
-    Gradients,
-    Memory,
-    Received,
-    ReplicaContext,
-    Round,
-    mean_dense,
-)
-from raysim.compressors.selection import ESTIMATED, EXACT, Kept, codec_of, count_of, energy, pack, select, select_within
+from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RANDOM = "random"
+WHOLE, REAL, TALLY = -1, -2, -3  # keys of what the controller knows: those of no message
+LADDERS = {
+    "bits": tuple(Quantize(bits) for bits in (8, 6, 4, 3, 2)),
+    "rank": tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4)),
+}
+EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compression
 
 
 @dataclass(frozen=True, repr=False)
-class GraVAC(Layered):
-    """Compresses each tensor to the strongest of two factors whose gain reaches `epsilon`, else sends it dense (Tyagi and
-    Swany 2023, 2305.12201).
+class GraVAC(Compressor):
+    """Sends the messages of a step by the strongest of two codecs of a `ladder` whose fidelity reaches `epsilon`, else as they are.
 
-    Error feedback; the second compression is of the first one's result. Gains are agreed before a branch is taken, and one
-    factor serves the whole stage. At the end of every `window` of steps the minimum rises to the candidate where their gains
-    are within `omega`, the candidate to the next factor from `cf_min` to `cf_max`, and both stay where throughput times gain
-    of the two fastest factors are within `omega`. Factors count values, not positions.
+    Fidelity is 1 - ||y - C(y)||^2/||y||^2, y the codec's input, over the messages of a step, in moving averages of weight
+    `ewma_alpha`; the next step goes by it. Both codecs are tried on every `probe_every`-th message. At the end of every `window`
+    of steps the controller of GraVAC moves, that of every link by itself.
 
-    `policy` "exponential" (times 2, 4, 16, 256, ...) or "geometric" (by `growth`). `select` "exact" (TopK), "sampled" (DGC),
-    "bisect" (RedSync), "random" (the same positions at all replicas). `values` codes what is kept.
-    Where the paper leaves room (gravac.md 1.5), the first is the default:
-    `promote` to the "evaluated" candidate, or as the "listing" has it to the next one, or (ours) to each that is "passing"
-    `epsilon` at a window's end, and back by one where the minimum fails, the candidate always the next above it;
-    `saturation` at the "lower" of the two factors, or at the second fastest as the "listing" has it; `saturate_on_dense`;
-    `throughput` of a factor the "mean" of a window, "ewma" or "last"; `reopen_every` so many windows after settling;
-    `gain_reference` "error_fed" or the "raw" gradient; `gain_power` 2 or 1; `gain_fold` "none" or "minmax", the lesser over the
-    greater; `gain_average` of "ratios" or "ratio_of_means"; `ewma_alpha`, replicas/100 where None;
-    `scope`; `start_at_min`; `dgc_momentum`: momentum before compression, as in DGC.
+    The gains of links are independent: the fidelity of a link is measured on its own messages, and no other link's codec enters
+    it. Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages,
+    and after 1/`ewma_alpha` steps hold little of those before. Only a `budget` couples the decisions of links. The speed of a
+    step is common to all: with `throughput="step"` it is credited to the level of every link. `simultaneous=False` gives a change
+    of speed a single cause: links take turns in the order of boundaries, one a window, 2(P - 1) windows a round.
 
-    >>> GraVAC(10, 1000, epsilon=0.9).factors
-    (10.0, 20.0, 40.0, 160.0, 1000.0)
+    `ladder` "topk" (per sample, factors from `cf_min` to `cf_max` by `policy`), "bits" (Quantize 8 to 2), "rank" (LowRank 64 to
+    4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `budget` stands in for it: what the
+    links of a direction that have one must keep together, as a product, compression going to the slowest links first
+    (`raysim.compressors.budget`); each has its own epsilon then, of what was seen a step before. `throughput` "step": samples a
+    second by the clock; "link": dense bytes over wire bytes, which needs no clock. `memory` keeps a residual, under the keys of
+    ErrorFeedback. `promote` as of GraVAC on replica gradients. `decide="message"` chooses for every message by its own
+    fidelity. `reopen_every`: windows until a settled controller explores again.
+
+    >>> GraVAC(ladder="bits").levels
+    (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
     """
 
-    cf_min: float
-    cf_max: float
-    epsilon: float = 0.7
+    cf_min: float = 2.0
+    cf_max: float = 32.0
+    epsilon: float | None = None
     omega: float = 0.01
-    window: int = 500
+    window: int = 100
     policy: str = "exponential"
-    growth: float = 2.0
-    select: str = EXACT
-    values: Codec = Identity()  # noqa: RUF009  a frozen codec
-    scope: str = "tensor"
+    ladder: str | tuple[Codec, ...] = "topk"
     promote: str = "evaluated"
-    saturation: str = "lower"
-    throughput: str = "mean"
+    memory: str | None = None
+    throughput: str = "step"
+    decide: str = "step"
+    probe_every: int = 1
+    ewma_alpha: float = 0.1
+    simultaneous: bool = True
     reopen_every: int | None = None
-    gain_reference: str = "error_fed"
-    gain_power: int = 2
-    gain_fold: str = "none"
-    gain_average: str = "ratios"
-    ewma_alpha: float | None = None
-    start_at_min: bool = False
-    saturate_on_dense: bool = False
-    dgc_momentum: bool = False
+    budget: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_factors(self, self.cf_min, self.cf_max)
+        low, high = check_real("cf_min", self.cf_min, 1, 1e9), check_real("cf_max", self.cf_max, 1, 1e9)
+        if low > high:
+            raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
         self._coerce(
-            epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True),
+            cf_min=low,
+            cf_max=high,
             omega=check_real("omega", self.omega, 0, 1, open_low=True),
             window=check_integer("window", self.window, 1),
-            growth=check_real("growth", self.growth, 1, 1e6, open_low=True),
-            gain_power=check_integer("gain_power", self.gain_power, 1, 2),
+            probe_every=check_integer("probe_every", self.probe_every, 1),
+            ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True),
         )
-        check_choice("policy", self.policy, POLICIES)
-        check_choice("select", self.select, [EXACT, *ESTIMATED, RANDOM])
-        check_scope(self.scope)
-        check_choice("promote", self.promote, PROMOTE)
-        check_choice("saturation", self.saturation, ["lower", "listing"])
-        check_choice("throughput", self.throughput, ["mean", "ewma", "last"])
-        check_choice("gain_reference", self.gain_reference, ["error_fed", "raw"])
-        check_choice("gain_fold", self.gain_fold, ["none", "minmax"])
-        check_choice("gain_average", self.gain_average, ["ratios", "ratio_of_means"])
-        if self.growth != 2.0 and self.policy != "geometric":
-            raise ValueError(f"`growth` is of the policy 'geometric', but got {self.growth} with {self.policy!r}.")
+        if self.epsilon is not None:
+            self._coerce(epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True))
+        if self.budget is not None:
+            self._coerce(budget=check_real("budget", self.budget, 0, 1, open_low=True))
+            for field, default in (("epsilon", None), ("decide", "step")):
+                if getattr(self, field) != default:
+                    raise ValueError(f"`{field}` must be {default} with `budget`, but got {getattr(self, field)!r}.")
         if self.reopen_every is not None:
             self._coerce(reopen_every=check_integer("reopen_every", self.reopen_every, 1))
-        if self.ewma_alpha is not None:
-            self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
-        if self.select == RANDOM and self.values != Identity():
-            raise ValueError(f"`values` of the selection 'random' are summed as they are, but got {self.values!r}.")
-        for field in ("start_at_min", "saturate_on_dense", "dgc_momentum"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"`{field}` must be True or False, but got {getattr(self, field)!r}.")
+        if self.memory is not None:
+            check_choice("memory", self.memory, KEYS)
+        check_choice("policy", self.policy, POLICIES)
+        check_choice("promote", self.promote, PROMOTE)
+        check_choice("throughput", self.throughput, ["step", "link"])
+        check_choice("decide", self.decide, ["step", "message"])
+        if not isinstance(self.simultaneous, bool):
+            raise ValueError(f"`simultaneous` must be True or False, but got {self.simultaneous!r}.")
+        self._check_ladder()
+
+    def _check_ladder(self) -> None:
+        if isinstance(self.ladder, str):
+            check_choice("ladder", self.ladder, ["topk", *LADDERS])
+        elif (
+            not isinstance(self.ladder, (list, tuple))
+            or not self.ladder
+            or not all(isinstance(codec, Codec) for codec in self.ladder)
+        ):
+            raise ValueError(
+                f"`ladder` must be topk, {', '.join(LADDERS)}, or codecs from mild to strong, but got {self.ladder!r}."
+            )
+        else:
+            self._coerce(ladder=tuple(self.ladder))
+        if self.ladder != "topk":
+            for field in fields(self):
+                if field.name in ("cf_min", "cf_max", "policy") and getattr(self, field.name) != field.default:
+                    raise ValueError(f"`{field.name}` is of the ladder 'topk', but got it with {self.ladder!r}.")
+        if self.memory is not None:
+            for codec in self.levels:
+                ErrorFeedback(codec, key=self.memory)  # refuses what diverges under a residual
 
     @property
-    def factors(self) -> tuple[float, ...]:
-        """The factors to explore."""
-        return candidate_factors(self.cf_min, self.cf_max, self.policy, self.growth)
+    def levels(self) -> tuple[Codec, ...]:
+        """The codecs of the ladder, from mild to strong."""
+        if self.ladder == "topk":
+            return tuple(TopK(1 / factor) for factor in candidate_factors(self.cf_min, self.cf_max, self.policy))
+        return LADDERS[self.ladder] if isinstance(self.ladder, str) else self.ladder
+
+    @property
+    def codec(self) -> Codec:  # type: ignore[override]
+        """The mildest codec."""
+        return self.levels[0]
 
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(Entry.of(self._codec(factor)) for factor in self.factors)
+        return tuple(Entry.of(codec) for codec in self.levels)
 
-    def compressed_rounds(self, num_replicas: int) -> int:
-        return 3  # the gains, and a dense fallback by an all-reduce
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        standing, tally = self._read(state)
+        fed = x.detach()
+        keys: list[int] = []
+        if self.memory is not None:
+            keys, rows = memory_keys(self.memory, context), as_rows(fed, self.memory)
+            fed = (recall(state, keys, rows) + rows).view(x.shape)
+        message = fed.to(x.dtype)
+        tried: dict[int, Packet] = {}
+        undecided = tally.level < 0 or self.decide == "message"
+        if undecided or tally.messages % self.probe_every == 0:
+            for level in {standing.minimum, standing.candidate}:
+                tried[level] = self._at(level).encode(message, context.key)
+            exact = message.double()
+            norm2 = float(exact.square().sum())
+            lost = {n: float((exact - one.decode(x.device).double()).square().sum()) for n, one in tried.items()}
+            ends = standing.minimum, standing.candidate
+            if undecided:
+                fidelities = [_fidelity(lost[level], norm2) for level in ends]
+                tally.level = standing.choose(fidelities[0], fidelities[1], self._epsilon(context)).level
+            sizes = [wire_bytes(self.table.pack(tried[level])) for level in ends]
+            tally.probe(norm2, [lost[level] for level in ends], sizes, x.nbytes)
+            tally.lost_sent += lost.get(tally.level, 0.0)
+        packet = tried[tally.level] if tally.level in tried else self._at(tally.level).encode(message, context.key)
+        tally.send(wire_bytes(self.table.pack(packet)), x.nbytes)
+        changes = {TALLY: tally.tensor()}
+        if self.memory is not None:
+            changes |= remember(keys, as_rows(fed - packet.decode(x.device), self.memory))
+        return packet, changes
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        if self.dgc_momentum and not momentum:
-            raise ValueError(
-                "`dgc_momentum` takes over the optimiser's momentum, but the optimiser has none. Use `optimizer.name=sgd` "
-                "with `optimizer.momentum`, or leave it out."
-            )
-
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes) * (2 if self.dgc_momentum else 1)
-
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
-        rules = self._rules(context.num_replicas)
-        standing = self._standing(memory)
+    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+        standing, tally = self._read(state)
+        rules, epsilon = self._rules(context), self._epsilon(context)
         throughput = context.batch_size / context.step_s if context.step_s else None
-        if throughput is not None and standing.used >= 0:
-            standing.book(throughput, rules)  # of the last step, whose time is known now
+        if self.throughput == "step" and throughput is not None and standing.used >= 0:
+            standing.book(throughput, rules)  # of the step before this one
+        ends, gains = (standing.minimum, standing.candidate), (standing.agreed[0], standing.agreed[1])
+        if tally.probed:
+            raw = [_fidelity(lost, tally.norm2) for lost in (tally.lost_minimum, tally.lost_candidate)]
+            gains = standing.observe((raw[0], 1.0), (raw[1], 1.0), rules.alpha)
+        branch, gain = {ends[0]: ("minimum", gains[0]), ends[1]: ("candidate", gains[1])}.get(
+            tally.level, ("dense", 1.0)
+        )
+        standing.end_step(Choice(branch, tally.level, gain), *gains)
+        if self.throughput == "link":
+            standing.book(tally.dense_bytes / tally.wire_bytes, rules)
         events = []
         if standing.at_window(rules):
             standing.close_window()
-            events = standing.decide(rules)
-
-        raw = flatten(gradients, self.scope)
-        velocity = self._velocity(raw, memory, context)
-        fed = {name: remembered(memory, "residual", name, x) + velocity.get(name, x) for name, x in raw.items()}
-        levels = self._levels(fed, standing, context)
-        seen = yield from self._agree(levels, raw if self.gain_reference == "raw" else fed, standing, rules)
-        choice = standing.choose(seen.minimum, seen.candidate, self.epsilon)
-        standing.end_step(choice, seen.minimum, seen.candidate)
-        sent = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
-        if sent is not None and sent.factor > 1:
-            means, left = yield from self._send(sent, fed, context)
-            velocity = {name: _masked(x, sent.kept[name]) for name, x in velocity.items()}
-        else:
-            means = yield from mean_dense("dense layers", fed, context)
-            left = {name: torch.zeros_like(x) for name, x in fed.items()}
-
-        whole, real = standing.tensors()
-        moved = {**memory, "controller/whole": whole, "controller/real": real}
-        moved |= {f"residual/{name}": x for name, x in left.items()}
-        moved |= {f"velocity/{name}": x for name, x in velocity.items()}
-        total = sum(x.numel() for x in fed.values())
+            if self._has_turn(standing, context):
+                events = standing.decide(rules)
+        following = Tally()
+        if self.decide == "step":
+            following.level = standing.choose(*standing.gains, epsilon).level
         decision = Decision(
-            branch=choice.branch,
-            factor=total / {"minimum": seen.minimum_count, "candidate": seen.candidate_count}.get(choice.branch, total),
-            minimum=levels[0].factor,
-            candidate=levels[1].factor,
-            gain_minimum=seen.minimum,
-            gain_candidate=seen.candidate,
-            gain={"minimum": seen.minimum_now, "candidate": seen.candidate_now}.get(choice.branch, 1.0),
+            branch=branch,
+            factor=self._factor(tally.level, tally.dense_bytes, tally.wire_bytes) or 1.0,
+            minimum=self._factor(ends[0], tally.dense_probed, tally.wire_minimum),
+            candidate=self._factor(ends[1], tally.dense_probed, tally.wire_candidate),
+            gain_minimum=gains[0],
+            gain_candidate=gains[1],
+            gain=_fidelity(tally.lost_sent, tally.norm2) if tally.probed else None,
             throughput=throughput,
             event="+".join(events) or None,
-            reason=explain(choice, seen, levels, self.epsilon),
+            offers=self._offers(tally, gains),
+            reason=(
+                f"of {self._at(ends[1])!r} {gains[1]:.3f} arrives, of {self._at(ends[0])!r} {gains[0]:.3f}; "
+                f"{epsilon:g} must, and then {self._at(following.level)!r} is sent"
+                if following.level >= 0
+                else f"{epsilon:g} of each message must arrive"
+            ),
         )
-        with_momentum = frozenset(gradients) if self.dgc_momentum else frozenset()
-        return Averaged(unflatten(means, gradients), moved, [decision], with_momentum)
+        whole, real = standing.tensors()
+        return {WHOLE: whole, REAL: real, TALLY: following.tensor()}, [decision]
 
-    def _rules(self, num_replicas: int) -> Rules:
+    def evaluation(self, mode: str, state: State) -> Codec:
+        """Return the codec of the level at hand."""
+        standing, tally = self._read(state)
+        return self._at(standing.minimum if tally.level < 0 else tally.level)
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        if self.memory is None:
+            return 0
+        return ErrorFeedback(self.codec, key=self.memory).memory_values(message, num_microbatches, num_samples)
+
+    def _at(self, level: int) -> Codec:
+        return (*self.levels, Identity())[level]
+
+    def _epsilon(self, context: Context) -> float:
+        if self.budget is None:
+            return EPSILON[context.direction] if self.epsilon is None else self.epsilon
+        if context.floor is None:  # nothing was seen yet: equal shares
+            return float(self.budget ** (1 / max(1, context.num_stages - 1)))
+        return context.floor
+
+    def _offers(self, tally: Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
+        """Return what minimum and candidate would do to this link's messages."""
+        if self.budget is None or not tally.probed:
+            return ()
+        wires = tally.wire_minimum, tally.wire_candidate
+        return tuple(Offer(min(1.0, gain), tally.dense_probed / wire) for gain, wire in zip(gains, wires, strict=True))
+
+    def _rules(self, context: Context) -> Rules:
         return Rules(
-            epsilon=self.epsilon,
+            epsilon=self._epsilon(context),
             omega=self.omega,
             window=self.window,
-            alpha=min(1.0, num_replicas / 100) if self.ewma_alpha is None else self.ewma_alpha,
+            alpha=self.ewma_alpha,
             promote=self.promote,
-            saturation=self.saturation,
-            throughput=self.throughput,
             reopen_every=self.reopen_every,
-            saturate_on_dense=self.saturate_on_dense,
         )
 
-    def _standing(self, memory: Memory) -> Standing:
-        if "controller/whole" in memory:
-            return Standing.from_tensors(memory["controller/whole"], memory["controller/real"])
-        return Standing.fresh(len(self.factors), start_at_min=self.start_at_min)
+    def _read(self, state: State) -> tuple[Standing, Tally]:
+        known = WHOLE in state
+        standing = Standing.from_tensors(state[WHOLE], state[REAL]) if known else Standing.fresh(len(self.levels))
+        return standing, Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
 
-    def _gain(self, kept: float, whole: float) -> float:
-        """Return the gain of energies, as the options define it; of nothing at all it is 1."""
-        if whole <= 0:
-            return 1.0
-        gain = math.sqrt(kept / whole) if self.gain_power == 1 else kept / whole
-        return min(gain, 1 / gain) if self.gain_fold == "minmax" and gain > 0 else gain
+    def _has_turn(self, standing: Standing, context: Context) -> bool:
+        """Return whether this link may move at the end of this window."""
+        if self.simultaneous:
+            return True
+        window, place = standing.steps // self.window - 1, 2 * context.boundary + (context.direction == "backward")
+        return window % (2 * max(1, context.num_stages - 1)) == place
 
-    def _velocity(self, raw: Gradients, memory: Memory, context: ReplicaContext) -> Gradients:
-        if not self.dgc_momentum:
-            return {}
-        return {name: context.momentum * remembered(memory, "velocity", name, x) + x for name, x in raw.items()}
-
-    def _codec(self, factor: float) -> Codec:
-        """Return the codec that keeps the values of a factor."""
-        return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
-
-    def _levels(self, fed: Gradients, standing: Standing, context: ReplicaContext) -> list[Level]:
-        """Return what minimum and candidate keep of every row."""
-        factors = (*self.factors, 1.0)
-        levels = [Level(factors[level], {}, 0.0) for level in (standing.minimum, standing.candidate)]
-        for name, row in fed.items():
-            key = key_of(name, context, shared=self.select == RANDOM)
-            for place, level in enumerate(levels):
-                if self.select == RANDOM:  # of one draw, the stronger keeps some of what the milder one does
-                    kept = _drawn(row, level.factor, key)
-                elif place == 0:
-                    kept = select(row.view(-1), count_of(level.factor, row), self.select, key)
-                else:
-                    kept = select_within(levels[0].kept[name], count_of(level.factor, row), self.select, key)
-                sent = kept.values
-                if self.values != Identity():
-                    sent = self.values.encode(sent, key).decode(sent.device)
-                levels[place] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))
-        return levels
-
-    def _agree(
-        self, levels: list[Level], reference: Gradients, standing: Standing, rules: Rules
-    ) -> Generator[Round, Received, Seen]:
-        """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
-        whole = sum(energy(x) for x in reference.values())
-        now = [self._gain(level.energy, whole) for level in levels]
-        if self.gain_average == "ratios":
-            smooth = list(standing.observe((now[0], 1.0), (now[1], 1.0), rules.alpha))
-        else:
-            low, high = [(level.energy, whole) if whole > 0 else (1.0, 1.0) for level in levels]
-            smooth = [self._gain(ratio, 1.0) for ratio in standing.observe(low, high, rules.alpha)]
-        counts = [float(sum(len(kept.values) for kept in level.kept.values())) for level in levels]
-        own = torch.tensor([*smooth, *now, *counts], dtype=torch.float64)
-        received = yield Round(everyone={"gains": Identity().encode(own)})
-        total = torch.zeros_like(own)
-        for packets in received:
-            total += packets["gains"].decode()
-        return Seen(*(total / len(received)).tolist())
-
-    def _send(
-        self, level: Level, fed: Gradients, context: ReplicaContext
-    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
-        """Return the means over replicas of what a level keeps, and what it withholds here."""
-        packets = {}
-        for name, row in fed.items():
-            key = key_of(name, context, shared=self.select == RANDOM)
-            if self.select == RANDOM:
-                packets[name] = self._codec(level.factor).encode(row, key)
-            else:
-                packets[name] = pack(level.kept[name], row, level.factor, self.select, self.values, key)
-        device = next(iter(fed.values())).device
-        rounds = sum_values(packets, context, device) if self.select == RANDOM else gather_mean(packets, device)
-        means = yield from rounds
-        return means, {name: x - packets[name].decode(x.device) for name, x in fed.items()}
+    def _factor(self, level: int, dense_bytes: float, wire_bytes: float) -> float | None:
+        """Return the factor of a level: of values where it keeps some of them, else of bytes, where they are known."""
+        codec = self._at(level)
+        if isinstance(codec, (EstimatedTopK, RandomK, TopK)):
+            return 1 / codec.density
+        return dense_bytes / wire_bytes if wire_bytes else None
 
 
-class Level(NamedTuple):
-    """What one factor keeps of all rows, and the squared norm of that."""
+@dataclass
+class Tally:
+    """What is known of the step at hand; sums over messages, those of codecs over the ones that were probed."""
 
-    factor: float
-    kept: dict[str, Kept]
-    energy: float
+    level: int = -1  # at which messages are sent, -1 until that is chosen
+    messages: float = 0
+    probed: float = 0
+    norm2: float = 0.0
+    lost_minimum: float = 0.0
+    lost_candidate: float = 0.0
+    lost_sent: float = 0.0
+    wire_minimum: float = 0
+    wire_candidate: float = 0
+    dense_probed: float = 0
+    wire_bytes: float = 0
+    dense_bytes: float = 0
 
+    def __post_init__(self) -> None:
+        self.level = int(self.level)
 
-class Seen(NamedTuple):
-    """What replicas agree on before a branch is taken."""
+    def tensor(self) -> Tensor:
+        """Return all of it, float64."""
+        return torch.tensor([float(getattr(self, field.name)) for field in fields(self)], dtype=torch.float64)
 
-    minimum: float  # gains, averaged over steps
-    candidate: float
-    minimum_now: float  # of this step alone
-    candidate_now: float
-    minimum_count: float  # values kept
-    candidate_count: float
+    def probe(self, norm2: float, lost: list[float], wire_bytes: list[int], dense_bytes: int) -> None:
+        """Add a message on which minimum and candidate were tried."""
+        self.probed += 1
+        self.norm2 += norm2
+        self.lost_minimum += lost[0]
+        self.lost_candidate += lost[1]
+        self.wire_minimum += wire_bytes[0]
+        self.wire_candidate += wire_bytes[1]
+        self.dense_probed += dense_bytes
 
-
-def check_factors(method: GraVAC, cf_min: object, cf_max: object) -> None:
-    """Coerce the ends of the range of factors; raises ValueError by field and rule."""
-    low, high = check_real("cf_min", cf_min, 1, 1e9), check_real("cf_max", cf_max, 1, 1e9)
-    if low > high:
-        raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
-    method._coerce(cf_min=low, cf_max=high)
-
-
-def explain(choice: Choice, seen: Seen, levels: list[Level], epsilon: float) -> str:
-    """Return in words why a branch was taken."""
-    minimum, candidate = levels[0].factor, levels[1].factor
-    if choice.branch == "candidate":
-        return f"{candidate:g}x keeps {seen.candidate:.3f} of the energy, at least {epsilon:g}"
-    if choice.branch == "minimum":
-        return (
-            f"{candidate:g}x keeps {seen.candidate:.3f}, less than {epsilon:g}; {minimum:g}x keeps {seen.minimum:.3f}"
-        )
-    return f"even {minimum:g}x keeps {seen.minimum:.3f} only, less than {epsilon:g}"
-
-
-def _drawn(row: Tensor, factor: float, key: int) -> Kept:
-    codec = RandomK(1 / factor)
-    positions = codec.draw(key, tuple(row.shape), row.device)
-    return Kept(positions, row.view(-1)[positions])
+    def send(self, wire_bytes: int, dense_bytes: int) -> None:
+        """Add a message that was sent."""
+        self.messages += 1
+        self.wire_bytes += wire_bytes
+        self.dense_bytes += dense_bytes
 
 
-def _masked(velocity: Tensor, kept: Kept) -> Tensor:
-    """Return the velocity with zeros where values were sent (momentum factor masking)."""
-    masked = velocity.clone()
-    masked.view(-1)[kept.positions] = 0
-    return masked
+def _fidelity(lost: float, norm2: float) -> float:
+    """Return the fidelity where so much of a squared norm is lost; of nothing it is 1."""
+    return 1 - lost / norm2 if norm2 > 0 else 1.0

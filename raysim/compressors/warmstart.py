@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from raysim.codecs import LowRank, Packet
 from raysim.codecs.lowrank import orthonormal
-from raysim.codecs.on_demand import torch
 from raysim.compressors.base import Compressor, Context, State
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,13 +15,13 @@ from pydantic_core import PydanticCustomError
 
 from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
 from raysim.compressors import parse as parse_compressor
-from raysim.compressors.methods import parse_replica_method
-from raysim.compressors.replica import ReplicaMethod
 from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
-from raysim.network.schedule import Schedule, parse_schedule
 from raysim.network.transport import parse_transport
+from raysim.replication import parse_replica_method
+from raysim.replication.base import ReplicaMethod
+from raysim.schedules.families import Schedule, parse_schedule
 
 Notations = str | tuple[str, ...]
 

@@ -1,5 +1,5 @@
-"""Schedules, networks, costs, and what a training step takes: arithmetic on numbers, without torch and without Ray.
+"""Networks, costs, and the time of a training step: arithmetic on numbers, without torch and without Ray.
 
-`schedule` says who runs what in which order, `profile` what it costs, `network` what lies between, `simulate` how long the step
-is then; `memory` says whether it fits, `trace` shows it.
+`profile` holds the costs of a step, `topology` the hosts and the wires between them, and `simulate` computes how long the
+step takes; `memory` says whether it fits, `trace` shows it.
 """

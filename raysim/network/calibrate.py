@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.schedule import Action, Row, calls, needs
+from raysim.schedules.actions import Action, Row, calls, needs
 
 Floats = NDArray[np.float64]
 

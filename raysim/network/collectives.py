@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.network import Network
+from raysim.network.topology import Network
 from raysim.network.transport import BARE, Transport
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.network.schedule import Row, Schedule, peak_in_flight
+from raysim.schedules.actions import Row, peak_in_flight
+from raysim.schedules.families import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class StageMemory:
 def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> list[int]:
     """Return the peak count of microbatches in flight of every stage.
 
-    >>> from raysim.network.schedule import GPipe, OneFOneB
+    >>> from raysim.schedules import GPipe, OneFOneB
     >>> in_flight(OneFOneB(), num_stages=4, num_microbatches=8), in_flight(GPipe(), 4, 8)
     ([4, 3, 2, 1], [8, 8, 8, 8])
     """
@@ -125,7 +126,7 @@ def held_at_worst(rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: S
     `saved_bytes` and `kept_bytes` are of one microbatch, by stage. A worker's stages seldom hold most at once, so this is less
     than the sum of their peaks.
 
-    >>> from raysim.network.schedule import ZBH1, Interleaved1F1B
+    >>> from raysim.schedules import ZBH1, Interleaved1F1B
     >>> held_at_worst(ZBH1().rows(3, 6), [4, 4, 4], [1, 1, 1])
     [(3, 1), (3, 2), (3, 3)]
     >>> held_at_worst(Interleaved1F1B(2).rows(4, 4), [4] * 4, [1] * 4), in_flight(Interleaved1F1B(2), 4, 4)

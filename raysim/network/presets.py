@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from raysim.network.network import Network, read_notation
+from raysim.network.topology import Network, read_notation
 
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
 """Bandwidths that papers quote, without latency; add one as in `200mbps+50ms`."""

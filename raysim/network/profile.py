@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
 from raysim.network.devices import DEVICES
-from raysim.network.table import OPS
 from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_real
+from raysim.schedules.arrays import OPS
 
 Floats = NDArray[np.float64]
 

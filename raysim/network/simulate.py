@@ -4,7 +4,7 @@ Channels are ordered and blocking, as those of Ray actors are: a worker runs its
 holds up all that follows. Codec time is on the clock of the worker that packs or unpacks.
 
 >>> from raysim.network.presets import parse_network
->>> from raysim.network.schedule import OneFOneB
+>>> from raysim.schedules import OneFOneB
 >>> profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0, wire_bytes=1_250_000)
 >>> simulate(OneFOneB(), profile, parse_network("free"), num_microbatches=8).step_s
 33.0
@@ -30,14 +30,14 @@ from raysim.network.collectives import (
     start_times,
     total_seconds,
 )
-from raysim.network.network import Network
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
-from raysim.network.schedule import Schedule
-from raysim.network.table import Table, make_table
 from raysim.network.timeline import Exchange, Timeline
+from raysim.network.topology import Network
 from raysim.network.wires import Floats, Wiring, is_ordered, order_wires, share_wires
 from raysim.notation import check_integer
+from raysim.schedules.arrays import Table, make_table
+from raysim.schedules.families import Schedule
 
 
 def simulate(

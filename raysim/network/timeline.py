@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.collectives import Collective
-from raysim.network.network import Network
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
-from raysim.network.schedule import Action
-from raysim.network.table import OPS, Table
+from raysim.network.topology import Network
+from raysim.schedules.actions import Action
+from raysim.schedules.arrays import OPS, Table
 
 Floats = NDArray[np.float64]
 

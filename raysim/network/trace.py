@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from raysim.network.placement import replica_hosts
-from raysim.network.table import OPS
 from raysim.network.timeline import Timeline
+from raysim.schedules.arrays import OPS
 
 Event = dict[str, Any]
 

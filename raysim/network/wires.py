@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.network import Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
-from raysim.network.schedule import Schedule, order
-from raysim.network.table import Table
 from raysim.network.timeline import alone_s
+from raysim.network.topology import Network
+from raysim.schedules.actions import order
+from raysim.schedules.arrays import Table
+from raysim.schedules.families import Schedule
 
 Floats = NDArray[np.float64]
 
@@ -96,7 +97,7 @@ def order_wires(
     schedule: Schedule, table: Table, profile: Profile, wiring: Wiring, seed: int, keep: Sequence[Floats] = ()
 ) -> tuple[Floats, Floats]:
     """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
-    from raysim.network.ordered import run_ordered  # compiles on import: only those who simulate pay for it
+    from raysim.network.fast_path import run_ordered  # compiles on import: only those who simulate pay for it
 
     num_slots = table.num_stages * profile.compute_s.shape[2] * table.num_microbatches
     nothing = np.empty(0)
@@ -175,7 +176,7 @@ def share_wires(
     keep: Sequence[Floats] = (),
 ) -> tuple[Floats, Floats]:
     """Return when workers (replica, worker) and stages (replica, stage) are done; fill `keep`."""
-    from raysim.network.shared import run_shared
+    from raysim.network.event_loop import run_shared
 
     num_ops = profile.compute_s.shape[2]
     replicas = len(placement.hosts) // table.num_workers

@@ -1,1 +1,1 @@
-"""One stage on one worker, the engines that drive them, and the run around it."""
+"""A pipeline's stages, the workers that own them, and the links between them."""

@@ -10,18 +10,7 @@ from torch import Tensor
 
 from raysim.codecs import NonFiniteError, kernels
 from raysim.codecs.message import Message
-from raysim.compressors.gathered import Dense
-from raysim.compressors.replica import (
-    Averaged,
-    Gradients,
-    Memory,
-    ReplicaContext,
-    ReplicaMethod,
-    Rounds,
-    average_together,
-)
-from raysim.pipeline.checkpoint import under
-from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
 from raysim.pipeline.replicas import (
@@ -34,6 +23,17 @@ from raysim.pipeline.replicas import (
     sum_over_owners,
 )
 from raysim.pipeline.stage import Stage
+from raysim.pipeline.state import under
+from raysim.replication.base import (
+    Averaged,
+    Gradients,
+    Memory,
+    ReplicaContext,
+    ReplicaMethod,
+    Rounds,
+    average_together,
+)
+from raysim.replication.gathered import Dense
 
 Where = tuple[int, int, int]  # phase, group and member
 

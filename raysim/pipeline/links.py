@@ -12,13 +12,13 @@ from raysim.codecs import NonFiniteError, TopK, derive_key
 from raysim.codecs.message import Message
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
-from raysim.network.schedule import Action, needs, phase
-from raysim.pipeline.checkpoint import under
-from raysim.pipeline.faults import DivergedError
+from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.signals import Signals
+from raysim.pipeline.state import under
+from raysim.schedules.actions import Action, needs, phase
 
 
 class Links:

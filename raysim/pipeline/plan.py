@@ -11,14 +11,14 @@ import numpy as np
 from torch import nn
 
 from raysim.codecs import Codec, Identity
-from raysim.codecs.packet import DTYPES
+from raysim.codecs.base import DTYPES
 from raysim.compressors import Compressor, Plain
-from raysim.compressors.replica import ReplicaMethod
 from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
-from raysim.network.schedule import Row, peak_in_flight
 from raysim.pipeline.optimizer import slots_per_parameter
 from raysim.pipeline.replicas import Group
+from raysim.replication.base import ReplicaMethod
+from raysim.schedules.actions import Row, peak_in_flight
 from raysim.workloads.data import Data, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Partition, partition

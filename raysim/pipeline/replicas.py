@@ -14,8 +14,8 @@ from raysim.codecs import Identity, Packet
 from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Decision
-from raysim.compressors.replica import Packets, Received, Round, Rounds
 from raysim.network.collectives import DIRECTIONS, Transfer
+from raysim.replication.base import Packets, Received, Round, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from raysim.network.schedule import Action
-from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.replicas import GroupAccount
+from raysim.schedules.actions import Action
 
 
 class ActionRecord(NamedTuple):

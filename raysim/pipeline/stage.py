@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.config import RunConfig
-from raysim.pipeline.checkpoint import under
 from raysim.pipeline.optimizer import make_optimizer
+from raysim.pipeline.state import under
 from raysim.workloads.backward import Caught, input_gradient, run_branches
 from raysim.workloads.models import loss as model_loss
 

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
-from raysim.network.schedule import Action, calls, needs, sends
 from raysim.pipeline.averaging import Averaging, warm
-from raysim.pipeline.checkpoint import mean_of, pack_tensors, under, unpack_tensors
-from raysim.pipeline.faults import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.links import Links
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
@@ -24,6 +22,8 @@ from raysim.pipeline.reports import ActionRecord, Evaluated, Fault, StepReport
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
+from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
+from raysim.schedules.actions import Action, calls, needs, sends
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
 from raysim.workloads.splits import Data, Split

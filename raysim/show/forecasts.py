@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.network.memory import format_bytes
-from raysim.network.network import Network
+from raysim.network.topology import Network
 from raysim.show.terminal import (
     both_ends,
     by_name,
@@ -22,8 +22,8 @@ from raysim.show.terminal import (
 )
 
 if TYPE_CHECKING:
+    from raysim.forecast.forecast import Forecast
     from raysim.network.profile import Profile
-    from raysim.pipeline.forecast import Forecast
 
 
 def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:

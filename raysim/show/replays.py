@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.network.memory import format_bytes
-from raysim.network.network import Network
+from raysim.network.topology import Network
 from raysim.show.terminal import (
     by_name,
     console,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.config import ConfigError, make_config
-from raysim.network.schedule import Interleaved1F1B, parse_schedule
+from raysim.schedules.families import Interleaved1F1B, parse_schedule
 from raysim.validate.runs import link
 
 CALIBRATION_STEPS = 8  # beside those that warm up

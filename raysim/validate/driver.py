@@ -11,7 +11,7 @@ import sys
 import traceback
 
 from raysim.config import make_config
-from raysim.pipeline.training import Training
+from raysim.training.run import Training
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from itertools import combinations, permutations
 
 from raysim.config import ConfigError
-from raysim.network.network import Network
+from raysim.network.topology import Network
 from raysim.validate.delay import DEVICE, Delay, open_device
 
 WIRINGS = ("pairs", "switch", "distant")

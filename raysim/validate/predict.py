@@ -10,13 +10,13 @@ import numpy as np
 
 from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
-from raysim.network.network import FREE, Network
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, profiles_from_actions
-from raysim.network.schedule import parse_schedule
 from raysim.network.simulate import step_seconds
+from raysim.network.topology import FREE, Network
 from raysim.network.transport import RAY
 from raysim.records import Run
+from raysim.schedules.families import parse_schedule
 
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 FIT_ROUNDS = 24  # of halving: far finer than a measurement

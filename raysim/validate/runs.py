@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from raysim.config import ConfigError
-from raysim.network.network import read_notation
+from raysim.network.topology import read_notation
 from raysim.records import Run, write_table
 from raysim.validate.cluster import Cluster
 from raysim.validate.hosts import Hosts

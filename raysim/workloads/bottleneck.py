@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from raysim.codecs.random import derive_key
 from raysim.notation import check_integer
+from raysim.random import derive_key
 from raysim.workloads.costs import named_layers
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.codecs.random import derive_key
 from raysim.notation import check_choice
+from raysim.random import derive_key
 from raysim.workloads.options import check_path, import_hub
 from raysim.workloads.order import permutation
 from raysim.workloads.splits import Data, DataShape, ImageSplit, limit

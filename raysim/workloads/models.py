@@ -3,7 +3,7 @@
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
 after any of them (`partition`). Those of images are in `vision`, those of text in `gpt` and
 `recurrent`. The key of the seed comes from
-`raysim.codecs.random.derive_key`, as all keys do.
+`raysim.random.derive_key`, as all keys do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raysim.codecs.random import derive_key
 from raysim.notation import suggestion
+from raysim.random import derive_key
 from raysim.workloads.gpt import gpt, gpt2
 from raysim.workloads.options import bind_options
 from raysim.workloads.recurrent import lstm

@@ -1,6 +1,6 @@
 """Which samples a step sees: a pure function of the seed and the step, so that a resumed run sees the same.
 
-Keys come from `raysim.codecs.random.derive_key`, numbers from Philox, whose bits are fixed for every version of numpy.
+Keys come from `raysim.random.derive_key`, numbers from Philox, whose bits are fixed for every version of numpy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.codecs.random import derive_key
+from raysim.random import derive_key
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:

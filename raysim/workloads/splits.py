@@ -1,7 +1,7 @@
 """What a data set is: two splits of samples that live in numpy arrays, read by id.
 
 Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
-(`raysim.codecs.random.derive_key`), so what a sample looks like does not depend on the batch it is in.
+(`raysim.random.derive_key`), so what a sample looks like does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from raysim.codecs.on_demand import torch
-from raysim.codecs.random import derive_key
 from raysim.notation import check_integer
+from raysim.on_demand import torch
+from raysim.random import derive_key
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from raysim.codecs.on_demand import torch
+from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from raysim.codecs.packet import Codec
+    from raysim.codecs.base import Codec
 
 T = TypeVar("T")
 

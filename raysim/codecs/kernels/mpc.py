@@ -1,4 +1,4 @@
-"""MPC's stages in numba, over words of any width (`raysim.codecs.mpc` has the plain reference)."""
+"""MPC's stages in numba, over words of any width (`raysim.codecs.contrib.mpc` has the plain reference)."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.

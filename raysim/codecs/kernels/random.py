@@ -1,4 +1,4 @@
-"""The counter-based random numbers of `raysim.codecs.random` in numba."""
+"""The counter-based random numbers of `raysim.random` in numba."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.

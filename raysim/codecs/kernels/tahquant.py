@@ -1,4 +1,4 @@
-"""Tiles of TAH-Quant in numba: what each needs, its codes, and the way back (`raysim.codecs.tahquant` is the reference)."""
+"""Tiles of TAH-Quant in numba: what each needs, its codes, and the way back (`raysim.codecs.contrib.tahquant` is the reference)."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.

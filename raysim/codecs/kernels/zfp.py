@@ -1,4 +1,4 @@
-"""ZFP's blocks of 4 x 4 values in numba: transform, negabinary, embedded coding (`raysim.codecs.zfp` has the plain reference)."""
+"""ZFP's blocks of 4 x 4 values in numba: transform, negabinary, embedded coding; plain reference: `raysim.codecs.contrib.zfp`."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.

@@ -1,0 +1,140 @@
+"""What to type for runs that are missing: the recorded configuration with other compression and other seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.comparison.evidence import Context, Setting
+from analysis.data.results import Results
+from analysis.data.settings import COMPRESSION, NO_SETTING
+
+
+class Cost(NamedTuple):
+    """The cost of runs that are missing."""
+
+    runs: int
+    seconds: float | None
+    """All of them one after another, if each takes as long as the runs at hand; None where none is like them."""
+
+    def __str__(self) -> str:
+        """Return it in words.
+
+        >>> str(Cost(6, 200.0)), str(Cost(1, None))
+        ('6 runs, about 4 minutes one after another', '1 run, of unknown duration')
+        """
+        count = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        if self.seconds is None:
+            return f"{count}, of unknown duration"
+        hours, minutes = self.seconds / 3600, math.ceil(self.seconds / 60)
+        about = f"{hours:.1f} hours" if hours >= 2 else f"{minutes} minute{'' if minutes == 1 else 's'}"
+        return f"{count}, about {about} one after another"
+
+
+def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]]) -> Cost | None:
+    """Return the cost of training settings at seeds, by the recorded seconds of the runs of `context`; None for no runs."""
+    count = sum(len(list(seeds)) for seeds in wanted.values())
+    if not count:
+        return None
+    mine = results.runs[results.runs["run"].isin(context.rows["run"])]
+    seconds = mine["seconds"].astype(float).median() if "seconds" in mine and len(mine) else math.nan
+    return Cost(count, None if math.isnan(seconds) else count * float(seconds))
+
+
+def train_commands(
+    results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]], recipe: tuple[str, ...]
+) -> list[str]:
+    """Return a command a setting that trains it at the seeds wanted, in folders of their own beside what was loaded.
+
+    All else is as in the runs of `context`; where it has none, as in `recipe`. Where no recipe leads to their configuration, it
+    came from a file, which the command names as its runs are named.
+    """
+    mine = results.runs[results.runs["run"].isin(context.rows["run"])]
+    like = mine.iloc[0] if len(mine) else None
+    base, changes = _base(like, results.keys, recipe)
+    commands = []
+    for setting, seeds in sorted(wanted.items(), key=lambda item: str(item[0])):
+        if not seeds:
+            continue
+        words = ["raysim", "train", base, *changes]
+        words += [f"{key}={str(value).lower() if value is True else value}" for key, value in setting.changes().items()]
+        root = results.folders[0]
+        folder = _folder(root if isinstance(root, Path) else Path("results"), setting, context, seeds)
+        each = sorted(seeds)
+        if len(each) == 1:
+            commands.append(shlex.join([*words, f"seed={each[0]}", "--out", f"{folder}-s{each[0]}"]))
+        else:
+            line = f"{shlex.join(words)} seed=$s --out {shlex.quote(folder)}-s$s"
+            commands.append(f"for s in {' '.join(map(str, each))}; do {line}; done")
+    return commands
+
+
+def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return a recipe and the changes to it that give a recorded configuration, compression and seed apart."""
+    if like is None:
+        return recipe[0], list(recipe[1:])
+    from raysim.config import ConfigError, read_config, recipe_names
+
+    name = str(like.get("name"))
+    for base in sorted(recipe_names(), key=lambda known: (known != name, known != recipe[0])):
+        changes = [
+            f"{key}={_toml(value)}"
+            for key, value in _differing(like, keys, read_config(base).flat()).items()
+            if value is not None  # what is not given may go by itself, with the choice that it belonged to
+        ]
+        try:
+            flat = read_config(base, changes).flat()
+        except ConfigError:
+            continue
+        if not _differing(like, keys, flat):
+            return base, changes
+    return f"{name}.toml", []  # a file of the user's own, by the name that its runs have
+
+
+def _differing(like: pd.Series[Any], keys: Iterable[str], flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each key in which a recorded configuration is not this one, with what is recorded."""
+    compared = {*keys, *(key for key in flat if "." in key)} - {*COMPRESSION, *NO_SETTING, "seed", "num_stages", "cuts"}
+    recorded = {key: _plain(like.get(key)) for key in sorted(compared)}
+    found = {key: value for key, value in recorded.items() if value != _plain(flat.get(key))}
+    where, count = _plain(like.get("cuts")), _plain(like.get("num_stages"))
+    if where is not None:  # both are recorded, whichever was given: where it was cut is exact
+        return found if _plain(flat.get("cuts")) == where else found | {"cuts": where}
+    return found if (flat.get("num_stages") or 4) == count else found | {"num_stages": count}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a frame or a configuration as Python's own; None where it is not given."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if value is None or repr(value) in ("nan", "<NA>"):
+        return None
+    return value
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, texts as they are: what does not parse as TOML is a text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _folder(root: Path, setting: Setting, context: Context, seeds: Iterable[int]) -> str:
+    """Return a new folder for runs of a setting, to which -sSEED is added."""
+    text = str(setting)
+    for key in ("forward", "backward", "replica_gradient"):
+        text = text.replace(f"{key}=", "")
+    name = re.sub(r"[^\w.]+", "-", text).strip("-")
+    tail = re.sub(r"[^\w.=]+", "-", context.label.partition(",")[2]).strip("-")
+    name = f"{name}-{tail}" if tail else name
+    draft, place = root / name, 1
+    while any(Path(f"{draft}-s{seed}").exists() for seed in seeds):
+        place += 1
+        draft = root / f"{name}-{place}"
+    return str(draft)

@@ -1,0 +1,376 @@
+"""The papers' claims tested on the runs at hand: supported, contradicted or undecided, and the runs that would decide.
+
+Differences are paired by seed, between runs alike in all but compression, and judged by `analysis.comparison.rule`. A comparison speaks
+where the one-sided bound that faces its threshold lies beyond it. A claim is supported where all comparisons with seeds enough
+say so, in each of its parts: each at the stated confidence, which the whole then has too. It is contradicted where one speaks
+against it, the comparisons of the claim being a family. Comparisons of models at chance do not count. Anything else is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import pandas as pd
+
+from analysis.claims import CLAIMS, Claim, Contrast
+from analysis.claims.commands import Cost, cost_of, train_commands
+from analysis.comparison.evidence import MARGINS, Context, Setting, contexts
+from analysis.comparison.rule import CONFIDENCE, Sample, Where, judge
+from analysis.comparison.statistics import LOOKS, MOST_SEEDS, Bounds, Side, seeds_to_decide
+from analysis.data.errors import AnalysisError
+from analysis.data.results import Results
+
+Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A contrast as it came out on the runs at hand."""
+
+    part: str
+    """Of the claim."""
+    text: str
+    """What was compared."""
+    effect: float
+    """Mean over the seeds that count, in `unit`; not a number without any."""
+    low: float
+    """One-sided bound, as is `high`: each holds at `confidence`."""
+    high: float
+    unit: str
+    side: Side
+    """Where the claim says that the effect lies: above or below `threshold`."""
+    threshold: float
+    confidence: float
+    """Of the claim over all looks; that of the bounds is higher by the share of this look."""
+    verdict: Verdict
+    effects: dict[int, float]
+    """By seed."""
+    sample: Sample
+    """The effects that count."""
+    runs: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def seeds(self) -> int:
+        """Seeds that the verdict rests on: of a plan, or those of the last look."""
+        return len(self.sample.values)
+
+    @property
+    def lacking(self) -> str:
+        """Why it cannot speak; empty where it can."""
+        return self.sample.lacking
+
+    def __str__(self) -> str:
+        if not self.effects:
+            return f"{self.text}: not run"
+        where = f"{self.low:.3g} to {self.high:.3g}" if math.isfinite(self.low) else "no interval"
+        return f"{self.text}: {self.effect:.3g} {self.unit} ({where}, {self.seeds} seeds)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs of one context say of a claim."""
+
+    claim: Claim
+    context: str
+    """Which runs: what they have in common; empty where none bear on the claim."""
+    verdict: Verdict
+    reason: str
+    """A sentence."""
+    comparisons: tuple[Comparison, ...]
+    decisive: Comparison | None
+    """The one that the verdict hangs on: against the claim, undecided, or the closest; of a pooled claim the mean."""
+    confidence: float
+    commands: tuple[str, ...]
+    """What would decide it, for a shell; none where that is decided, or would take too many seeds."""
+    cost: Cost | None = None
+    """Of the commands, as far as the runs at hand tell."""
+
+    @property
+    def rule(self) -> str:
+        """The rule by which it is judged, in words: that of a setting's verdict, a claim's comparisons being the family."""
+        looks = ", ".join(map(str, LOOKS))
+        return (
+            f"A comparison speaks where its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
+            f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
+            "claim is judged by itself; what speaks against one is corrected for its number of comparisons (Holm)."
+        )
+
+    @property
+    def effect(self) -> float | None:
+        """Mean of the decisive comparison, in `unit`; None where nothing was compared."""
+        return self.decisive.effect if self.decisive and self.decisive.effects else None
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of its interval; None where there is none."""
+        return self.decisive.low if self.decisive and math.isfinite(self.decisive.low) else None
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of its interval; None where there is none."""
+        return self.decisive.high if self.decisive and math.isfinite(self.decisive.high) else None
+
+    @property
+    def unit(self) -> str:
+        """What the effect is in."""
+        return self.decisive.unit if self.decisive else ""
+
+    @property
+    def side(self) -> Side | None:
+        """Where of `threshold` the claim says that it lies."""
+        return self.decisive.side if self.decisive else None
+
+    @property
+    def threshold(self) -> float | None:
+        """What the effect is held against, in `unit`."""
+        return self.decisive.threshold if self.decisive else None
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the decisive comparison."""
+        return self.decisive.seeds if self.decisive else 0
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that it rests on, by their names in `Results.runs`."""
+        return tuple(dict.fromkeys(run for comparison in self.comparisons for run in comparison.runs))
+
+
+def findings(
+    results: Results,
+    claims: Iterable[Claim] = CLAIMS,
+    *,
+    quality: str = "auto",
+    margin: float | None = None,
+    confidence: float = CONFIDENCE,
+    network: str = "1gbps",
+) -> list[Finding]:
+    """Return what the runs say of each claim: one finding a claim and context, runs alike in all but compression and seed.
+
+    `quality` is "accuracy", "loss" or "auto" (the loss of language models, else the accuracy), `margin` what of it does no
+    harm: half a point, or one per cent of the loss. `network` is where step times are compared. Raises AnalysisError where one
+    of these cannot be.
+    """
+    if not 0.5 <= confidence < 1:
+        raise AnalysisError(f"`confidence` must be in [0.5, 1), but got {confidence!r}.")
+    if margin is not None and not (math.isfinite(margin) and margin >= 0):
+        raise AnalysisError(f"`margin` must be 0 or more, but got {margin!r}.")
+    places = contexts(results, quality=quality, margin=margin, network=network)
+    found = []
+    for claim in claims:
+        fitting = [place for place in places if place.language or not claim.language]
+        told = [place for place in fitting if any(claim.contrasts(place, place.settings))]
+        if not told:  # the context of most runs is the one to go on in
+            fitting = [place for place in fitting if place.num_replicas >= claim.num_replicas]
+            told = sorted(fitting, key=lambda place: -len(place.rows))[:1] or [_nothing(claim, quality, margin)]
+        for place in told:
+            tested = verdict_on(claim, place, confidence)
+            found.append(_with_commands(tested, place, results))
+    return found
+
+
+def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
+    """Return what the runs of one context say of a claim; commands are left out."""
+    contrasts = list(claim.contrasts(context, context.settings))
+    asked = list(claim.contrasts(context, [*context.settings, *claim.examples]))
+    have = {contrast.part for contrast in contrasts}
+    contrasts += [contrast for contrast in asked if contrast.part not in have]
+    tried = tuple(_compare(contrast, context, confidence) for contrast in contrasts)
+    if not tried:
+        return Finding(claim, "", "undecided", "No run bears on it.", (), None, confidence, ())
+    counted = [one for part in dict.fromkeys(c.part for c in tried) for one in _counted(tried, part)]
+    decisive = [_pool(counted, context, confidence)] if claim.pooled else counted
+    against = [one for one in _as_family(decisive, confidence) if one.verdict == "contradicted"]
+    open_ones = [one for one in decisive if one.verdict != "supported"]
+    verdict: Verdict
+    if against:
+        verdict, shown = "contradicted", against[0]
+        reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
+    elif open_ones:
+        verdict, shown = "undecided", open_ones[0]
+        reason = _why_open(shown, len(open_ones), len(decisive))
+    else:
+        verdict, shown = "supported", min(decisive, key=_distance)
+        closest = "" if len(decisive) == 1 else f"All {len(decisive)} comparisons say so; the closest: "
+        reason = f"{closest}{_sentence(shown)}, {shown.side} {shown.threshold:g}."
+    label = context.label if any(one.effects for one in tried) else ""
+    return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
+
+
+def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
+    """Return a row a finding, flat: claim, verdict, effect with its interval, and what it rests on."""
+    names = (
+        "context",
+        "verdict",
+        "effect",
+        "low",
+        "high",
+        "unit",
+        "side",
+        "threshold",
+        "confidence",
+        "seeds",
+        "reason",
+    )
+    rows: list[dict[str, Any]] = [
+        {"claim": one.claim.name, "text": one.claim.text, "source": one.claim.source}
+        | {name: getattr(one, name) for name in names}
+        | {"runs": list(one.runs), "commands": list(one.commands)}
+        for one in found
+    ]
+    columns = ["claim", "text", "source", *names, "runs", "commands"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("effect", "low", "high", "threshold"), "float64"))
+
+
+def _compare(contrast: Contrast, context: Context, confidence: float) -> Comparison:
+    empty = pd.DataFrame({"run": []})
+    one, other = (context.settings.get(setting, empty) for setting in (contrast.one, contrast.other))
+    effects, runs = {}, []
+    for seed in (seed for seed in one.index if seed in other.index):
+        effect = contrast.measure(context, one.loc[seed], other.loc[seed])
+        if not math.isnan(effect):
+            effects[int(seed)] = effect
+            runs += [str(one.loc[seed, "run"]), str(other.loc[seed, "run"])]
+    settings = tuple(dict.fromkeys((contrast.one, contrast.other)))
+    sample = context.sample(effects, *settings, step=contrast.measure.step(context))
+    for group in contrast.measure.trained(contrast.one, contrast.other):
+        if not sample.lacking and not any(
+            context.learned(setting, sample.seeds, mode, alpha=1 - confidence) for setting, mode in group
+        ):
+            names = " or ".join(dict.fromkeys(str(setting) for setting, _ in group))
+            sample = sample._replace(lacking=f"{names} is not surely above chance")
+    comparison = Comparison(
+        contrast.part,
+        contrast.measure.text(str(contrast.one), str(contrast.other)),
+        *(math.nan, -math.inf, math.inf),
+        contrast.measure.unit(context),
+        contrast.side,
+        contrast.threshold,
+        confidence,
+        "undecided",
+        effects,
+        sample,
+        tuple(dict.fromkeys(runs)),
+        settings,
+    )
+    return _as_family([comparison], confidence)[0]
+
+
+def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
+    """Return comparisons with their bounds and verdicts, judged as one family."""
+    judged = judge([one.sample for one in comparisons], [one.threshold for one in comparisons], 1 - confidence)
+    return [
+        _judged(one, found.bounds, _verdict(found.where, one.side))
+        for one, found in zip(comparisons, judged, strict=True)
+    ]
+
+
+def _verdict(where: Where, side: Side) -> Verdict:
+    if where == "undecided":
+        return "undecided"
+    return "supported" if where == side else "contradicted"
+
+
+def _judged(comparison: Comparison, found: Bounds, verdict: Verdict) -> Comparison:
+    mean, low, high = found
+    return replace(comparison, effect=mean, low=low, high=high, verdict=verdict)
+
+
+def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
+    """Return those of a part that can speak; all of them where none can."""
+    mine = [one for one in comparisons if one.part == part]
+    return [one for one in mine if not one.lacking] or mine
+
+
+def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float) -> Comparison:
+    """Return the mean over comparisons, seed by seed, at the seeds that all of them have."""
+    if len(comparisons) == 1:
+        return comparisons[0]
+    common = sorted(set.intersection(*(set(one.effects) for one in comparisons)))
+    effects = {seed: sum(one.effects[seed] for one in comparisons) / len(comparisons) for seed in common}
+    settings = tuple(dict.fromkeys(setting for one in comparisons for setting in one.settings))
+    sample = context.sample(effects, *settings)
+    lacking = next((one.lacking for one in comparisons if one.lacking), "")
+    pooled = replace(
+        comparisons[0],
+        text=f"mean of {len(comparisons)} comparisons ({'; '.join(one.text for one in comparisons)})",
+        effects=effects,
+        sample=sample._replace(lacking=sample.lacking or lacking),
+        runs=tuple(run for one in comparisons for run in one.runs),
+        settings=settings,
+    )
+    return _as_family([pooled], confidence)[0]
+
+
+def _distance(comparison: Comparison) -> float:
+    """Return how far the interval keeps from the threshold, in its own halves: the least is the closest."""
+    edge = comparison.low if comparison.side == "above" else comparison.high
+    return abs(edge - comparison.threshold) / max(comparison.high - comparison.low, 1e-12)
+
+
+def _sentence(comparison: Comparison) -> str:
+    low, high = f"{comparison.low:.3g}", f"{comparison.high:.3g}"
+    return (
+        f"{comparison.text}: {comparison.effect:.3g} {comparison.unit}, one-sided bounds {low} and {high} over "
+        f"{comparison.seeds} seeds"
+    )
+
+
+def _why_open(comparison: Comparison, count: int, of: int) -> str:
+    others = f" ({count} of {of} comparisons are open)" if of > 1 else ""
+    if not comparison.effects:
+        return f"{comparison.text}: there are no runs to compare{others}."
+    if comparison.lacking:
+        known = "" if math.isnan(comparison.effect) else f" {comparison.effect:.3g} {comparison.unit}, but"
+        return f"{comparison.text}:{known} {comparison.lacking}{others}."
+    edge = f"neither bound lies beyond {comparison.threshold:g}"
+    if comparison.verdict == "contradicted":
+        edge = "this speaks against the claim, but among so many comparisons it may be chance"
+    return f"{_sentence(comparison)}: {edge}{others}."
+
+
+def _with_commands(finding: Finding, context: Context, results: Results) -> Finding:
+    """Return an undecided finding with what to run for its open comparisons, or why that would not help."""
+    if finding.verdict != "undecided":
+        return finding
+    wanted: dict[Setting, set[int]] = {}
+    hopeless = 0
+    for one in finding.comparisons:
+        if one.verdict == "supported" and not finding.claim.pooled:
+            continue
+        count = seeds_to_decide(one.sample.values, one.threshold, 1 - finding.confidence, _step(one))
+        if count is None:
+            hopeless += 1
+            continue
+        for setting, seeds in _lacking(one.settings, count, context).items():
+            wanted.setdefault(setting, set()).update(seeds)
+    reason = finding.reason
+    if hopeless:
+        what = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
+        reason += f" More than {MOST_SEEDS} seeds would be needed for {what}: the effect is near the threshold for its spread."
+    commands = train_commands(results, context, wanted, finding.claim.recipe)
+    return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
+
+
+def _step(comparison: Comparison) -> float:
+    return 0.0 if math.isnan(comparison.sample.step) else comparison.sample.step
+
+
+def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:
+    """Return the seeds that each setting lacks for `count` pairs: those that others have first, then new ones."""
+    have = {s: {int(seed) for seed in context.settings[s].index} if s in context.settings else set() for s in settings}
+    some = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in mine for mine in have.values()), seed))
+    fresh = (seed for seed in range(len(some) + count) if seed not in some)
+    chosen = set((some + list(fresh))[:count])
+    return {setting: chosen - mine for setting, mine in have.items() if chosen - mine}
+
+
+def _nothing(claim: Claim, quality: str, margin: float | None) -> Context:
+    """Return a context without runs, of the kind that a claim is about."""
+    metric = quality if quality != "auto" else "loss" if claim.language else "accuracy"
+    rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})
+    return Context("", rows, metric, MARGINS[metric] if margin is None else margin, claim.language)

@@ -1,0 +1,184 @@
+"""Which settings are safe, and on which networks they pay: against dense runs alike in all else, seed by seed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.comparison.evidence import Context, Setting, contexts
+from analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
+from analysis.data.errors import AnalysisError, ReplayError
+from analysis.data.results import Results
+from analysis.pricing.estimates import Estimate
+from analysis.pricing.replay import dense_partners
+from raysim.network.presets import parse_network
+from raysim.network.topology import Network
+
+VERDICTS: dict[Where, str] = {"below": "safe", "above": "harmful", "undecided": "undecided"}
+
+
+def safe_set(
+    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
+) -> pd.DataFrame:
+    """Return a row a setting: how much worse than dense it is, and whether that is surely less than `within`.
+
+    `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
+    the loss; `within` is half a point or one per cent where not given. `verdict` follows `analysis.comparison.rule.RULE`: "safe" where
+    `harm_high` lies below `within`, "harmful" where `harm_low` lies above, else "undecided", and then `lacking` may say why. The
+    family is all settings of a job that share at least one seed with a dense run. Where some runs confirm a choice, they alone
+    are judged, and only the settings that they confirm. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how
+    many the verdict rests on. A diverged run counts as untrained.
+    """
+    if within is not None and not isinstance(within, (int, float)):
+        raise AnalysisError(
+            f"`within` must be a number, in points of accuracy or per cent of the loss, but got {within!r}: write 1 for 1 %."
+        )
+    rows = []
+    for context in contexts(results, quality=quality, margin=within):
+        judged = _judged(context.confirmations or context, 1 - confidence)
+        for setting, runs in context.settings.items():
+            if setting == Setting():
+                continue
+            confirms = runs["confirms"].astype(bool)
+            unjudged = {"seeds": 0, "verdict": "undecided", "lacking": "its choice was not confirmed"}
+            rows.append(
+                _named(context.label, setting, results, runs)
+                | {
+                    "chose_on": [int(seed) for seed in runs.index[~confirms]],
+                    "confirmed_on": [int(seed) for seed in runs.index[confirms]],
+                    "unit": context.unit,
+                    "within": context.margin,
+                    "confidence": confidence,
+                }
+                | judged.get(setting, unjudged)
+            )
+    return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
+
+
+def _judged(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
+    """Return what is found of each compressed setting of a context, which is one family."""
+    dense = context.settings.get(Setting())
+    samples: dict[Setting, Sample] = {}
+    for setting, runs in context.settings.items():
+        if setting != Setting():
+            seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
+            harms = {
+                seed: context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds if dense is not None
+            }
+            samples[setting] = _beside_dense(context, harms, setting, alpha)
+    family = [setting for setting, one in samples.items() if one.values]
+    judged = dict(
+        zip(family, judge([samples[one] for one in family], [context.margin] * len(family), alpha), strict=True)
+    )
+    return {setting: _found(one, judged.get(setting), len(family)) for setting, one in samples.items()}
+
+
+def _beside_dense(context: Context, harms: dict[int, float], setting: Setting, alpha: float) -> Sample:
+    """Return the differences that count; lacking where the dense runs may have learned nothing."""
+    found = context.sample(harms, setting, Setting())
+    if found.lacking or context.learned(Setting(), found.seeds, alpha=alpha):
+        return found
+    return found._replace(lacking="the dense runs are not surely above chance")
+
+
+def _found(one: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
+    mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
+    return {
+        "seeds": len(one.values),
+        "harm": mean,
+        "harm_low": low,
+        "harm_high": high,
+        "family": family,
+        "verdict": VERDICTS[judged.where if judged is not None else "undecided"],
+        "lacking": one.lacking,
+    }
+
+
+def break_even(
+    results: Results, network: Network | str = "1gbps", *, compute: str = "auto", profile: Path | str | None = None
+) -> pd.DataFrame:
+    """Return a row a setting: the bandwidth below which its step is faster than a dense one, all else of `network` kept.
+
+    Compute is that of the job, as for `replay`. `break_even_bps`, the median over seeds, is 0 where the setting never pays,
+    infinity where it always does, missing where the network has no one bandwidth. Between `break_even_low_bps` and
+    `break_even_high_bps`, its 90 % interval, the two are not distinguishable. `step_s`, `dense_step_s` and `speedup` are on the
+    network itself, with the interval and the verdict that `replay` has. Runs that cannot be priced are named in the problems
+    of `results`.
+    """
+    chosen = parse_network(network) if isinstance(network, str) else network
+    partners = dense_partners(results)
+    rows = []
+    for context in contexts(results):
+        for setting, runs in context.settings.items():
+            if setting == Setting():
+                continue
+            found, steps, speedups = [], [], []
+            for run in (str(run) for run in runs["run"] if run in partners):
+                try:
+                    one, dense = (
+                        results.replay(name, compute=compute, profile=profile) for name in (run, partners[run])
+                    )
+                    even = one.break_even_bps(dense, chosen)
+                    steps.append([float(each.step_seconds([chosen]).mean()) for each in (one, dense)])
+                    speedups += one.speedup(dense, [chosen])
+                except ReplayError as error:
+                    results.complain(str(error))
+                    continue
+                found += [] if even is None else [even]
+            if not runs["run"].isin(list(partners)).any():
+                continue
+            even = Estimate(*(float(np.median(values)) for values in zip(*found, strict=True))) if found else UNKNOWN
+            step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
+            speedup = (
+                Estimate(*(float(np.mean(values)) for values in zip(*speedups, strict=True))) if steps else UNKNOWN
+            )
+            rows.append(
+                _named(context.label, setting, results, runs)
+                | {
+                    "network": repr(chosen),
+                    "seeds": len(steps),
+                    "break_even_bps": even.value,
+                    "break_even_low_bps": even.low,
+                    "break_even_high_bps": even.high,
+                    "pays": _pays(even),
+                    "step_s": step_s,
+                    "dense_step_s": dense_step_s,
+                    "speedup": dense_step_s / step_s,
+                    "speedup_low": speedup.low,
+                    "speedup_high": speedup.high,
+                    "verdict": speedup.verdict if steps else None,
+                }
+            )
+    return pd.DataFrame(rows, columns=[*_COLUMNS, *_EVEN])
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+_COLUMNS = ("context", "setting", *Setting._fields, "compression_factor")
+_SAFE = (
+    *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
+    *("verdict", "lacking"),
+)
+_EVEN = (
+    *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),
+    *("step_s", "dense_step_s", "speedup", "speedup_low", "speedup_high", "verdict"),
+)
+
+
+def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame) -> dict[str, Any]:
+    factors = results.runs["compression_factor"][results.runs["run"].isin(runs["run"])]
+    return {"context": context, "setting": str(setting), **setting._asdict(), "compression_factor": factors.mean()}
+
+
+def _pays(even: Estimate) -> str | None:
+    """Return where a setting pays, in a word: what the interval leaves open is not distinguishable."""
+    if math.isnan(even.value):
+        return None
+    if math.isinf(even.low):
+        return "always"
+    if even.high == 0:
+        return "never"
+    return "below" if even.low > 0 else "not distinguishable"

@@ -1,0 +1,269 @@
+"""Runs that may be set against each other: alike in all but compression and seed, with what they reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+
+from analysis.comparison.rule import Sample, at_chance, sample, skill_of
+from analysis.data.errors import AnalysisError
+from analysis.data.folders import is_confirmation
+from analysis.data.notations import Method, read_method
+from analysis.data.results import Results
+from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, differing
+from raysim.records import FINISHED
+
+# Data sets of text, whose quality is the loss; of all others it is the accuracy.
+LANGUAGE = ("text", "topics", "wikitext2")
+METRICS = ("accuracy", "loss")
+# What is said to do no harm: half a point of accuracy, or one per cent of the loss.
+MARGINS = {"accuracy": 0.5, "loss": 1.0}
+UNITS = {"accuracy": "points of accuracy", "loss": "% of loss"}
+LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
+
+Mode = Literal["on", "off"]
+
+
+class Setting(NamedTuple):
+    """The compression of a run: its notations for activations, gradients and replica gradients, shared indices, fused embedding."""
+
+    forward: str = DENSE
+    backward: str = DENSE
+    replica_gradient: str = DENSE
+    shared_indices: bool = False
+    fused_embedding: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={str(v).lower() if v is True else v}" for k, v in self.changes().items()) or "dense"
+
+    def changes(self) -> dict[str, str | bool]:
+        """Return the keys of the configuration in which it differs from a dense run."""
+        usual = Setting()
+        return {key: value for key, value in self._asdict().items() if value != getattr(usual, key)}
+
+    def method(self, direction: str) -> Method | None:
+        """Return what it does in a direction ("forward", "backward", "replica_gradient"), read."""
+        return read_method(str(getattr(self, direction)))
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Runs that are alike in all but compression and seed.
+
+    `rows` has a row a run: run, setting (a Setting), seed, accuracy and loss with compression on and off and by chance,
+    predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `measures` are
+    quantities that are worked out only where a claim asks for them.
+    """
+
+    label: str
+    rows: pd.DataFrame
+    metric: str = "accuracy"
+    margin: float = MARGINS["accuracy"]
+    """What does no harm, in `unit`."""
+    language: bool = False
+    num_replicas: int = 1
+    measures: Measures = field(default_factory=lambda: Measures())
+    plans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The seeds that each study fixed before it began."""
+
+    @cached_property
+    def settings(self) -> dict[Setting, pd.DataFrame]:
+        """The runs of each setting, a row a seed; of runs that repeat a seed the first stands."""
+        found: dict[Setting, pd.DataFrame] = {}
+        for setting, rows in self.rows.groupby(self.rows["setting"].map(tuple), sort=True):
+            found[Setting(*setting)] = rows.drop_duplicates("seed").set_index("seed").sort_index()
+        return found
+
+    @cached_property
+    def confirmations(self) -> Context | None:
+        """The runs that confirm a choice, by themselves; None where there are none."""
+        rows = self.rows[self.rows["confirms"].astype(bool)]
+        return replace(self, rows=rows) if len(rows) else None
+
+    def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
+        """Return which differences between settings, by seed, a verdict rests on: those of a plan, or of the last look.
+
+        `step` is the least difference that can be; that of an evaluation where not given.
+        """
+        rows = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
+        studies = {study for each in rows for study in each["study"]}
+        named = [study for study in studies if study is not None]
+        confirming = bool(rows) and all(each["confirms"].all() for each in rows)
+        planned = len(named) == 1 and (len(studies) == 1 or confirming)
+        plan = (self.plans.get(named[0]) or None) if planned else None
+        return sample(effects, plan=plan, spent=bool(named) or confirming, step=self.step if step is None else step)
+
+    def learned(self, setting: Setting, seeds: Iterable[int], mode: Mode = "on", *, alpha: float) -> bool:
+        """Return whether models of a setting, at these seeds, are surely above chance."""
+        runs = self.settings.get(setting)
+        if runs is None:
+            return False
+        kept = runs[runs.index.isin(list(seeds))]
+        return not at_chance([self.skill(kept.iloc[place], mode) for place in range(len(kept))], alpha)
+
+    @cached_property
+    def step(self) -> float:
+        """The least difference in quality that an evaluation can show, in `unit`; not a number where that is not recorded."""
+        if self.metric == "loss":
+            return LOSS_STEP
+        predictions = self.rows["predictions"].min()
+        return 100 / float(predictions) if predictions > 0 else math.nan
+
+    @property
+    def unit(self) -> str:
+        """The unit of harm."""
+        return UNITS[self.metric]
+
+    def harm(self, worse: pd.Series[Any], worse_mode: Mode, than: pd.Series[Any], than_mode: Mode) -> float:
+        """Return how much worse one run's quality is than another's: points of accuracy, or per cent of the loss."""
+        one, other = float(worse[f"{self.metric}_{worse_mode}"]), float(than[f"{self.metric}_{than_mode}"])
+        if self.metric == "accuracy":
+            return 100 * (other - one)
+        return 100 * (one / other - 1) if other > 0 else math.nan
+
+    def skill(self, run: pd.Series[Any], mode: Mode = "on") -> float:
+        """Return how far a run's quality lies above chance: per cent of the way from chance to perfection."""
+        reached, chance = float(run[f"{self.metric}_{mode}"]), float(run[f"chance_{self.metric}"])
+        return skill_of(self.metric, reached, chance)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What runs are asked beside their quality; each by the names of runs."""
+
+    factor: Callable[[str, str], float] = lambda run, direction: math.nan
+    """Dense over wire bytes of a run in a direction."""
+    values: Callable[[str], float] = lambda run: math.nan
+    """Dense values over values sent, as an adaptive method of replica gradients chose them."""
+    slowdown: Callable[[str, str], float] = lambda run, than: math.nan
+    """Per cent by which a step takes longer than one of another run of the same job, on the network asked for."""
+    network: str = ""
+
+
+def contexts(
+    results: Results, *, quality: str = "auto", margin: float | None = None, network: str = "1gbps"
+) -> list[Context]:
+    """Return the runs that are over, apart by all that is not compression or seed.
+
+    A diverged run counts as untrained: accuracy 0, and the loss of its first step. `quality` is "accuracy", "loss", or
+    "auto": the loss of language models and the accuracy of all others; `margin` is what of it does no harm, half a point or one
+    per cent where not given. Runs without a final evaluation are named in the problems of `results`.
+    """
+    if quality not in ("auto", *METRICS):
+        raise AnalysisError(f"`quality` must be one of auto, {', '.join(METRICS)}, but got {quality!r}.")
+    runs = results.runs[results.runs["status"].isin(FINISHED)]
+    if runs.empty:
+        return []
+    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
+    groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
+    measures = _measures(results, network)
+    predictions = _predictions(results)
+    plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
+    found = []
+    for _, mine in groups:
+        rows = _rows(results, mine, predictions)
+        if len(rows):
+            language = str(mine["data"].iloc[0]) in LANGUAGE if "data" in mine else False
+            metric = ("loss" if language else "accuracy") if quality == "auto" else quality
+            limit = MARGINS[metric] if margin is None else margin
+            replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
+            label = _label(mine.iloc[0], runs, keys)
+            found.append(Context(label, rows, metric, limit, language, replicas, measures, plans))
+    return sorted(found, key=lambda context: context.label)
+
+
+def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
+    """Return how a run of `results.runs` compresses; keys that it does not have are dense."""
+    known = {key: row[key] for key in COMPRESSION if key in row and not pd.isna(row[key])}
+    forward, backward, replica_gradient = (_alike(str(known.get(key, DENSE))) for key in COMPRESSION[:3])
+    return Setting(forward, backward, replica_gradient, *(bool(known.get(key, False)) for key in COMPRESSION[3:]))
+
+
+def _alike(text: str) -> str:
+    """Return a notation; a list that gives all boundaries the same one as that one."""
+    method = read_method(text)
+    if text.startswith("[") and method is not None:
+        return str(text[2 : text.index('"', 2)])
+    return text
+
+
+def _rows(results: Results, runs: pd.DataFrame, predictions: Mapping[str, int]) -> pd.DataFrame:
+    rows = []
+    for row in (runs.iloc[place] for place in range(len(runs))):
+        values = {f"{m}_{mode}": _number(row.get(f"final_{m}_{mode}")) for m in METRICS for mode in ("on", "off")}
+        if row["status"] == "diverged":
+            loss = _first_loss(results, row["run"])
+            results.complain(
+                f"The run {row['run']} diverged, and counts as untrained: accuracy 0, the loss of its first step."
+            )
+            values = {name: 0.0 if name.startswith("accuracy") else loss for name in values}
+        if all(math.isnan(value) for value in values.values()):
+            results.complain(f"The run {row['run']} has no final evaluation, and is not compared.")
+            continue
+        by_chance = {f"chance_{metric}": _number(row.get(f"chance_{metric}")) for metric in METRICS}
+        study = None if pd.isna(row["study"]) else str(row["study"])
+        origin = {"study": study, "confirms": is_confirmation(results.path(row["run"]))}
+        counted = {"predictions": predictions.get(row["run"], math.nan)}
+        setting, seed = setting_of(row), int(row["seed"])
+        rows.append({"run": row["run"], "setting": setting, "seed": seed, **values, **by_chance, **counted, **origin})
+    return pd.DataFrame(rows)
+
+
+def _predictions(results: Results) -> dict[str, int]:
+    """Return over how many predictions each run was evaluated."""
+    evals = results.evals[["run", "predictions"]].dropna()
+    fewest = evals.groupby("run", observed=True)["predictions"].min()
+    return {str(run): int(count) for run, count in fewest.items()}
+
+
+def _first_loss(results: Results, run: str) -> float:
+    losses = results.select([run]).table("steps", ["loss"], [("step", "==", 0)])["loss"]
+    return float(losses.iloc[0]) if len(losses) else math.nan
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
+    """Return what a run is of: its model, its data, and that in which others of the same are not like it."""
+    names = [key for key in ("model", "data") if key in runs]
+    alike = runs[(runs[names] == row[names]).all(axis=1)]
+    telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
+    parts = [f"{key}={row[key]}" for key in telling if not (row[key] is None or repr(row[key]) in ("nan", "<NA>"))]
+    return ", ".join([" on ".join(str(row[name]) for name in names), *parts])
+
+
+def _measures(results: Results, network: str) -> Measures:
+    from raysim.network.presets import parse_network
+
+    try:
+        parsed = parse_network(network)
+    except ValueError as error:
+        raise AnalysisError(f"`network`: {error}") from None
+
+    def factor(run: str, direction: str) -> float:
+        where = [("direction", "==", direction)]
+        links = results.select([run]).table("links", ["wire_bytes", "dense_bytes"], where)
+        sent = float(links["wire_bytes"].sum())
+        return float(links["dense_bytes"].sum()) / sent if sent else math.nan
+
+    def values(run: str) -> float:
+        where = [("where", "==", "replica_gradient")]
+        factors = results.select([run]).table("decisions", ["factor"], where)["factor"].dropna()
+        return 1 / float((1 / factors).mean()) if len(factors) else math.nan
+
+    def slowdown(run: str, than: str) -> float:
+        try:
+            (speedup,) = results.replay(run).speedup(results.replay(than), [parsed])
+        except ValueError as error:
+            results.complain(str(error))
+            return math.nan
+        return 100 * (1 / speedup.value - 1)
+
+    return Measures(factor, values, slowdown, repr(parsed))

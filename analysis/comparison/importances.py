@@ -1,0 +1,135 @@
+"""What each parameter of a study matters for each objective, by Optuna's fANOVA, from the Parquet of its trials alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from analysis.comparison.pareto import column_of
+from analysis.data.results import Results
+
+if TYPE_CHECKING:
+    import optuna
+
+MIN_TRIALS = 4  # of fewer, trees learn nothing
+
+
+def importance(
+    of: Results | pd.DataFrame | optuna.Study, objectives: Iterable[str] | None = None, *, seed: int = 0
+) -> pd.DataFrame:
+    """Return a row a study, objective and parameter: its importance, the share of the objective's variance due to it.
+
+    `of` is what `load` returns, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
+    parameters that all trials have. A parameter that only some have (a density, where others quantise) is judged among those,
+    beside the parameters of all: `trials` says on how many a figure rests, and `conditional` which they are. Trials without the
+    objective, baselines, and trials that share another's results are left out. Raises AnalysisError where an objective is
+    unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
+    """
+    trials = _trials(of)
+    wanted = None if objectives is None else list(objectives)
+    rows = []
+    for study, mine in trials.groupby("folder" if "folder" in trials else "study", sort=True):
+        names = [str(name) for name in mine if str(name).startswith("objective.")] if wanted is None else wanted
+        for objective in names:
+            column = column_of(mine, objective)
+            rows += [{"study": study, **row} for row in _of_objective(mine, column, seed)]
+    return pd.DataFrame(rows, columns=["study", "objective", "parameter", "importance", "trials", "conditional"])
+
+
+def _trials(of: Results | pd.DataFrame | optuna.Study) -> pd.DataFrame:
+    if isinstance(of, pd.DataFrame):
+        frame = of
+    elif isinstance(of, Results):
+        frame = of.trials
+    else:
+        frame = _from_study(of)
+    if "baseline" in frame:
+        frame = frame[~frame["baseline"].fillna(False).astype(bool)]
+    if "same_as" in frame:
+        frame = frame[frame["same_as"].isna()]
+    return frame if {"folder", "study"} & set(frame) else frame.assign(study="study")
+
+
+def _from_study(study: optuna.Study) -> pd.DataFrame:
+    names = study.metric_names or [str(place) for place in range(len(study.directions))]
+    rows: list[dict[str, Any]] = [
+        {f"param.{name}": value for name, value in trial.params.items()}
+        | {f"objective.{name}": value for name, value in zip(names, trial.values or (), strict=False)}
+        for trial in study.get_trials(deepcopy=False)
+    ]
+    return pd.DataFrame(rows).assign(study=study.study_name)
+
+
+def _of_objective(trials: pd.DataFrame, objective: str, seed: int) -> list[dict[str, Any]]:
+    known = trials[[math.isfinite(value) for value in trials[objective].astype("float64")]]
+    params = [str(n) for n in known if str(n).startswith("param.") and known[n].nunique() > 1]
+    common = [name for name in params if known[name].notna().all()]
+    rows = _rows(known, objective, common, common, seed)
+    for name in params:
+        if name not in common:
+            some = known[known[name].notna()]
+            beside = [other for other in common if some[other].nunique() > 1]
+            rows += _rows(some, objective, [*beside, name], [name], seed)
+    return rows
+
+
+def _rows(trials: pd.DataFrame, objective: str, params: list[str], told: list[str], seed: int) -> list[dict[str, Any]]:
+    """Return what Optuna finds of `params` over trials that have them all, for those that are `told`."""
+    if not params or len(trials) < MIN_TRIALS or trials[objective].nunique() < 2:
+        return []
+    import optuna
+
+    study = _new_study()
+    distributions = {name: _distribution(trials[name], optuna) for name in params}
+    for place in range(len(trials)):
+        row = trials.iloc[place]
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={name: _plain(row[name]) for name in params},
+                distributions=distributions,
+                value=float(row[objective]),
+            )
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return [
+        {
+            "objective": objective.removeprefix("objective."),
+            "parameter": name.removeprefix("param."),
+            "importance": found[name],
+            "trials": len(trials),
+            "conditional": len(told) < len(params) or told != params,
+        }
+        for name in told
+    ]
+
+
+def _new_study() -> optuna.Study:
+    """Return an empty study in memory, without the line that Optuna would write about it."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study()
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _distribution(values: pd.Series[Any], optuna: Any) -> Any:
+    """Return the range over which a parameter was tried: numbers over their span, in orders of magnitude where they span many."""
+    distributions = optuna.distributions
+    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        return distributions.CategoricalDistribution(sorted({_plain(value) for value in values}, key=repr))
+    low, high = _plain(values.min()), _plain(values.max())
+    log = bool(low > 0 and high / low >= 30)
+    if pd.api.types.is_integer_dtype(values):
+        return distributions.IntDistribution(low, high, log=log)
+    return distributions.FloatDistribution(float(low), float(high), log=log)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,103 @@
+"""The settings that no other one beats in everything: the Pareto front of any objectives, under constraints."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from analysis.data.errors import AnalysisError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+MAXIMIZED = ("accuracy", "compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
+PREFIXES = ("objective.", "constraint.", "param.")
+
+_RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
+
+
+def natural_direction(name: str) -> str:
+    """Return whether less or more of a quantity is wanted, by its name.
+
+    >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
+    ('maximize', 'minimize', 'maximize')
+    """
+    bare = name.removeprefix("objective.").removeprefix("final_").partition("@")[0]
+    return "maximize" if bare.startswith(MAXIMIZED) else "minimize"
+
+
+def frontier(
+    frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str], *, constraints: Iterable[str] = ()
+) -> pd.DataFrame:
+    """Return the rows that no other row beats: nowhere worse, and somewhere better. Sorted by the first objective.
+
+    `objectives` are columns, less of each wanted or more as its name says, or a mapping to "minimize" or "maximize".
+    `constraints` are such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left out.
+    Columns of trials may be named without their "objective." or "param.". Rows keep their index; one that lacks an objective is
+    never among them, and of two that are equal both are. Raises AnalysisError where a column or constraint cannot be understood.
+    """
+    names = [objectives] if isinstance(objectives, str) else list(objectives)
+    if not names:
+        raise AnalysisError("`objectives` must name a column or more.")
+    given = dict(objectives) if isinstance(objectives, Mapping) else {}
+    allowed = frame
+    if "feasible" in frame:
+        allowed = frame[frame["feasible"].astype("boolean").fillna(True)]
+    for constraint in constraints:
+        allowed = allowed[_holds(allowed, constraint)]
+    columns = [column_of(frame, name) for name in names]
+    allowed = allowed.dropna(subset=columns)
+    values = allowed[columns].to_numpy(float, copy=True)
+    for place, name in enumerate(names):
+        direction = given.get(name, natural_direction(name))
+        if direction not in ("minimize", "maximize"):
+            raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
+        if direction == "maximize":
+            values[:, place] *= -1
+    kept = _unbeaten(values)
+    return allowed[kept].iloc[_order(values[kept])]
+
+
+def column_of(frame: pd.DataFrame, name: str) -> str:
+    """Return the column that a name means, its prefix left out or not; raises AnalysisError where there is none."""
+    for column in (name, *(f"{prefix}{name}" for prefix in PREFIXES)):
+        if column in frame:
+            return column
+    known = [str(column) for column in frame if str(column).startswith(PREFIXES)] or list(map(str, frame))
+    raise AnalysisError(f"There is no column {name!r}. Known: {', '.join(known)}.")
+
+
+def _holds(frame: pd.DataFrame, constraint: str) -> pd.Series[bool]:
+    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|<|>)\s*(\S+)\s*", constraint)
+    try:
+        limit = float(parts[3]) if parts else None
+    except ValueError:
+        limit = None
+    if parts is None or limit is None:
+        raise AnalysisError(
+            f"A constraint is a column, a relation and a number, as in 'loss_on <= 0.3', but got {constraint!r}."
+        )
+    values = frame[column_of(frame, parts[1])].astype("Float64")
+    held: pd.Series[bool] = _RELATIONS[parts[2]](values, limit).fillna(False).astype(bool)
+    return held
+
+
+def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which rows, less of everything being better, no other row dominates."""
+    import numpy as np
+
+    keep = np.ones(len(values), bool)
+    for place, row in enumerate(values):
+        if keep[place]:  # who is dominated drops out: whom it dominates, the one that dominates it does too
+            keep &= ~((values >= row).all(axis=1) & (values > row).any(axis=1))
+    return keep
+
+
+def _order(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    import numpy as np
+
+    return np.lexsort(values.T[::-1])

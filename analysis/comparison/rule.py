@@ -1,0 +1,120 @@
+"""The rule by which all verdicts are given: one-sided bounds against a margin, in families, at fixed numbers of seeds.
+
+`RULE` states it. Three ways of being wrong are bounded together: a setting that does harm is called safe because its seeds were
+lucky, because it was the luckiest of many, or because seeds were added until it looked safe. Sources: non-inferiority by a
+one-sided bound (Schuirmann 1987), families by Holm 1979, repeated looks by spending the error in fixed shares (Lan and DeMets
+1983, their sum bounded as Bonferroni's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
+
+CONFIDENCE = 0.95
+PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; what comes after has the rest
+SKILL = 10.0  # per cent of the way from chance to perfection by which a model must surely have learned
+
+RULE = (
+    "A setting is safe where the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of accuracy, "
+    "or 1 % of the loss), and harmful where the lower bound lies above it; else it is undecided. Harm is how much worse the final "
+    "quality is than that of dense runs of the same seeds. The 95 % hold for all settings of a job together (Holm), and for all "
+    f"looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {', '.join(map(str, LOOKS))} "
+    "seeds. Nothing is called safe beside a dense model that is not surely above chance."
+)
+
+Where = Literal["below", "above", "undecided"]
+
+
+class Sample(NamedTuple):
+    """The differences that a verdict rests on, and the share of the error that may be spent on it."""
+
+    values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    share: float
+    step: float
+    """The least difference that the metric can show."""
+    lacking: str
+    """Why there can be no verdict; empty where there can."""
+
+
+class Judged(NamedTuple):
+    """A sample beside a threshold: the bounds at the levels that its family left for it, and where its mean surely lies."""
+
+    bounds: Bounds
+    where: Where
+
+
+def sample(
+    effects: Mapping[int, float], *, plan: Sequence[int] | None = None, spent: bool = False, step: float = 0.0
+) -> Sample:
+    """Return the differences that count, of all by seed.
+
+    `plan`: the seeds that a study fixed before it began; only they count, and all of them must be there. Without one, the first
+    seeds up to the last of `LOOKS` count, so that nobody gains by looking after every seed. `spent` says that a plan was judged
+    before: the looks have what it left.
+    """
+    known = {seed: effects[seed] for seed in sorted(effects) if not math.isnan(effects[seed])}
+    if plan is not None:
+        chosen = [seed for seed in sorted(plan) if seed in known]
+        wanted, share = max(len(plan), MIN_SEEDS), PLANNED
+        lacking = f"{len(chosen)} of {wanted} planned seeds" if len(plan) >= MIN_SEEDS else ""
+    else:
+        count = look_at(len(known))
+        chosen = list(known)[:count] if count else list(known)
+        wanted, lacking = MIN_SEEDS, ""
+        share = LOOKS.get(count, 1.0) * (1 - PLANNED if spent else 1.0)
+    if len(chosen) >= wanted:
+        lacking = "the number of predictions is not recorded" if math.isnan(step) else ""
+    elif not lacking:
+        lacking = f"{len(chosen)} of at least {MIN_SEEDS} seeds"
+    return Sample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking)
+
+
+def judge(samples: Sequence[Sample], thresholds: Sequence[float], alpha: float = 1 - CONFIDENCE) -> list[Judged]:
+    """Return where the mean of each sample of a family surely lies, beside its threshold.
+
+    The chance that any mean of the family is put below its threshold in error is at most `alpha` over all looks; likewise above.
+    """
+    pairs = list(zip(samples, thresholds, strict=True))
+    highs = _confidences(pairs, "below", alpha)
+    lows = _confidences(pairs, "above", alpha)
+    found = []
+    for (one, threshold), high, low in zip(pairs, highs, lows, strict=True):
+        both = bounds(one.values, low, _step(one))._replace(high=bounds(one.values, high, _step(one)).high)
+        where: Where = "undecided"
+        if not one.lacking:
+            where = next((side for side in _SIDES if both.beyond(threshold, side)), "undecided")
+        found.append(Judged(both, where))
+    return found
+
+
+def skill_of(metric: str, reached: float, chance: float) -> float:
+    """Return how far a quality lies above chance: per cent of the way from chance to perfection.
+
+    >>> skill_of("accuracy", 0.75, 0.5), skill_of("loss", 2.3, 2.3)
+    (50.0, 0.0)
+    """
+    return 100 * (reached - chance) / (1 - chance) if metric == "accuracy" else 100 * (1 - reached / chance)
+
+
+def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
+    """Return whether models, one a seed, may have learned nothing: their mean skill is not surely above `SKILL` per cent."""
+    known = [skill for skill in skills if not math.isnan(skill)]
+    return len(known) < MIN_SEEDS or not bounds(known, 1 - alpha).beyond(SKILL, "above")
+
+
+_SIDES: tuple[Side, Side] = ("below", "above")
+
+
+def _confidences(pairs: Sequence[tuple[Sample, float]], side: Side, alpha: float) -> list[float]:
+    """Return the confidence of the bound by which each sample is put on a side of its threshold."""
+    spread = [min(1.0, p_value(one.values, threshold, side, _step(one)) / one.share) for one, threshold in pairs]
+    return [1 - level * one.share for level, (one, _) in zip(holm(spread, alpha), pairs, strict=True)]
+
+
+def _step(one: Sample) -> float:
+    return 0.0 if math.isnan(one.step) else one.step

@@ -1,0 +1,75 @@
+"""Jobs: the work that runs share, whose compute is therefore one figure for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from analysis.data.settings import as_text
+
+Job: TypeAlias = tuple[tuple[str, str], ...]
+"""The keys of a configuration that decide what a forward or backward computes, with their values as text."""
+
+KEYS = (
+    "model",
+    "data",
+    "num_stages",
+    "cuts",
+    "bottleneck",
+    "batch_size",
+    "num_microbatches",
+    "num_replicas",
+    "dtype",
+    "recompute",
+    "threads_per_stage",
+    "device_kind",
+)
+"""Keys of a job, beside the options of its model and of its data. Compression, schedule, optimizer, steps and seed are not."""
+
+PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
+"""Keys that decide the price of a job's step beside its packets."""
+
+
+def job_of(row: Mapping[Any, Any]) -> Job:
+    """Return the job of a run, from its row of `run.parquet`."""
+    options = sorted(str(name) for name in row if str(name).startswith(("model.", "data.")))
+    values = {name: as_text(row.get(name)) for name in (*KEYS, *options)} | {"device_kind": device_kind(row)}
+    return tuple((name, value) for name, value in values.items() if value)
+
+
+def device_kind(row: Mapping[Any, Any]) -> str:
+    """Return what computed: "cpu" or "cuda". Runs recorded before that was written down tell only what they were told."""
+    return as_text(row.get("device_kind")) or ("cuda" if row.get("device") == "cuda" else "cpu")
+
+
+def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the values of `PRICED`: runs of one job that agree in them differ in price by their packets alone."""
+    return tuple(as_text(row.get(name)) for name in PRICED)
+
+
+def titles(jobs: Iterable[Job]) -> dict[Job, str]:
+    """Return a short text for each job: its model and data, and the keys in which jobs of these differ.
+
+    >>> first, second = (("model", "cnn"), ("data", "digits"), ("num_stages", "4")), (("model", "cnn"), ("data", "digits"))
+    >>> list(titles([first, second]).values())
+    ['cnn on digits, num_stages=4', 'cnn on digits, num_stages=none']
+    """
+    known = {job: dict(job) for job in jobs}
+    found = {}
+    for job, values in known.items():
+        alike = [other for other in known.values() if _subject(other) == _subject(values)]
+        telling = [name for name in _names(alike) if len({other.get(name, "") for other in alike}) > 1]
+        short = [name for name in telling if name != "cuts"]  # mostly they follow from the number of stages
+        if len({tuple(other.get(name) for name in short) for other in alike}) == len(alike):
+            telling = short
+        parts = [f"{name}={values.get(name, 'none')}" for name in telling]
+        found[job] = ", ".join([_subject(values), *parts])
+    return found
+
+
+def _subject(values: Mapping[str, str]) -> str:
+    return f"{values.get('model', 'a model')} on {values.get('data', 'data')}"
+
+
+def _names(jobs: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for job in jobs for name in job))

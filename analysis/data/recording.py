@@ -1,0 +1,331 @@
+"""The records of one run as arrays: its actions step by step, and its samples of the cost of each kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.data.errors import ReplayError
+from analysis.data.jobs import Job, device_kind, job_of
+from raysim.network.calibrate import Overheads, read_overheads
+from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
+from raysim.network.profile import profiles_from_actions
+from raysim.notation import check_choice
+from raysim.places import Place
+from raysim.records import RecordsError, Run
+from raysim.schedules.actions import calls
+from raysim.schedules.arrays import OPS
+from raysim.schedules.csv import rows_from_csv
+from raysim.schedules.families import Custom, parse_schedule
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int32]
+Kind: TypeAlias = tuple[Any, ...]
+"""A kind of work that has one price in a job. The first item is its family: "compute", "encode", "decode", "average",
+"call" or "step"."""
+
+WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced where others are profiled
+CLOCKS = ("auto", "cpu", "wall")
+NO_KIND = -1  # of an action that is not there, or has no packet
+
+
+class Samples(NamedTuple):
+    """Recorded seconds of one kind of work, and the step that each is of."""
+
+    seconds: Floats
+    steps: NDArray[np.int64]
+
+
+class Recording:
+    """One recorded run: rows and bytes of its priced steps, and samples of the cost of each kind of work.
+
+    At most `max_steps` of the profiled steps are read, evenly spread. `clock`: "cpu" samples CPU seconds of compute, "wall"
+    seconds as they passed, "auto" the first on CPUs and the second on GPUs, whose work is waited for. Raises ReplayError
+    where the run cannot be priced.
+    """
+
+    def __init__(self, run: Run | Place | str, *, clock: str = "auto", max_steps: int = 100) -> None:
+        try:
+            check_choice("compute", clock, CLOCKS)
+            self.run = run if isinstance(run, Run) else Run(run)
+            self.row = self.run.row
+            self.steps, self.evals, self.links = self.run.steps, self.run.evals, self.run.links
+            actions, self._transfers = self.run.actions, self.run.collectives
+            rows = self.row.get("schedule_rows")
+            self.schedule = (
+                Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
+                if rows
+                else parse_schedule(self.row["schedule"])
+            )
+            self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
+        except RecordsError as error:
+            raise ReplayError(str(error)) from None
+        except KeyError as error:
+            raise ReplayError(f"The run in {self.run.folder} lacks {error} in its run.parquet.") from None
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        if actions.empty:
+            raise ReplayError(
+                f"The run in {self.run.folder} has no profiled actions to be priced: train it with `profile_every_steps` "
+                f"of at least 1 and at most its steps, but it has {self.row.get('profile_every_steps')!r}."
+            )
+        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps))]
+        self._columns: dict[str, NDArray[Any]] = {str(name): actions[name].to_numpy() for name in actions}
+        try:
+            self.rows = self.schedule.rows(self.num_stages, self.num_microbatches)
+            self.owner = self.schedule.workers(self.num_stages)
+            self.profiles = profiles_from_actions(self._columns)
+        except ValueError as error:
+            raise ReplayError(f"{str(error).rstrip('.')} (in {self.run.folder}).") from None
+        first = next(iter(self.profiles.values()))
+        got = (first.num_stages, int(first.compute_s.shape[3]))
+        if got != (self.num_stages, self.num_microbatches):
+            raise ReplayError(
+                f"The actions in {self.run.folder} must be of {self.num_stages} stages and {self.num_microbatches} microbatches, "
+                f"but got {got[0]} and {got[1]}."
+            )
+        self.num_replicas = int(self.row.get("num_replicas") or 1)
+        self.threads = int(self.row.get("threads_per_stage") or 1)
+        self.job: Job = job_of(self.row)
+        self.clock = ("cpu" if device_kind(self.row) == "cpu" else "wall") if clock == "auto" else clock
+
+    def __repr__(self) -> str:
+        return f"Recording({str(self.run.folder)!r})"
+
+    @property
+    def engine(self) -> str:
+        """The engine that ran it, whose overheads are those of its calls and packets."""
+        return str(self.row.get("engine"))
+
+    @cached_property
+    def step_numbers(self) -> NDArray[np.int64]:
+        """The priced steps."""
+        return np.array(list(self.profiles), np.int64)
+
+    def stacked(self, name: str) -> Floats:
+        """Return a cost of every priced step: axes (step, replica, stage, op, microbatch)."""
+        return np.stack([getattr(profile, name) for profile in self.profiles.values()])
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """The kinds of work that the codes below stand for."""
+        return list(self._coded[0])
+
+    @property
+    def compute_codes(self) -> Codes:
+        """The kind of each action's compute, as a place in `kinds`; `NO_KIND` where there is no such action."""
+        return self._coded[1]["compute"]
+
+    @property
+    def encode_codes(self) -> Codes:
+        """The kind of packing what leaves an action."""
+        return self._coded[1]["encode"]
+
+    @property
+    def decode_codes(self) -> Codes:
+        """The kind of unpacking what an action takes."""
+        return self._coded[1]["decode"]
+
+    @cached_property
+    def samples(self) -> dict[Kind, Samples]:
+        """The recorded samples of each kind of work."""
+        wall, cpu = self.stacked("compute_s"), self.stacked("cpu_s") / self.threads
+        decode, encode = self.stacked("decode_s"), self.stacked("encode_s")
+        compute = wall if self.clock == "wall" else np.where(np.isnan(cpu), wall, np.minimum(cpu, wall))
+        compute = compute + np.where(self.decode_codes == NO_KIND, decode, 0.0)  # reading the data is compute
+        steps = np.broadcast_to(self.step_numbers[:, None, None, None, None], wall.shape)
+        found = {}
+        for codes, seconds in (
+            (self.compute_codes, compute),
+            (self.encode_codes, encode),
+            (self.decode_codes, decode),
+        ):
+            for code in np.unique(codes[codes != NO_KIND]):
+                here = codes == code
+                found[self.kinds[code]] = Samples(seconds[here], steps[here])
+        averages = self._averages
+        for kind, rows in averages.groupby("kind") if len(averages) else ():
+            found[kind] = Samples(rows["encode_s"].to_numpy(np.float64), rows["step"].to_numpy(np.int64))
+        return found | self._inline_overheads
+
+    def average_kinds(self, step: int) -> dict[int, Kind]:
+        """Return by stage the kind of work that its replicas did to average their gradients in a step."""
+        rows = self._averages
+        here = rows[rows["step"] == step] if len(rows) else rows
+        return {int(stage): kind for stage, kind in zip(here["stage"], here["kind"], strict=True)} if len(here) else {}
+
+    @cached_property
+    def _averages(self) -> pd.DataFrame:
+        """A row a priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
+        links = self.links
+        mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.step_numbers)]
+        if mine.empty:
+            return pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
+        rows = mine.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
+        kinds = [
+            ("average", codec, int(stage), _octave(dense, wire))
+            for codec, stage, dense, wire in zip(
+                rows["codec"], rows["stage"], rows["dense_bytes"], rows["wire_bytes"], strict=True
+            )
+        ]
+        return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
+
+    @cached_property
+    def overheads(self) -> Overheads | None:
+        """The seconds that calls and packets took on Ray; None for the inline engine, which sends no packets."""
+        if self.engine == "inline":
+            return None
+        try:
+            return read_overheads(self._columns, self.rows, self._step_seconds())
+        except KeyError as error:
+            raise ReplayError(f"The actions in {self.run.folder} lack {error}, which the schedule has.") from None
+
+    @cached_property
+    def _inline_overheads(self) -> dict[Kind, Samples]:
+        """The seconds of calls, and of steps outside their actions, in the inline engine, step by step."""
+        if self.engine != "inline":
+            return {}
+        frame = pd.DataFrame({name: self._columns[name] for name in ("step", "start_s", "end_s")})
+        busy = self._columns["decode_s"] + self._columns["compute_wall_s"] + self._columns["encode_s"]
+        frame["spare_s"] = frame["end_s"] - frame["start_s"] - busy
+        by_step = frame.groupby("step").agg({"start_s": "min", "end_s": "max", "spare_s": "sum"})
+        num_calls = self.num_replicas * sum(len(calls(row, self.num_stages)) for row in self.rows)
+        seconds = self._step_seconds()
+        steps = by_step.index.to_numpy(np.int64)
+        outside = (
+            np.array([seconds[step] for step in steps.tolist()]) - (by_step["end_s"] - by_step["start_s"]).to_numpy()
+        )
+        spare = by_step["spare_s"].to_numpy(np.float64) / num_calls
+        return {
+            ("call", "inline"): Samples(np.maximum(spare, 0.0), steps),
+            ("step", "inline"): Samples(np.maximum(outside, 0.0), steps),
+        }
+
+    def _step_seconds(self) -> dict[int, float]:
+        """Return the seconds of each step, without what replicas did to average: that is priced by itself.
+
+        In one process they did it one after another, in actors of their own at once.
+        """
+        averaging = self.links[self.links["direction"] == "replica_gradient"].groupby("step")["encode_s"]
+        spent = averaging.sum() if self.engine == "inline" else averaging.max()
+        seconds = self.steps.set_index("step")["seconds"]
+        left = seconds.sub(spent.reindex(seconds.index), fill_value=0.0)
+        return dict(zip(left.index.tolist(), left.tolist(), strict=True))
+
+    @cached_property
+    def _coded(self) -> tuple[dict[Kind, int], Mapping[str, Codes]]:
+        """Return all kinds with their codes, and the codes of every action by family."""
+        kinds: dict[Kind, int] = {}
+
+        def code(kind: Kind) -> int:
+            return kinds.setdefault(kind, len(kinds))
+
+        apart = {(action.stage, action.microbatch) for row in self.rows for action in row if action.op == "W"}
+        shape = self.stacked("wire_bytes").shape
+        compute = np.full(shape, NO_KIND, np.int32)
+        works = self._works()
+        for place, step in enumerate(self.step_numbers.tolist()):
+            for stage in range(shape[2]):
+                work = works.get((step, stage), "")
+                for op in range(shape[3]):
+                    for microbatch in range(shape[4]):
+                        parted = (stage, microbatch) in apart
+                        if op < 2 or parted:
+                            kind = ("compute", stage, OPS[op], parted and op > 0, work)
+                            compute[place, :, stage, op, microbatch] = code(kind)
+        wire, dense = self.stacked("wire_bytes"), self.stacked("dense_bytes")
+        encode, decode = np.full(shape, NO_KIND, np.int32), np.full(shape, NO_KIND, np.int32)
+        notations = self._notations()
+        shared = bool(self.row.get("shared_indices"))
+        for stage in range(shape[2]):
+            for op, direction, boundary, target in (
+                (0, "forward", stage, stage + 1),
+                (1, "backward", stage - 1, stage - 1),
+            ):
+                if not 0 <= target < shape[2]:
+                    continue
+                here = wire[:, :, stage, op] > 0
+                sizes, octaves = dense[:, :, stage, op], _octaves(dense[:, :, stage, op], wire[:, :, stage, op])
+                for size, octave in {(a, b) for a, b in zip(sizes[here], octaves[here], strict=True)}:
+                    alike = here & (sizes == size) & (octaves == octave)
+                    message = (notations.get((direction, boundary), ""), direction, shared, int(size), int(octave))
+                    encode[:, :, stage, op][alike] = code(("encode", *message))
+                    decode[:, :, target, op][alike] = code(("decode", *message))
+        return kinds, {"compute": compute, "encode": encode, "decode": decode}
+
+    def _works(self) -> dict[tuple[int, int], str]:
+        """Return by step and stage what actions did beyond a forward or a backward, where they did."""
+        if "work" not in self._columns:
+            return {}
+        columns = (self._columns[name] for name in ("step", "stage", "work"))
+        return {
+            (int(step), int(stage)): work for step, stage, work in zip(*columns, strict=True) if isinstance(work, str)
+        }
+
+    def _notations(self) -> dict[tuple[str, int], str]:
+        """Return the compressor of each direction and boundary."""
+        links = self.links[self.links["boundary"].notna()].drop_duplicates(["direction", "boundary"])
+        return {
+            (str(direction), int(boundary)): str(codec)
+            for direction, boundary, codec in zip(links["direction"], links["boundary"], links["codec"], strict=True)
+        }
+
+    @property
+    def knows_totals_alone(self) -> bool:
+        """True for a run with collectives but no table of transfers, which earlier versions did not record."""
+        return self._transfers.empty and bool(self.links["direction"].isin(DIRECTIONS).any())
+
+    def collective_bytes(self, direction: str) -> float:
+        """Return the bytes of all transfers of one direction in a mean priced step."""
+        rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(self.step_numbers)]
+        return float(rows["wire_bytes"].sum()) / len(self.step_numbers)
+
+    def transfers(self, step: int) -> Transfers:
+        """Return the transfers of the collectives that end a priced step: as recorded, else the slowest replica's total, spread."""
+        if not self.knows_totals_alone:
+            rows = self._transfers[self._transfers["step"] == step]
+            return transfers_from_columns({str(name): rows[name].to_numpy() for name in rows})
+        links = self.links[self.links["step"] == step]
+        averages, sums = (
+            links[links["direction"] == direction].groupby("stage")[["wire_bytes", "rounds"]].max()
+            for direction in DIRECTIONS
+        )
+        replicas = range(self.num_replicas)
+        groups = []
+        for sent in averages.reset_index().to_dict("records"):
+            stage = int(sent["stage"])
+            groups.append((DIRECTIONS[0], stage, [(replica, stage) for replica in replicas], sent))
+        if len(sums):
+            owners, sent = [int(stage) for stage in sums.index], sums.max().to_dict()
+            fused = [replicas] if self.row.get("fused_embedding") else [[replica] for replica in replicas]
+            groups += [(DIRECTIONS[1], owners[0], list(product(together, owners)), sent) for together in fused]
+        found = [
+            spread_evenly(direction, stage, members, float(sent["wire_bytes"]), int(sent["rounds"]))
+            for direction, stage, members, sent in groups
+        ]
+        return np.concatenate([as_transfers([]), *found])
+
+
+def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
+    """Return at most `max_steps` of the profiled steps, evenly spread; warm-up steps only where no others were profiled."""
+    profiled = sorted(int(step) for step in steps.unique())
+    warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
+    places = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)
+    return [warm[place] for place in places]
+
+
+def _octaves(dense: Floats, wire: Floats) -> NDArray[np.int64]:
+    """Return compression factors as powers of two: an adaptive method's branches differ in them, and in what they take."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        octaves = np.round(np.log2(dense / wire))
+    return np.where(np.isfinite(octaves), octaves, 0).astype(np.int64)
+
+
+def _octave(dense: float, wire: float) -> int:
+    return int(_octaves(np.array([float(dense)]), np.array([float(wire)]))[0])

@@ -1,0 +1,375 @@
+"""Runs and studies as DataFrames: what is small at once, what is large by columns and rows when it is asked for.
+
+Nothing is copied or converted on disk: polars and DuckDB read the same files.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from analysis.comparison.pareto import natural_direction
+from analysis.data.errors import AnalysisError
+from analysis.data.folders import Found, find
+from analysis.data.rows import read_whole, stack, to_frame, unreadable
+from analysis.data.settings import configuration, setting_texts
+from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, table_files
+
+if TYPE_CHECKING:
+    from analysis.pricing.company import Company
+    from analysis.pricing.step import Replay
+
+Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
+
+NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
+ALWAYS = ("steps", "evals", "links", "actions")  # tables that every run that is over has
+
+
+def load(*folders: str | Path) -> Results:
+    """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
+
+    `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
+    out and named in `problems`. Raises AnalysisError where a folder does not exist.
+
+    >>> load("results/none")
+    Traceback (most recent call last):
+    analysis.data.errors.AnalysisError: There is no folder results/none.
+    """
+    if not folders:
+        raise AnalysisError("`load` needs a folder or more.")
+    try:
+        roots = tuple(open_place(folder) for folder in folders)
+    except PlaceError as error:
+        raise AnalysisError(str(error)) from None
+    found = find(roots)
+    problems: list[str] = []
+    runs, keys = _read_runs(found, problems)
+    kept = {name: found.runs[name] for name in runs["run"]}
+    if not found.runs:
+        problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
+    problems += _unfinished(runs) + _other_schemas(runs) + _incomplete(runs, kept)
+    return Results(roots, found._replace(runs=kept), runs, keys, problems)
+
+
+class Results:
+    """Runs and studies, a DataFrame a table; units are in the names of the columns.
+
+    `runs` has a row a run: its name (its folder, relative to the one loaded: the column `run` of all other tables), `study`
+    and `trial` where it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then
+    `run.parquet` as it stands, and `compression_factor`. `problems` says what was left out, a sentence each; it grows as
+    tables are read.
+    """
+
+    def __init__(
+        self,
+        folders: tuple[Place, ...],
+        found: Found,
+        runs: pd.DataFrame,
+        keys: Sequence[str],
+        problems: list[str],
+        company: Company | None = None,
+    ) -> None:
+        self.folders = folders
+        self.runs = runs
+        self.keys = tuple(keys)
+        """Columns of `runs` that are keys of the configuration."""
+        self.problems = problems
+        self._found = found
+        self._company = company
+
+    def __repr__(self) -> str:
+        counts = Counter(self.runs["status"].astype(str)) if len(self) else {}
+        states = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        parts = [f"{len(self)} runs" + (f" ({states})" if states else ""), f"{len(self._found.studies)} studies"]
+        if self.problems:
+            parts.append(f"{len(self.problems)} problems")
+        return f"Results({', '.join(repr(str(folder)) for folder in self.folders)}: {', '.join(parts)})"
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def path(self, run: str) -> Place:
+        """Return a run's folder; raises AnalysisError where it is not among these."""
+        if run not in self._found.runs:
+            raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
+        return self._found.runs[run]
+
+    def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
+        """Return the same with only some runs: where a mask over `runs` is true, those of a frame, or by name.
+
+        The files of the others are not opened.
+        """
+        if isinstance(runs, pd.DataFrame):
+            chosen = self.runs["run"].isin(runs["run"])
+        elif isinstance(runs, pd.Series) and runs.dtype in (bool, "boolean"):
+            chosen = runs.fillna(False).astype(bool)
+        else:
+            names = list(runs)
+            for name in names:
+                self.path(name)
+            chosen = self.runs["run"].isin(names)
+        kept = self.runs[chosen].reset_index(drop=True)
+        paths = {name: self._found.runs[name] for name in kept["run"]}
+        return Results(
+            self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems, self._in_company()
+        )
+
+    def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
+        """Return a run ready to be priced, in company with all runs of its job that were loaded, selected or not.
+
+        Raises ReplayError where it cannot be.
+        """
+        self.path(run)
+        return self._in_company().replay(run, compute=compute, profile=profile)
+
+    def _in_company(self) -> Company:
+        if self._company is None:
+            from analysis.pricing.company import Company
+
+            over = self.runs["run"][self.runs["status"].isin(FINISHED)]
+            self._company = Company({run: self._found.runs[run] for run in over.astype(str)}, self.complain)
+        return self._company
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row a run and step: loss, learning rate, seconds, wire and dense bytes."""
+        return self.table("steps")
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """A row an evaluation: loss and accuracy with compression on and off."""
+        return self.table("evals")
+
+    @cached_property
+    def links(self) -> pd.DataFrame:
+        """A row a run, step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        return self.table("links")
+
+    @cached_property
+    def actions(self) -> pd.DataFrame:
+        """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
+        return self.table("actions")
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """A row a decision of an adaptive method, and why."""
+        return self.table("decisions")
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row a trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
+        files = {name: path / "trials.parquet" for name, path in self._found.studies.items()}
+        there = {name: file for name, file in files.items() if file.is_file()}
+        read = read_whole(list(there.values()))
+        for sentence in read:
+            if isinstance(sentence, str):
+                self.complain(sentence)
+        for name in sorted(files.keys() - there):
+            self.complain(f"The study in {files[name].parent} has no trials yet.")
+        good = [(name, table) for name, table in zip(there, read, strict=True) if not isinstance(table, str)]
+        return stack([table for _, table in good], "folder", [name for name, _ in good])
+
+    def directions(self, study: str) -> dict[str, str]:
+        """Return each objective of a study's `trials`, and whether it is to "minimize" or "maximize"."""
+        trials = self.trials
+        mine = trials[trials["folder"] == study].dropna(axis=1, how="all")
+        names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
+        written: Mapping[str, Any] = {}
+        try:
+            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+        except (KeyError, OSError, ValueError) as error:
+            self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
+        given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
+        return {name: given.get(name, natural_direction(name)) for name in names}
+
+    def planned_seeds(self, study: str) -> tuple[int, ...]:
+        """Return the seeds that a study fixed before it began; none where its file does not say."""
+        try:
+            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+        except (KeyError, OSError, ValueError):
+            return ()
+        return tuple(int(seed) for seed in written.get("seeds", ()))
+
+    def files(self, table: str) -> list[str]:
+        """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
+        return [str(file) for files in self._files(table).values() for file in files]
+
+    def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
+        """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read.
+
+        `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column says which
+        run it is of. Raises AnalysisError where there is no such table or column.
+        """
+        files = self._files(name)
+        source = {file: place for place, of_run in enumerate(files.values()) for file in of_run}
+        schema = SCHEMAS[name]
+        wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
+        for column in wanted:
+            if column not in schema.names:
+                raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
+        condition = _condition(where, schema)
+        runs = pa.array(list(files), pa.string())
+        parts = [
+            _labelled(batch, runs, source[file]) for file, batch in self._batches(source, schema, wanted, condition)
+        ]
+        schema = _labelled(pa.RecordBatch.from_pylist([], _only(schema, wanted)), runs, 0).schema
+        table = pa.Table.from_batches(parts, schema).unify_dictionaries()
+        frame = to_frame(table)
+        if name == "steps" and where is None:
+            self._check_steps(frame)
+        return frame
+
+    def _check_steps(self, steps: pd.DataFrame) -> None:
+        """Complain of runs that count steps in `run.parquet` and have no rows of them."""
+        if "steps_done" in self.runs:
+            counting = self.runs[(self.runs["steps_done"] > 0) & ~self.runs["run"].isin(steps["run"])]
+            for run, count in zip(counting["run"], counting["steps_done"], strict=True):
+                folder = self.path(run)
+                if not any(problem.startswith(f"{folder}/") for problem in self.problems):  # which says why
+                    self.complain(f"The run in {folder} has done {count} steps, but its table of them is empty.")
+
+    def _files(self, table: str) -> dict[str, list[Place]]:
+        """Return the files of a table, run by run; parts, where a run is not over."""
+        if table not in SCHEMAS:
+            raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
+        return {name: table_files(folder, table) for name, folder in self._found.runs.items()}
+
+    def _batches(
+        self, files: Iterable[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+    ) -> Iterator[tuple[Place, pa.RecordBatch]]:
+        """Yield the rows of the files; where one cannot be read, those of all others, each by itself."""
+        systems: dict[int, list[Place]] = {}
+        for file in files:
+            systems.setdefault(id(arrow_source(file)[1]), []).append(file)
+        for alike in systems.values():
+            try:
+                yield from list(_scan(alike, schema, columns, where))
+            except (OSError, pa.ArrowException):
+                for file in alike:
+                    try:
+                        yield from list(_scan([file], schema, columns, where))
+                    except (OSError, pa.ArrowException) as error:
+                        self.complain(unreadable(file, error))
+
+    def complain(self, sentence: str) -> None:
+        """Add to `problems` what has been left out, once."""
+        if sentence not in self.problems:
+            self.problems.append(sentence)
+
+
+def _scan(
+    files: list[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
+) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    """Yield the rows of files of one file system."""
+    by_path = {arrow_source(file)[0]: file for file in files}
+    dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(files[0])[1])
+    for tagged in dataset.scanner(columns=columns, filter=where).scan_batches():
+        if tagged.record_batch.num_rows:
+            yield by_path[tagged.fragment.path], tagged.record_batch
+
+
+def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
+    """Return the rows asked for as an expression, tried on no rows: a wrong one is no file's fault."""
+    try:
+        condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
+        ds.dataset(schema.empty_table()).to_table(filter=condition)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise AnalysisError(
+            f"`where` must be a condition on {', '.join(schema.names)}, but got {where!r}: {reason}."
+        ) from None
+    return condition
+
+
+def _labelled(batch: pa.RecordBatch, runs: pa.Array, place: int) -> pa.RecordBatch:
+    """Return the rows with the run that they are of before them, and texts as categories."""
+    index = pa.array(np.full(batch.num_rows, place, np.int32))
+    columns = [pa.DictionaryArray.from_arrays(index, runs)]
+    columns += [c.dictionary_encode() if pa.types.is_string(c.type) else c for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, ["run", *batch.schema.names])
+
+
+def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
+    return pa.schema([schema.field(column) for column in columns])
+
+
+def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return a row a run that can be read, and the keys of the configuration among its columns."""
+    files = [path / "run.parquet" for path in found.runs.values()]
+    good = {}
+    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
+        if isinstance(table, str):
+            problems.append(table)
+        elif lacking := [column for column in NEEDED if column not in table.column_names]:
+            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+        elif len(table):
+            good[name] = table
+    keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
+    frame = stack(list(good.values()), "run", list(good))
+    study = [found.study_of.get(name) for name in frame["run"]]
+    trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
+    frame.insert(1, "study", pd.Series(study, dtype="str"))
+    frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
+    frame.insert(3, "setting", setting_texts(frame, keys))
+    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
+        if column not in frame:
+            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    for place in frame.index[frame["status"] == "running"]:
+        frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
+    sent = frame["wire_bytes"].astype("float64")
+    frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
+    return frame, keys
+
+
+def _trial(run: str) -> int | None:
+    """Return the number of the trial whose folder `trials/NUMBER-sSEED` a run's is."""
+    number = Path(run).name.partition("-")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _unfinished(runs: pd.DataFrame) -> list[str]:
+    over = runs["status"].isin(FINISHED)
+    if over.all():
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
+    if not over.any():
+        return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
+    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
+
+
+def _incomplete(runs: pd.DataFrame, folders: Mapping[str, Place]) -> list[str]:
+    """Return a sentence for each run that counts steps and lacks tables."""
+    if "steps_done" not in runs:
+        return []
+    counting = runs[runs["status"].isin(FINISHED) & (runs["steps_done"] > 0)]
+    problems = []
+    for name, steps in zip(counting["run"], counting["steps_done"], strict=True):
+        missing = [table for table in ALWAYS if not table_files(folders[name], table)]
+        if missing:
+            problems.append(
+                f"The run in {folders[name]} has done {steps} steps, but has no table {', '.join(missing)}: copy it again."
+            )
+    return problems
+
+
+def _other_schemas(runs: pd.DataFrame) -> list[str]:
+    other = runs["schema_version"][runs["schema_version"] != SCHEMA_VERSION]
+    if other.empty:
+        return []
+    versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
+    return [
+        f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
+        "columns that it does not know are left out, and those that are not there are empty."
+    ]

@@ -1,0 +1,119 @@
+"""Runs priced in company: those of one job share one price for each kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.data.errors import AnalysisError, ReplayError
+from analysis.data.folders import find
+from analysis.data.jobs import Job, job_of
+from analysis.data.recording import Recording
+from analysis.pricing.costs import Costs
+from analysis.pricing.step import Replay
+from raysim.network.profile import Profile
+from raysim.places import Place, PlaceError, open_place
+from raysim.records import FINISHED, Run
+
+
+def in_company(
+    runs: Iterable[Run | Place | str],
+    *,
+    compute: str = "auto",
+    profile: Profile | Path | str | None = None,
+    **options: Any,
+) -> list[Replay]:
+    """Return runs ready to be priced, those of one job with one price for each kind of work. `options` are those of `Replay`.
+
+    Raises ReplayError where one of them cannot be priced.
+    """
+    recordings = [Recording(run, clock=compute) for run in runs]
+    jobs: dict[Job, list[Recording]] = {}
+    for one in recordings:
+        jobs.setdefault(one.job, []).append(one)
+    costs = {job: Costs(mine, profile) for job, mine in jobs.items()}
+    return [Replay(one, costs=costs[one.job], **options) for one in recordings]
+
+
+def beside(
+    runs: Sequence[Run | Place | str],
+    folder: Place | str | None = None,
+    *,
+    most: int | None = None,
+    compute: str = "auto",
+    profile: Profile | Path | str | None = None,
+    **options: Any,
+) -> list[Replay]:
+    """Return runs ready to be priced in company with all runs of their jobs in `folder` that are over.
+
+    Without a folder it is the one that the first run lies in, which a study or a folder of results shares. With `most`, no
+    more than so many others are read, those that ended last. `options` are those of `Replay`. Raises ReplayError where one of
+    `runs` cannot be priced, AnalysisError where there is no such folder.
+    """
+    recordings = [Recording(run, clock=compute) for run in runs]
+    own = {str(one.run.folder.resolve()) for one in recordings}
+    jobs = {one.job for one in recordings}
+    others: list[Recording] = []
+    for place in _runs_in(folder, recordings[0].run.folder):
+        if str(place.resolve()) not in own and len(others) != most:
+            try:
+                run = Run(place)
+                if run.status in FINISHED and job_of(run.row) in jobs:
+                    others.append(Recording(run, clock=compute))
+            except ValueError:  # what cannot be read or priced is no company
+                continue
+    costs = {job: Costs([one for one in (*recordings, *others) if one.job == job], profile) for job in jobs}
+    return [Replay(one, costs=costs[one.job], **options) for one in recordings]
+
+
+def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
+    """Return the runs in a folder at any depth, or those beside a run; on this machine, the last written first."""
+    if folder is not None:
+        try:
+            return list(find([open_place(folder)]).runs.values())
+        except PlaceError as error:
+            raise AnalysisError(str(error)) from None
+    if not isinstance(run, Path):
+        return []
+    found = run.resolve().parent.glob("*/run.parquet")
+    return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
+
+
+class Company:
+    """The runs of a folder, each read once, to be priced with the compute of its job.
+
+    `folders` are those of runs that are over, by name. A run that cannot be priced is named to `complain`.
+    """
+
+    def __init__(self, folders: Mapping[str, Place], complain: Callable[[str], None]) -> None:
+        self._folders = folders
+        self._complain = complain
+        self._recordings: dict[str, dict[str, Recording]] = {}
+        self._costs: dict[tuple[str, str | None], dict[Job, Costs]] = {}
+        self._replays: dict[tuple[str, str, str | None], Replay] = {}
+
+    def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
+        """Return a run ready to be priced; raises ReplayError where it cannot be."""
+        found = self._read(compute)
+        if run not in found:
+            raise ReplayError(f"The run {run} cannot be priced: it is not over, or has no actions that can be read.")
+        named = None if profile is None else str(profile)
+        key = (run, compute, named)
+        if key not in self._replays:
+            pools = self._costs.setdefault((compute, named), {})
+            job = found[run].job
+            if job not in pools:
+                pools[job] = Costs([one for one in found.values() if one.job == job], profile)
+            self._replays[key] = Replay(found[run], costs=pools[job])
+        return self._replays[key]
+
+    def _read(self, compute: str) -> Mapping[str, Recording]:
+        if compute not in self._recordings:
+            self._recordings[compute] = {}
+            for name, folder in self._folders.items():
+                try:
+                    self._recordings[compute][name] = Recording(folder, clock=compute)
+                except ReplayError as error:
+                    self._complain(str(error))
+        return self._recordings[compute]

@@ -1,0 +1,227 @@
+"""One price for each kind of work in a job, pooled over the runs that did it, and how far the recordings leave it open.
+
+Other work on the machine only ever adds to what an action takes: caches are shared, clock rates fall. So the price of a
+kind of compute is a low quantile of all its recorded samples, of all runs. Codecs are timed by the wall, in a few runs each: their
+samples are divided by the *stretch* of their run, which is how much longer its own compute took than the job's. That the
+two are stretched alike was measured: of digits-cnn's runs beside three busy processes compute took 1.21 to 1.27 times as long
+as on a quiet machine, and codecs 1.14 to 1.24 times.
+
+The interval is from a Bayesian bootstrap (Rubin 1981): runs, and the steps within each, are weighted at random, the same
+for all that is priced together. What two prices share, such as compute, then cancels in their ratio.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.data.errors import ReplayError
+from analysis.data.recording import Floats, Kind, Recording
+from raysim.network.calibrate import Overheads
+from raysim.network.profile import Profile
+from raysim.schedules.arrays import OPS
+
+QUANTILE = 0.1
+"""Of the samples of a kind. In one process with the machine to itself the median of digits-cnn's compute varied by 26 %
+from run to run and the 10 % quantile by 16 %; beside three busy processes they rose by 33 % and by 8 %."""
+RESAMPLES = 60
+MOST_SAMPLES = 5_000  # of one kind: more, evenly left out, would not move a quantile
+QUANTILES = np.concatenate([[QUANTILE], np.random.default_rng(2).uniform(0.02, 0.25, RESAMPLES)])
+"""Of the estimate, then of each resample: nobody knows which share of the samples was disturbed, so the interval covers several."""
+SESSION = 0.05
+"""Standard deviation of the logarithm of all seconds from one session to another, which runs recorded together cannot show: three
+recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It is common to all prices of a company."""
+UNEVEN = 0.06
+"""The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
+loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
+OVERHEADS = ("call", "message", "byte", "step")
+
+
+class Costs:
+    """The cost of each kind of work in the runs of one job.
+
+    `profile` is a file of `raysim profile`, or what it holds, whose compute then takes the place of the recorded. Raises ReplayError
+    where runs are of different jobs, or the profile is of another job.
+    """
+
+    def __init__(self, recordings: Iterable[Recording], profile: Profile | Path | str | None = None) -> None:
+        self.recordings = sorted(recordings, key=lambda one: str(one.run.folder))
+        jobs = {one.job for one in self.recordings}
+        if len(jobs) != 1:
+            raise ReplayError(f"Runs that share their compute must be of one job, but got {len(jobs)}.")
+        self.clock = self.recordings[0].clock
+        self._named = None if profile is None else str(profile) if not isinstance(profile, Profile) else profile.source
+        self._given = None if profile is None else self._read(profile)
+        self._tables: dict[Kind, Floats] = {}
+        self._of_steps: dict[int, Floats] = {}
+
+    @property
+    def source(self) -> str:
+        """The source of the compute seconds, in words that tables carry."""
+        if self._named is not None:
+            return f"profile {self._named}"
+        count = len(self.recordings)
+        return "recorded in this run alone" if count == 1 else f"pooled over {count} runs"
+
+    @property
+    def method(self) -> str:
+        """The method by which compute seconds are estimated, a sentence."""
+        codecs = "codec seconds are pooled over the runs that used each codec"
+        if self._named is not None:
+            return f"Compute: {self.source}; {codecs}. Intervals: 90 %, by the spread of recorded steps."
+        seconds = "CPU seconds" if self.clock == "cpu" else "seconds as they passed"
+        return (
+            f"Compute: {self.source}, the {QUANTILE:.0%} quantile of {seconds} of each kind of action; {codecs}. "
+            "Intervals: 90 %, by the spread of recorded runs and steps."
+        )
+
+    def seconds(self, kinds: Sequence[Kind]) -> Floats:
+        """Return what each kind costs: the estimate, then `RESAMPLES` that might as well have been; shape (1 + resamples, kinds)."""
+        return np.stack([self._table(kind) for kind in kinds], axis=1) if kinds else np.zeros((1 + RESAMPLES, 0))
+
+    def overheads(self, engine: str) -> Floats:
+        """Return seconds of an engine's calls, messages, bytes and steps: shape (1 + resamples, 4), in the order of `OVERHEADS`.
+
+        They are read off the runs of the job on that engine.
+        """
+        if engine == "inline":
+            call, step = (self._table((name, engine)) for name in ("call", "step"))
+            found = np.stack([call, np.zeros_like(call), np.zeros_like(call), step], axis=1)
+        else:
+            found = self._ray_overheads
+        if self._given is not None:
+            found = found.copy()
+            found[:, 0] = self._given.call_s
+            found[:, 3] = self._given.step_s + self._given.update_s.max()
+        return found
+
+    @cached_property
+    def _ray_overheads(self) -> Floats:
+        """Calls, packets and steps on Ray: of the quiet ones among the runs, by the line through the sizes of packets."""
+        runs = [(place, one) for place, one in enumerate(self.recordings) if one.overheads is not None]
+        lines: list[Overheads] = [one.overheads for _, one in runs if one.overheads is not None]
+        weights = self._run_weights[:, [place for place, _ in runs]]
+        sizes = np.concatenate([one.stacked("wire_bytes").ravel() for _, one in runs])
+        size = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
+        hops = np.array([line.message_s + size * line.byte_s for line in lines])
+        call, step = (np.array([getattr(line, name) for line in lines]) for name in ("call_s", "step_s"))
+        order = np.argsort(hops, kind="stable")
+        shares = np.cumsum(weights[:, order], axis=1) / weights.sum(axis=1, keepdims=True)
+        chosen = order[np.argmax(shares >= QUANTILES[:, None], axis=1)]
+        return np.stack(
+            [
+                _quantile(call[None], weights),
+                np.array([lines[place].message_s for place in chosen]),
+                np.array([lines[place].byte_s for place in chosen]),
+                _quantile(step[None], weights),
+            ],
+            axis=1,
+        )
+
+    def _table(self, kind: Kind) -> Floats:
+        if kind[0] == "compute" and self._given is not None:
+            return np.full(1 + RESAMPLES, self._of_profile(kind))
+        return self._recorded(kind)
+
+    def _recorded(self, kind: Kind) -> Floats:
+        if kind not in self._tables:
+            uneven = _factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] == "compute" else UNEVEN)
+            self._tables[kind] = self._pooled(kind) * _factors((3,), SESSION) * uneven
+        return self._tables[kind]
+
+    def _pooled(self, kind: Kind) -> Floats:
+        values, weights = [], []
+        for place, one in enumerate(self.recordings):
+            if kind not in one.samples:
+                continue
+            seconds, steps = one.samples[kind]
+            stretch = np.ones(1) if kind[0] == "compute" else self._stretches[place]
+            thin = slice(None, None, 1 + len(seconds) * len(self.recordings) // MOST_SAMPLES)
+            values.append(seconds[None, thin] / stretch[:, None])
+            weights.append(self._run_weights[:, [place]] * self._step_weights(place, steps[thin]))
+        return _quantile(np.concatenate(values, axis=1), np.concatenate(weights, axis=1))
+
+    @cached_property
+    def _stretches(self) -> list[Floats]:
+        """The ratio of each run's compute seconds to the pooled ones, over the kinds of work in that run."""
+        found = []
+        for place, one in enumerate(self.recordings):
+            mine, all_ = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)
+            for kind, (seconds, steps) in one.samples.items():
+                if kind[0] == "compute":
+                    thin = slice(None, None, 1 + len(seconds) // MOST_SAMPLES)
+                    mine += _quantile(seconds[None, thin], self._step_weights(place, steps[thin]))
+                    all_ += self._recorded(kind) / _factors((3,), SESSION)
+            found.append(np.where(all_ > 0, mine / np.where(all_ > 0, all_, 1.0), 1.0))
+        return found
+
+    @cached_property
+    def _run_weights(self) -> Floats:
+        return _weights((0,), len(self.recordings))
+
+    def _step_weights(self, place: int, steps: NDArray[np.int64]) -> Floats:
+        """Return the weight of each sample: of its step, or of itself where there is but one step."""
+        known = self.recordings[place].step_numbers
+        if len(known) == 1:
+            return _weights((1, place), len(steps))
+        if place not in self._of_steps:
+            self._of_steps[place] = _weights((1, place), len(known))
+        return self._of_steps[place][:, np.searchsorted(known, steps)]
+
+    def _read(self, profile: Profile | Path | str) -> Profile:
+        try:
+            found = profile if isinstance(profile, Profile) else Profile.load(profile)
+            parts = any(kind[2] == "W" for one in self.recordings for kind in one.kinds if kind[0] == "compute")
+            if parts and found.compute_s.shape[2] == 2:
+                found = found.split_backward()
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        stages = self.recordings[0].num_stages
+        if found.num_stages != stages:
+            raise ReplayError(
+                f"`profile` must be of {stages} stages, as the runs that it prices, but got {found.num_stages}."
+            )
+        return found
+
+    def _of_profile(self, kind: Kind) -> float:
+        assert self._given is not None
+        _, stage, letter, apart, work = kind
+        if work:
+            raise ReplayError(
+                f"`profile` holds plain steps, but runs here took {work} ones: price them without `profile`."
+            )
+        op, given = OPS.index(letter), self._given
+        seconds = given.compute_s[:, stage, op]
+        takes = stage > 0 if op == 0 else stage < given.num_stages - 1 if op == 1 else False
+        seconds = seconds if takes else seconds + given.decode_s[:, stage, op]
+        if op == 1 and not apart and given.compute_s.shape[2] == 3:
+            seconds = seconds + given.compute_s[:, stage, 2]
+        return float(seconds.mean())
+
+
+def _weights(seed: tuple[int, ...], count: int) -> Floats:
+    """Return random weights: a row of ones for the estimate, then a row a resample."""
+    weights = np.random.default_rng(seed).exponential(size=(1 + RESAMPLES, count))
+    weights[0] = 1.0
+    return weights
+
+
+def _factors(seed: tuple[int, ...], spread: float) -> Floats:
+    """Return 1 for the estimate, then a random factor a resample."""
+    factors = np.exp(spread * np.random.default_rng(seed).standard_normal(1 + RESAMPLES))
+    factors[0] = 1.0
+    return factors
+
+
+def _quantile(values: Floats, weights: Floats) -> Floats:
+    """Return the quantile `QUANTILE` of values (1 or rows, n) under each row of weights (rows, n): the least that reaches it."""
+    order = np.argsort(values, axis=1, kind="stable")
+    values, weights = np.take_along_axis(values, order, 1), np.take_along_axis(weights, order, 1)
+    reached = np.cumsum(weights, axis=1) >= QUANTILES[:, None] * weights.sum(axis=1, keepdims=True)
+    found: Floats = np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
+    return found

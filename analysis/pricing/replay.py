@@ -1,0 +1,189 @@
+"""Runs on networks: a row each, with what a step takes there, what it is set against, and when a quality is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.comparison.evidence import Setting, setting_of
+from analysis.comparison.targets import Target
+from analysis.data.errors import ReplayError
+from analysis.data.jobs import job_of, price_key
+from analysis.data.results import Results
+from analysis.data.settings import COMPRESSION, NO_SETTING, as_text
+from analysis.pricing.company import in_company
+from analysis.pricing.step import PARTS, Replay
+from raysim.network.presets import parse_network
+from raysim.network.topology import Network
+from raysim.places import Place
+from raysim.records import FINISHED, Run
+
+
+def replay(
+    runs: Results | Run | Place | str | Replay | Iterable[Run | Place | str | Replay],
+    networks: Network | str | Iterable[Network | str],
+    *,
+    against: Run | Place | str | Replay | None = None,
+    target: Target | str | None = None,
+    split: bool = True,
+    profile: Path | str | None = None,
+) -> pd.DataFrame:
+    """Return what each run would take on each network: a row a run and network, seconds and bytes of a mean step.
+
+    Runs of one job share their compute and the seconds of their codecs: those that are given together, or all of the folder that
+    `Results` were loaded from. `compute` names where it comes from; `profile`, a file of `raysim profile`, takes its place.
+    `step_low_s` and `step_high_s` are the ends of its 90 % interval.
+
+    `against` is a dense run of the same job: then `dense_step_s` is that one's step, `speedup` is `dense_step_s` over `step_s`
+    with the interval `speedup_low` to `speedup_high`, `verdict` says whether that is "faster", "slower" or "not distinguishable", and
+    the codec pays below `break_even_bps`. With `target` the columns
+    `steps_to_target_on` and `_off` count the steps to the first evaluation, with links on and off, that reached it, and
+    `time_to_target_on_s` and `_off_s` are these times `step_s`; missing where it was not reached. `split=False` leaves out
+    where the seconds went, for thousands of networks.
+
+    Of `Results`, all runs that are over are priced, under the names that they have there; one that cannot be is left out and
+    named in its problems. `against="dense"` sets each against a dense run: alike in all but compression and of the same seed where
+    there is one, else of the same job and schedule.
+
+    >>> replay("results/none", "100mbps")
+    Traceback (most recent call last):
+    analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+    """
+    chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
+    wanted = Target.parse(target) if isinstance(target, str) else target
+    if isinstance(runs, Results):
+        return _typed(list(_all_rows(runs, chosen, against, wanted, split=split, profile=profile)))
+    if against == "dense":
+        raise ReplayError("`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`.")
+    many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else list(runs)
+    prepared = _together([*many, *([] if against is None else [against])], profile)
+    dense = prepared.pop() if against is not None else None
+    return _typed([row for one in prepared for row in _rows(one, chosen, dense, wanted, split=split)])
+
+
+def _together(runs: Sequence[Run | Place | str | Replay], profile: Path | str | None) -> list[Replay]:
+    """Return runs priced in company; those that are ready keep the prices that they were given."""
+    fresh = iter(in_company([run for run in runs if not isinstance(run, Replay)], profile=profile))
+    return [run if isinstance(run, Replay) else next(fresh) for run in runs]
+
+
+def _typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows in pandas; what may be missing keeps its type."""
+    frame = pd.DataFrame(rows)
+    for name in frame:
+        if str(name).startswith(("steps_to", "dense_steps_to")):
+            frame[name] = frame[name].astype("Int64")
+        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "bandwidth_bps", "latency_s")):
+            frame[name] = frame[name].astype("Float64")
+    return frame
+
+
+def _all_rows(
+    results: Results,
+    networks: Sequence[Network],
+    against: Run | Place | str | Replay | None,
+    target: Target | None,
+    *,
+    split: bool,
+    profile: Path | str | None,
+) -> Iterator[dict[str, Any]]:
+    partners = dense_partners(results) if against == "dense" else {}
+    fixed = _together([against], profile)[0] if against not in (None, "dense") and against is not None else None
+    for run in results.runs["run"][results.runs["status"].isin(FINISHED)]:
+        try:
+            one = results.replay(run, profile=profile)
+            dense = results.replay(partners[run], profile=profile) if run in partners else fixed
+            for row in _rows(one, networks, dense, target, split=split):
+                yield row | {"run": run}
+        except ReplayError as error:
+            results.complain(str(error))
+
+
+def dense_partners(results: Results) -> dict[str, str]:
+    """Return for each run that is over the dense one that its step is set against; runs without one are left out.
+
+    It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
+    """
+    runs = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
+    alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
+    dense: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
+    for row in runs:
+        if setting_of(row) == Setting():
+            dense.setdefault((job_of(row), price_key(row)), []).append(row)
+    found = {}
+    for row in runs:
+        others = dense.get((job_of(row), price_key(row)), [])
+        if others:
+            best = min(others, key=lambda other: _unlike(row, other, alike))
+            found[str(row["run"])] = str(best["run"])
+    return found
+
+
+def _unlike(row: Mapping[Any, Any], other: Mapping[Any, Any], keys: Sequence[str]) -> tuple[int, bool]:
+    """Return in how many keys two runs differ, and whether in their seed."""
+    return sum(as_text(row.get(key)) != as_text(other.get(key)) for key in keys), row["seed"] != other["seed"]
+
+
+def _rows(
+    one: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
+) -> Iterator[dict[str, Any]]:
+    steps_s = one.step_s(networks)
+    speedups = one.speedup(dense, networks) if dense is not None else []
+    reached = one.steps_to_target(target) if target else {}
+    dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
+    for index, network in enumerate(networks):
+        step_s = steps_s[index]
+        row: dict[str, Any] = {
+            "run": str(one.run.folder),
+            "network": repr(network),
+            "bandwidth_bps": None if isinstance(network.bandwidth_bps, tuple) else network.bandwidth_bps,
+            "latency_s": None if isinstance(network.latency_s, tuple) else network.latency_s,
+            "compute": one.costs.source,
+            "priced_steps": len(one.profiles),
+            "step_s": step_s.value,
+            "step_low_s": step_s.low,
+            "step_high_s": step_s.high,
+            "recorded_step_s": one.recorded_step_s,
+            "steps": one.num_steps,
+            "run_s": one.num_steps * step_s.value,
+            "wire_bytes": float(one.wire_bytes.mean()),
+            "dense_bytes": float(one.dense_bytes.mean()),
+            "tied_bytes": one.recording.collective_bytes("tied"),
+            "replica_bytes": one.recording.collective_bytes("replica_gradient"),
+        }
+        if split:
+            parts = one.split(network)
+            row |= {name: float(parts.workers[name].mean()) for name in PARTS}
+            row |= {
+                "pipeline_s": parts.pipeline_s,
+                "busiest_link": parts.utilisation,
+            }
+        if dense is not None:
+            even = one.break_even_bps(dense, network) if one is not dense else None
+            row |= {
+                "dense_step_s": float(dense.step_seconds([network]).mean()),
+                "speedup": speedups[index].value,
+                "speedup_low": speedups[index].low,
+                "speedup_high": speedups[index].high,
+                "verdict": speedups[index].verdict,
+                "break_even_bps": None if even is None else even.value,
+            }
+        for mode, steps in reached.items():
+            row[f"steps_to_target_{mode}"] = steps
+            row[f"time_to_target_{mode}_s"] = None if steps is None else steps * step_s.value
+        for mode, steps in dense_reached.items():
+            row[f"dense_steps_to_target_{mode}"] = steps
+            row[f"dense_time_to_target_{mode}_s"] = None if steps is None else steps * row["dense_step_s"]
+        yield row
+
+
+def _network(network: Network | str) -> Network:
+    if isinstance(network, Network):
+        return network
+    try:
+        return parse_network(network)
+    except ValueError as error:
+        raise ReplayError(str(error)) from None

@@ -1,0 +1,362 @@
+"""The price of a recorded run's step on a network that one does not have, without training again.
+
+A run's `actions.parquet` holds what every packet of its profiled steps weighed, and what every action took. Bytes are
+the run's own; seconds are those of its job, pooled over the runs in company (see `analysis.pricing.costs`). The simulator puts both on
+any network. Training steps alone are priced: evaluations and checkpoints are left out. Seconds and bytes everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.comparison.targets import METRICS, Target
+from analysis.data.errors import ReplayError
+from analysis.data.jobs import PRICED, Job
+from analysis.data.recording import NO_KIND, Floats, Recording
+from analysis.pricing.costs import RESAMPLES, Costs
+from analysis.pricing.estimates import BOUNDS, Estimate, crossing
+from raysim.network.calibrate import Overheads
+from raysim.network.placement import Placement
+from raysim.network.profile import Profile, mean_profile
+from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.timeline import Timeline, WorkerTime
+from raysim.network.topology import Network
+from raysim.network.trace import trace_events
+from raysim.network.transport import parse_transport
+from raysim.notation import check_choice, check_integer
+from raysim.places import Place
+from raysim.records import Run
+
+LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
+PARTS = WorkerTime._fields[2:]
+MODES = ("on", "off")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Where the seconds of a mean step went on one network."""
+
+    workers: pd.DataFrame
+    """A row a worker: its stages, and the seconds of `PARTS`, which add up to the step."""
+    pipeline_s: float
+    """From the first action to the last."""
+    utilisation: float
+    """Share of the step in which the busiest direction between two hosts, or the busiest port in collectives, moved bytes."""
+    critical_s: dict[str, float]
+    """Seconds of each kind on the critical path: what to make faster, and by how much at most."""
+
+
+class Replay:
+    """A recorded run, ready to be priced on any network.
+
+    Its bytes are its own, step by step. What compute, codecs and calls take is the price of its job: `costs`, pooled over
+    recordings in company; without, over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves
+    them out (of a run recorded on a slow network, whose wires would count twice). `transport`: what carries packets, "ray",
+    "nccl" or "gloo", whichever engine recorded them. `driver`: the host of Ray's driver, by way of which Ray sends small
+    packets; None lets them go straight. `compute` and `profile` are as for `Recording` and
+    `Costs`, where those are not given.
+
+    >>> Replay("results/none")
+    Traceback (most recent call last):
+    analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+    """
+
+    def __init__(
+        self,
+        run: Run | Place | str | Recording,
+        *,
+        costs: Costs | None = None,
+        compute: str = "auto",
+        profile: Profile | Path | str | None = None,
+        overheads: str = "recorded",
+        transport: str = "ray",
+        driver: int | None = None,
+    ) -> None:
+        try:
+            check_choice("overheads", overheads, ["recorded", "none"])
+            self.transport = parse_transport(transport)
+            self.driver = None if driver is None else check_integer("driver", driver, 0)
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
+        self.costs = costs if costs is not None else Costs([self.recording], profile)
+        one = self.recording
+        self.run, self.row, self.schedule, self.rows = one.run, one.row, one.schedule, one.rows
+        self.num_stages, self.num_microbatches, self.num_replicas = (
+            one.num_stages,
+            one.num_microbatches,
+            one.num_replicas,
+        )
+        self._with_overheads = overheads == "recorded"
+        self._resampled_s: dict[tuple[Network, ...], Floats] = {}
+        table = self._engine_costs()
+        self.overheads = Overheads(*table[0].tolist())
+        seconds = self.costs.seconds(one.kinds)[0]
+        self.profiles = {
+            step: self._with_collectives(step, self._at(profile, seconds, place))
+            for place, (step, profile) in enumerate(one.profiles.items())
+        }
+
+    def __repr__(self) -> str:
+        return f"Replay({str(self.run.folder)!r})"
+
+    @property
+    def job(self) -> Job:
+        """The job of the run: others of the same are priced with the same compute."""
+        return self.recording.job
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers over all replicas, each of which has a host of its own where the network has as many."""
+        return self.num_replicas * len(self.rows)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the run did."""
+        return len(self.recording.steps)
+
+    @property
+    def recorded_step_s(self) -> float:
+        """Mean seconds of the priced steps as they were recorded, where it ran."""
+        steps = self.recording.steps
+        return float(steps[steps["step"].isin(self.profiles)]["seconds"].mean())
+
+    @property
+    def wire_bytes(self) -> Floats:
+        """Bytes of all packets of each priced step, tied gradients not among them."""
+        return np.array([float(profile.wire_bytes.sum()) for profile in self.profiles.values()])
+
+    @property
+    def dense_bytes(self) -> Floats:
+        """Bytes of the tensors in them."""
+        return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
+
+    def _engine_costs(self) -> Floats:
+        """Return what calls, messages, bytes and steps take: the estimate, then the resamples."""
+        if not self._with_overheads:
+            return np.zeros((1 + RESAMPLES, 4))
+        return self.costs.overheads(self.recording.engine)
+
+    def _at(self, profile: Profile, seconds: Floats, place: int) -> Profile:
+        """Return a recorded step's profile with the prices of its kinds of work."""
+        one = self.recording
+        compute, encode, decode = (
+            np.where(codes[place] == NO_KIND, 0.0, seconds[codes[place]])
+            for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
+        )
+        given = {"transport": self.transport, **self.overheads._asdict()}
+        return replace(profile, compute_s=compute, encode_s=encode, decode_s=decode, **given)
+
+    def _with_collectives(self, step: int, profile: Profile) -> Profile:
+        """Return a step's profile with the transfers of the collectives that end it, and the price of its averages."""
+        kinds = self.recording.average_kinds(step)
+        method_s = np.zeros(self.num_stages)
+        if kinds:
+            method_s[list(kinds)] = self.costs.seconds(list(kinds.values()))[0]
+        return replace(profile, transfers=self.recording.transfers(step), method_s=method_s)
+
+    @cached_property
+    def resampled(self) -> list[Profile]:
+        """The mean step at the estimate, then at each resample of the prices."""
+        one, mean = self.recording, self.mean_profile
+        seconds = self.costs.seconds(one.kinds)
+        costs = [
+            np.mean(np.where(codes == NO_KIND, 0.0, seconds[:, codes]), axis=1)
+            for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
+        ]
+        steps = [self.recording.average_kinds(step) for step in self.profiles]
+        averages = np.zeros((1 + RESAMPLES, self.num_stages))
+        for kinds in steps:
+            for stage, kind in kinds.items():
+                averages[:, stage] += self.costs.seconds([kind])[:, 0] / len(steps)
+        return [
+            replace(
+                mean,
+                compute_s=compute,
+                encode_s=encode,
+                decode_s=decode,
+                method_s=method_s,
+                **Overheads(*overheads.tolist())._asdict(),
+            )
+            for compute, encode, decode, method_s, overheads in zip(*costs, averages, self._engine_costs(), strict=True)
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the figures leave open, a sentence each."""
+        notes = []
+        if self.row.get("engine") == "inline":
+            notes.append(
+                "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
+                "what Ray needs for a packet is not in the figures."
+            )
+        notes.append(f"Transport {self.transport}.")
+        relayed = float(np.mean([_share_relayed(profile) for profile in self.profiles.values()]))
+        if relayed and self.driver is None:
+            notes.append(
+                f"{relayed:.0%} of the packets are small enough for Ray to send them by way of the driver. "
+                "They are priced as going straight: `--driver 0` prices the detour, the driver beside the first stage."
+            )
+        low, high = self.wire_bytes.min(), self.wire_bytes.max()
+        if high > 1.01 * low:
+            notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
+        if self.num_replicas > 1:
+            known = "by the transfers recorded"
+            if self.recording.knows_totals_alone:
+                known = "and the bytes recorded are spread evenly over rounds and peers, as the run has no table of transfers"
+            notes.append(f"{self.num_replicas} replicas average their gradients once all pipelines are done, {known}.")
+        return notes
+
+    def placement(self, network: Network) -> Placement:
+        """Return the hosts: workers spread evenly over those that the network names, else one each."""
+        return replace(Placement.spread(self.num_workers, network.num_hosts), driver=self.driver)
+
+    def step_seconds(self, networks: Sequence[Network]) -> Floats:
+        """Return the seconds of every priced step on every network: shape (networks, steps)."""
+        return self._seconds(list(self.profiles.values()), networks)
+
+    def step_s(self, networks: Sequence[Network]) -> list[Estimate]:
+        """Return by network the seconds of a mean step."""
+        means, resampled = self.step_seconds(networks).mean(axis=1), self.resampled_seconds(networks)
+        return [Estimate.of(float(mean), values) for mean, values in zip(means, resampled, strict=True)]
+
+    def resampled_seconds(self, networks: Sequence[Network]) -> Floats:
+        """Return the seconds of a step that the recordings might as well have given: shape (networks, resamples).
+
+        Those of two runs of the same costs go in pairs.
+        """
+        key = tuple(networks)
+        if key not in self._resampled_s:
+            found = self._seconds(self.resampled, networks)
+            mean = self.step_seconds(networks).mean(axis=1, keepdims=True)
+            self._resampled_s[key] = mean * found[:, 1:] / found[:, :1]
+        return self._resampled_s[key]
+
+    def speedup(self, dense: Replay, networks: Sequence[Network]) -> list[Estimate]:
+        """Return by network how many times as fast a step is as that of `dense`, a run of the same job and costs."""
+        self._check_alike(dense)
+        means = dense.step_seconds(networks).mean(axis=1) / self.step_seconds(networks).mean(axis=1)
+        each = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
+        return [Estimate.of(float(mean), values) for mean, values in zip(means, each, strict=True)]
+
+    def _seconds(self, profiles: Sequence[Profile], networks: Sequence[Network]) -> Floats:
+        try:
+            if self.driver is None:
+                found = step_seconds(self.schedule, profiles, networks)
+            else:
+                each = [step_seconds(self.schedule, profiles, [n], placement=self.placement(n)) for n in networks]
+                found = np.concatenate(each)
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        return found
+
+    def timelines(self, network: Network) -> Iterator[Timeline]:
+        """Yield the simulated timeline of every priced step."""
+        for seed, profile in enumerate(self.profiles.values()):
+            yield simulate(self.schedule, profile, network, placement=self.placement(network), seed=seed)
+
+    def split(self, network: Network) -> Split:
+        """Return where the seconds of a step go on `network`, mean over the priced steps."""
+        parts = np.zeros((self.num_workers, len(PARTS)))
+        pipeline_s = utilisation = 0.0
+        critical: dict[str, float] = {}
+        for timeline in self.timelines(network):
+            parts += [[getattr(worker, name) for name in PARTS] for worker in timeline.workers()]
+            pipeline_s += timeline.pipeline_s
+            utilisation += timeline.busiest
+            for kind, seconds in timeline.explain().items():
+                critical[kind] = critical.get(kind, 0.0) + seconds
+        count = len(self.profiles)
+        workers = pd.DataFrame(parts / count, columns=list(PARTS))
+        per = len(self.rows)
+        stages = [
+            [s for s, worker in enumerate(self.recording.owner) if worker == w % per] for w in range(self.num_workers)
+        ]
+        workers.insert(0, "worker", range(self.num_workers))
+        workers.insert(1, "stages", [", ".join(map(str, of_worker)) for of_worker in stages])
+        return Split(
+            workers=workers,
+            pipeline_s=pipeline_s / count,
+            utilisation=utilisation / count,
+            critical_s={kind: seconds / count for kind, seconds in critical.items()},
+        )
+
+    def steps_to_target(self, target: Target) -> dict[str, int | None]:
+        """Return the steps after which an evaluation first reached `target`, by mode: links "on" and "off"; None where none did.
+
+        Evaluations are every `evaluate_every_steps` steps, so that is how fine the answer is.
+        """
+        evals = self.recording.evals[self.recording.evals["batchnorm"] == "running"]
+        if not len(evals):
+            raise ReplayError(
+                f"The run in {self.run.folder} has no evaluations to find {target} in: it is {self.row.get('status')}."
+            )
+        found: dict[str, int | None] = {}
+        for mode in MODES:
+            rows = evals[evals["mode"] == mode].sort_values("step")
+            reached = rows[target.reached(rows[target.metric])]
+            found[mode] = int(reached["step"].iloc[0]) if len(reached) else None
+        return found
+
+    def best(self, metric: str, mode: str) -> float:
+        """Return the best evaluation with links in `mode`."""
+        rows = self.recording.evals
+        evals = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][metric]
+        return float(evals.max() if METRICS[metric] == ">=" else evals.min())
+
+    def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:
+        """Return the bandwidth below which a mean step is faster than that of `dense`, all else of `network` kept.
+
+        0 where it never is, infinity where it always is (from 100 kbit/s to 1 Tbit/s). Below the interval's `low` it is faster
+        in 95 % of the resamples; above its `high`, slower in as many. None where the network has no one bandwidth.
+        """
+        self._check_alike(dense)
+        if isinstance(network.bandwidth_bps, tuple):
+            return None
+        placement = self.placement(network)
+        even = break_even_bps(self.schedule, self.mean_profile, dense.mean_profile, network, placement=placement)
+        grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
+        networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
+        ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
+        low, high = np.quantile(ratios, BOUNDS, axis=1)
+        ends = [crossing(grid, bound) for bound in (low, high)]
+        return Estimate(even, min(even, ends[0]), max(even, ends[1]))
+
+    @cached_property
+    def mean_profile(self) -> Profile:
+        """The mean of all priced steps."""
+        return mean_profile(list(self.profiles.values()))
+
+    def trace(self, network: Network) -> tuple[int, Iterator[dict[str, Any]]]:
+        """Return the priced step of median duration on `network`, and its trace events, for `raysim.network.trace.write_trace`."""
+        seconds = self.step_seconds([network])[0]
+        place = int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])
+        step, profile = list(self.profiles.items())[place]
+        return step, trace_events(
+            simulate(self.schedule, profile, network, placement=self.placement(network), seed=place)
+        )
+
+    def _check_alike(self, dense: Replay) -> None:
+        if self.costs is not dense.costs and dense is not self:
+            raise ReplayError(
+                f"The runs in {self.run.folder} and {dense.run.folder} must be priced in company, with the same compute: "
+                "see `analysis.replay` and `analysis.in_company`."
+            )
+        for field in PRICED:
+            mine, theirs = self.row.get(field), dense.row.get(field)
+            if mine != theirs:
+                raise ReplayError(
+                    f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the one it is set against, but got {theirs!r}."
+                )
+
+
+def _share_relayed(profile: Profile) -> float:
+    packets = profile.wire_bytes > 0
+    return float(profile.relayed[packets].mean()) if packets.any() else 0.0

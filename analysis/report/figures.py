@@ -1,0 +1,232 @@
+"""Figures as data: what is drawn, apart from who draws it, so that a page, a picture and a CSV file cannot disagree.
+
+`analysis.report` draws them in a browser, `analysis.report.figures_png` for a paper. What depends on the network that times are for is
+held for every network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.data.notations import Method, read_method
+
+Values = Sequence[Any]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
+"""Of Okabe and Ito (2008), which the colour-blind tell apart; their yellow, too light on white, darkened."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
+PATTERNS = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))
+"""What a bar is filled with, beside its colour, where a point would have the symbol."""
+GREY = "#8A8F98"
+BLACK = "#1B1F24"
+
+
+class ByNetwork(NamedTuple):
+    """Something for every network: a list of values, a sentence, a cell."""
+
+    values: Mapping[str, Any]
+
+
+class Scaled(NamedTuple):
+    """Values that are multiplied by a factor of the network: steps by the seconds of one."""
+
+    values: Sequence[float | None]
+    factors: Mapping[str, float]
+
+
+def on_network(value: Any, network: str) -> Any:
+    """Return what `value` is on a network; what does not depend on one is returned as it is.
+
+    >>> on_network(Scaled([1, 2], {"100mbps": 0.5}), "100mbps"), on_network([1, 2], "100mbps")
+    ([0.5, 1.0], [1, 2])
+    """
+    if isinstance(value, ByNetwork):
+        return value.values[network]
+    if isinstance(value, Scaled):
+        factor = value.factors[network]
+        return [None if one is None else one * factor for one in value.values]
+    return value
+
+
+class Style(NamedTuple):
+    """How a series looks: never by its colour alone."""
+
+    colour: str = GREY
+    symbol: str = "circle"
+    dash: str = "solid"
+    faint: bool = False
+
+
+DENSE = Style(BLACK, "star", "solid")
+
+
+def style(number: int) -> Style:
+    """Return the look of the n-th thing that is named; of those beyond the palette, grey."""
+    if number >= len(COLOURS):
+        return Style(faint=True)
+    return Style(COLOURS[number], SYMBOLS[number], DASHES[number])
+
+
+def family(notation: str) -> str:
+    """Return a notation without its numbers and options: what codecs of one kind share.
+
+    >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
+    ('ErrorFeedback(TopK(Quantize))', 'Quantize')
+    """
+    method = read_method(notation)
+    return _kind(method) if method is not None else "each boundary its own"
+
+
+def _kind(method: Method) -> str:
+    parts = (*method.arguments, *(value for _, value in method.options))
+    inner = ", ".join(_kind(part) for part in parts if isinstance(part, Method))
+    return f"{method.name}({inner})" if inner else method.name
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn in one look.
+
+    `kind`: "points", "line", "marked" (a line and its points), "steps", "bars" (a value over a name) or "spans" (from `x`,
+    `widths` long, in lane `y`).
+    """
+
+    name: str
+    x: Values | ByNetwork | Scaled
+    y: Values | ByNetwork
+    style: Style
+    kind: str = "points"
+    errors: Values | None = None
+    """Standard deviation of `y`, over seeds."""
+    widths: Values | ByNetwork | None = None
+    labels: Values | ByNetwork = ()
+    """What each point is; one that is alone holds for all."""
+
+
+class Axis(NamedTuple):
+    """`name` is that of the column in the CSV file, with its unit; `text` stands beside the axis."""
+
+    name: str
+    text: str
+    log: bool = False
+    unit: str = ""
+    """"s", "B" or "%" (of a share): how numbers are written."""
+    high: float | ByNetwork | None = None
+    """Where the axis ends, beginning at 0; where its data do by default."""
+    ticks: Mapping[str, float] | ByNetwork | None = None
+    """Texts at places, where the axis has some of its own."""
+    order: Sequence[str] = ()
+    """Of names: the first stands to the left, or on top."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    height: int = 320
+    level: float | None = None
+    """A dashed line across: what the dense baseline has."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels side by side, which share their legend."""
+
+    key: str
+    """Its name on the page and in files."""
+    title: str
+    caption: str
+    """How to read it, and what to look for."""
+    panels: Sequence[Panel]
+    columns: int = 2
+    legend: bool = True
+
+    def names(self) -> list[Series]:
+        """Return the series for the legend, one of each name."""
+        found: dict[str, Series] = {}
+        for panel in self.panels:
+            for series in panel.series:
+                found.setdefault(series.name, series)
+        return list(found.values())
+
+    def table(self, network: str | None = None) -> pd.DataFrame:
+        """Return what is drawn, a row a point: for one network, or for all. Series that depend on none name none."""
+        return pd.DataFrame(
+            [row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)]
+        )
+
+
+def networks_of(series: Series) -> list[str]:
+    """Return the networks that a series tells apart."""
+    for part in (series.x, series.y, series.widths):
+        if isinstance(part, ByNetwork):
+            return list(part.values)
+        if isinstance(part, Scaled):
+            return list(part.factors)
+    return []
+
+
+def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[str, Any]]:
+    networks = networks_of(series)
+    for chosen in [network] if network is not None and networks else networks or [""]:
+        x, y, labels, widths = (on_network(part, chosen) for part in (series.x, series.y, series.labels, series.widths))
+        for place, (one, other) in enumerate(zip(x, y, strict=True)):
+            if one is None or other is None:
+                continue
+            row: dict[str, Any] = {"panel": panel.title, "series": series.name}
+            if labels:
+                row["label"] = labels[place] if len(labels) > 1 else labels[0]
+            if networks:
+                row["network"] = chosen
+            row |= {panel.x.name: one, panel.y.name: other}
+            if widths is not None:
+                row["duration_s"] = widths[place]
+            if series.errors is not None:
+                row[f"{panel.y.name}_sd"] = series.errors[place]
+            yield row
+
+
+def finite(values: Iterable[Any]) -> list[float | None]:
+    """Return numbers, and None for what is missing or beyond all bounds: gaps in a line.
+
+    >>> finite([1, float("nan"), None, float("inf"), 2.5])
+    [1.0, None, None, None, 2.5]
+    """
+    found: list[float | None] = []
+    for value in values:
+        known = value is not None and repr(value) not in ("<NA>", "NaT") and math.isfinite(float(value))
+        found.append(float(value) if known else None)
+    return found
+
+
+def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
+    """Return many lines (x, y, label) as one, with gaps between: hundreds of them draw as fast as one."""
+    x: list[Any] = []
+    y: list[Any] = []
+    labels: list[str] = []
+    for xs, ys, label in curves:
+        x += [*xs, None]
+        y += [*ys, None]
+        labels += [label] * (len(xs) + 1)
+    return x, y, labels
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` places, evenly spread, the first and the last among them.
+
+    >>> thinned(9, 5), thinned(3, 5)
+    ([0, 2, 4, 6, 8], [0, 1, 2])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]

@@ -1,0 +1,155 @@
+"""Figures as pictures for papers, drawn by matplotlib: no browser, no screen.
+
+One network is chosen for what depends on it. The looks are those of `analysis.report.figures`, as on the page.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
+
+MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "triangle-down": "v",
+    "cross": "P",
+    "x": "X",
+    "star": "*",
+}
+LINES: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (5, 2.5)),
+    "dot": (0, (1.2, 1.8)),
+    "dashdot": (0, (5, 1.8, 1.2, 1.8)),
+    "longdash": (0, (9, 3)),
+    "longdashdot": (0, (9, 2.5, 1.2, 2.5)),
+}
+PANEL_WIDTH = 3.4  # inches
+POINTS_PER_INCH = 110.0  # of a panel's height on the page
+CHARACTERS_PER_INCH = 15.0  # of the legend
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e8eaee",
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 5,
+    "text.parse_math": False,  # what stands in a name is no formula
+}
+
+
+def write_png(figure: Figure, file: Path, network: str) -> None:
+    """Write a figure as it is on a network, at 200 dots an inch."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    columns = min(figure.columns, len(figure.panels))
+    rows = math.ceil(len(figure.panels) / columns)
+    heights = [max(p.height for p in figure.panels[row * columns : (row + 1) * columns]) for row in range(rows)]
+    names = figure.names() if figure.legend else []
+    width = PANEL_WIDTH * max(columns, 2)
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(width, sum(heights) / POINTS_PER_INCH + 0.5), layout="constrained")
+        FigureCanvasAgg(canvas)
+        grid = canvas.subplots(rows, columns, squeeze=False, height_ratios=heights)
+        handles: dict[str, Any] = {}
+        for place, axes in enumerate(grid.flat):
+            if place < len(figure.panels):
+                _draw(axes, figure.panels[place], network, handles)
+            else:
+                axes.set_axis_off()
+        if len(names) > 1:
+            known = [series.name for series in names if series.name in handles]
+            fitting = int(width * CHARACTERS_PER_INCH / (max(map(len, known)) + 6))
+            canvas.legend(
+                [handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1)
+            )
+        canvas.savefig(file, dpi=200, metadata={"Software": None})
+
+
+def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> None:
+    axes.set_title(panel.title, loc="left")
+    bars = [series for series in panel.series if series.kind == "bars"]
+    names = list(dict.fromkeys(name for series in bars for name in series.x)) if bars else []
+    for series in panel.series:
+        x, y = on_network(series.x, network), on_network(series.y, network)
+        if series.kind == "bars":
+            share = 0.8 / len(bars)
+            shift = (bars.index(series) - (len(bars) - 1) / 2) * share
+            handle = axes.bar([names.index(name) + shift for name in x], y, share, **_fill(series))
+        elif series.kind == "spans":
+            lanes = [panel.y.order.index(lane) for lane in y]
+            handle = axes.barh(lanes, on_network(series.widths, network), 0.7, left=x, **_fill(series))
+        else:
+            handle = _scatter(axes, series, x, y)
+        handles.setdefault(series.name, handle)
+    if panel.level is not None:
+        axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle=LINES["dash"], zorder=0)
+    if names:
+        axes.set_xticks(range(len(names)), names, rotation=25 if max(map(len, names)) > 12 else 0)
+    if panel.y.order:
+        axes.set_yticks(range(len(panel.y.order)), panel.y.order)
+        axes.invert_yaxis()
+    _axis(axes.xaxis, axes.set_xlim, panel.x, network, named=bool(names))
+    _axis(axes.yaxis, axes.set_ylim, panel.y, network)
+
+
+def _fill(series: Series) -> dict[str, Any]:
+    hatch = 2 * PATTERNS.get(series.style.symbol, "") or None
+    return {"color": series.style.colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
+
+
+def _scatter(axes: Any, series: Series, x: Any, y: Any) -> Any:
+    look = series.style
+    missing = float("nan")
+    return axes.errorbar(
+        [missing if one is None else one for one in x],
+        [missing if one is None else one for one in y],
+        [0.0 if one is None else one for one in series.errors] if series.errors is not None else None,
+        color=look.colour,
+        alpha=0.45 if look.faint else 1.0,
+        linestyle="none" if series.kind == "points" else LINES[look.dash],
+        linewidth=0.7 if look.faint else 1.3,
+        marker=MARKERS[look.symbol] if series.kind in ("points", "marked") else "none",
+        markersize=9 if look.symbol == "star" else 4 if look.faint else 5.5,
+        elinewidth=0.8,
+        drawstyle="steps-post" if series.kind == "steps" else "default",
+    )
+
+
+def _axis(axis: Any, limit: Any, of: Axis, network: str, *, named: bool = False) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+    axis.set_label_text(of.text)
+    ticks = on_network(of.ticks, network)
+    if ticks:
+        axis.set_ticks(list(ticks.values()), list(ticks))
+        return
+    if of.order:
+        return
+    low, high = axis.get_data_interval()
+    if of.log and high > 2 * low > 0:
+        axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
+        subs = (1, 2, 3, 4, 5, 6, 7, 8, 9) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_formatter(EngFormatter(of.unit))
+    elif not named:
+        axis.set_major_locator(MaxNLocator(5))
+    if of.unit == "%":
+        axis.set_major_formatter(PercentFormatter(1, decimals=None))
+    elif of.unit:
+        axis.set_major_formatter(EngFormatter(of.unit))
+    if of.high is not None:
+        limit(0, on_network(of.high, network))

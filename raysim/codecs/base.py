@@ -1,0 +1,212 @@
+"""Packet and Codec: what crosses a link, and the stateless map that makes and reads it.
+
+Arrays of a packet are numpy, so that Ray moves them out of band and without a copy (torch tensors are pickled in band).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from raysim.codecs import kernels
+from raysim.codecs.work import count_work
+from raysim.notation import Notation
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Dtypes(Mapping[str, "torch.dtype"]):
+    """The dtypes of tensors that links carry, by name, looked up in torch when one is asked for."""
+
+    _NAMES = ("float32", "bfloat16", "float16", "float64")
+
+    def __getitem__(self, name: str) -> torch.dtype:
+        if name not in self._NAMES:
+            raise KeyError(name)
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+    def __len__(self) -> int:
+        return len(self._NAMES)
+
+
+DTYPES = _Dtypes()
+
+Key = int  # 64 bits of counter-based randomness, see raysim.random
+
+
+class NonFiniteError(ValueError):
+    """A tensor to encode holds NaN or infinity: there is no right packet for it."""
+
+
+class Packet(NamedTuple):
+    """What a codec makes of one tensor; describes itself, so the receiver has no settings that could disagree.
+
+    >>> from raysim.codecs import TopK
+    >>> packet = TopK(0.5).encode(torch.tensor([[3.0, -5.0, 1.0, 5.0]]))
+    >>> packet.array_bytes, packet.dense_bytes  # two values of 4 bytes and a bitmap of one
+    (9, 16)
+    >>> packet.decode()
+    tensor([[ 0., -5.,  0.,  5.]])
+    """
+
+    codec: Codec
+    arrays: dict[str, np.ndarray]  # flat, uint8
+    shape: tuple[int, ...]
+    dtype: str  # of the tensor that was encoded, and that `decode` returns
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the arrays alone; a message adds a header, see `raysim.codecs.message`."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def numel(self) -> int:
+        """Number of values of the encoded tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the tensor that was encoded, in its own dtype."""
+        return self.numel * DTYPES[self.dtype].itemsize
+
+    def decode(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
+
+        Raises ValueError where arrays do not fit the shape or each other.
+        """
+        if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
+            raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
+        x = self.codec.decode(self, device)
+        if not self.codec.copies:
+            count_work(x.nbytes)
+        return x
+
+    def bytes_of(self, name: str, num_bytes: int) -> np.ndarray:
+        """Return the array `name` as bytes; raises ValueError unless it is there with just `num_bytes`."""
+        array = self.arrays.get(name)
+        if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
+            held = "none" if array is None else f"{array.nbytes}"
+            raise ValueError(
+                f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}."
+            )
+        return array.reshape(-1).view(np.uint8)
+
+    def part(self, name: str, codec: Codec, shape: tuple[int, ...]) -> Packet:
+        """Return the packet nested under `name` by `nest`: the arrays of `name.*`, for `codec` and `shape`."""
+        prefix = f"{name}."
+        arrays = {key[len(prefix) :]: array for key, array in self.arrays.items() if key.startswith(prefix)}
+        return Packet(codec, arrays, shape, self.dtype)
+
+
+class Codec(Notation, ABC):
+    """A stateless map tensor -> packet -> tensor: a frozen dataclass, equal and hashed by its settings."""
+
+    copies: ClassVar[bool] = False  # whether a packet is the tensor's memory as it is, which takes no work
+
+    @property
+    def random(self) -> bool:
+        """Whether `encode` draws random numbers, and so needs a key."""
+        return False
+
+    def encode(self, x: Tensor, key: Key | None = None) -> Packet:
+        """Return the packet of `x`, which is left untouched.
+
+        Raises NonFiniteError where `x` holds NaN or infinity, ValueError where a random codec gets no key.
+        """
+        dtype = dtype_name(x)
+        self._check(tuple(x.shape), key)
+        if not self.copies:
+            count_work(x.nbytes)
+        return Packet(self, self._encode(x.detach(), key), tuple(x.shape), dtype)
+
+    def encode_with_residual(
+        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
+    ) -> tuple[Packet, Tensor]:
+        """Return the packet of `x` in `dtype`, and what that withholds: x - decode(packet), in the dtype of `x`.
+
+        Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, it is x + memory that is
+        sent, the residual is float32, and both are left untouched. This is the one more pass over memory that error feedback
+        costs; codecs that know a shorter way override it, with the same bits.
+        """
+        if memory is not None:
+            x = kernels.added(memory, x)
+        packet = self.encode(x.to(dtype), key)
+        # not in place: dense packets may lie in the memory of `x`
+        return packet, (x.detach() - packet.decode(x.device)).to(x.dtype)
+
+    @abstractmethod
+    def array_names(self) -> tuple[str, ...]:
+        """Return the names of all arrays that a packet may hold, in the order in which messages carry them."""
+
+    @abstractmethod
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        """Return the arrays that hold `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
+
+    def _check(self, shape: tuple[int, ...], key: Key | None) -> None:
+        """Raise ValueError where a tensor of `shape` cannot be carried, or a random codec got no key."""
+        if self.random and key is None:
+            raise ValueError(f"{self!r} draws random numbers: `encode` needs a key.")
+
+    @abstractmethod
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        """Return the tensor of a packet of this codec; see `Packet.decode`."""
+
+
+def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:
+    """Return the arrays of a packet under `name.*`, to be carried inside another packet."""
+    return {f"{name}.{key}": array for key, array in packet.arrays.items()}
+
+
+def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
+    """Return the names of the arrays of a codec's packets as `nest` makes them."""
+    return tuple(f"{name}.{key}" for key in codec.array_names())
+
+
+def dtype_name(x: Tensor) -> str:
+    """Return the name of the dtype of `x`; raises ValueError where links cannot carry it."""
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"A link carries {', '.join(DTYPES)}, but got a tensor of {x.dtype}.")
+    return name
+
+
+def to_bytes(x: Tensor) -> np.ndarray:
+    """Return the bytes of a tensor as a flat uint8 array, a view where `x` is contiguous and in host memory."""
+    if not x.numel():
+        return np.empty(0, np.uint8)
+    return x.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+
+
+def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only where `data` is."""
+    if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
+        return torch.empty(0, dtype=dtype, device=device)
+    # arrays from the object store are read-only, and decoding never writes to them
+    return torch.from_numpy(kernels.opened(data)).view(dtype).to(device)
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise NonFiniteError where `x` holds NaN or infinity; one pass and no copy."""
+    if x.numel() and not all(math.isfinite(end.item()) for end in torch.aminmax(x)):
+        raise NonFiniteError("A tensor to send holds NaN or infinity.")
+
+
+def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` in `dtype`, rounded to nearest even; what exceeds its range goes to its end, so finite stays finite."""
+    limit = torch.finfo(dtype).max
+    if x.numel() and limit < torch.finfo(x.dtype).max and float(torch.stack(torch.aminmax(x)).abs().amax()) > limit:
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-limit, limit)  # bfloat16 has no 65504 to clamp to
+    if x.dtype == dtype or x.device.type != "cpu" or not x.numel():
+        return x.to(dtype)
+    out = torch.from_numpy(kernels.empty(x.numel() * dtype.itemsize, np.uint8)).view(dtype).view(x.shape)
+    return out.copy_(x)

@@ -1,0 +1,270 @@
+"""TAH-Quant: tiles of a token, each with its own width and, where a value stands out, a rotation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysim.codecs import kernels
+from raysim.codecs.base import (
+    DTYPES,
+    Codec,
+    Key,
+    NonFiniteError,
+    Packet,
+    cast_saturating,
+    check_finite,
+    to_bytes,
+    to_tensor,
+)
+from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
+from raysim.codecs.layout import channel_axis, channels_last
+from raysim.codecs.mx import power_of_two
+from raysim.codecs.sparse import select_topk
+from raysim.codecs.transform import check_tile, hadamard
+from raysim.notation import check_real
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HIGH, _LOW = 4, 3  # bits of a tile with much entropy, and with little
+_TINY = 1e-12
+_WEIGHT_BITS, _FRACTION_BITS = 16, 18
+# log2(1 + x) is nearly x times this polynomial, to 9e-6 for 0 <= x <= 1 (a fit at Chebyshev's points)
+_LOG2 = (
+    1.442683219909668,
+    -0.7204423546791077,
+    0.469301700592041,
+    -0.30338966846466064,
+    0.14643362164497375,
+    -0.03459521010518074,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class TAHQuant(Codec):
+    """Quantises each tile of `tile` channels of a token to 4 or 3 bits, rotated where one value stands out (He et al. 2025,
+    2506.01352; steps as secondary texts give them, unverified).
+
+    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3. Where the
+    greatest magnitude of a tile is more than `tau` times the second, it is swapped to the front and the tile multiplied by the
+    Hadamard matrix over sqrt(tile). Codes are min-max; scale and least value are float16, relative to a power of two of the whole
+    tensor, which is sent in 2 bytes so that small gradients keep their digits. The last tile of a token is filled up with its
+    last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width, 1 for the rotation and
+    log2(tile) for the place of the swapped value.
+
+    The paper is about tokens of shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a
+    row of the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
+
+    >>> packet = TAHQuant().encode(torch.arange(640.0).view(1, 640).sin())
+    >>> 8 * packet.array_bytes / 640 < 5.1
+    True
+    """
+
+    high: float = 0.8
+    tile: int = 32
+    tau: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._coerce(high=check_real("high", self.high, 0, 1), tile=check_tile(self.tile))
+        self._coerce(tau=check_real("tau", self.tau, 0, 1e30))
+
+    def _layout(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return the number of tokens, their length and how many tiles each has."""
+        length = shape[-1] if shape else 1
+        return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
+
+    def _fitted(self, shape: tuple[int, ...]) -> TAHQuant:
+        """Return the codec for tokens along the last axis of `shape`: of a smaller tile where they are shorter."""
+        length = shape[-1] if shape else 1
+        return replace(self, tile=min(self.tile, max(2, 1 << (length - 1).bit_length()))) if length else self
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("exponent", "wide", "turned", "pivots", "low", "scale", "high_codes", "low_codes")
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        x = x.movedim(channel_axis(tuple(x.shape)), -1) if x.ndim else x
+        return self._fitted(tuple(x.shape))._encode_tokens(x)
+
+    def _encode_tokens(self, x: Tensor) -> dict[str, np.ndarray]:
+        tokens, _, per_token = self._layout(tuple(x.shape))
+        if not tokens:
+            return {}
+        native = kernels.serve(x)
+        x = x.contiguous().float() if native else x
+        exponent = self._exponent(x)
+        entropy, turned, pivots, low, high = (self._described if native else self._described_plainly)(x, exponent)
+        wide = torch.zeros(tokens * per_token, dtype=torch.uint8, device=x.device)
+        # whole numbers above zero rank as their patterns do
+        ranked = entropy.view(torch.float32).view(tokens, per_token)
+        wide[select_topk(ranked, round(self.high * per_token))] = 1
+        sent_low = low.half()
+        steps = torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)
+        sent_scale = ((high - sent_low.double()) / steps).clamp_min(0).half()
+        grid = sent_low.double(), 1 / sent_scale.double().clamp_min(_TINY)
+        code = self._codes if native else self._codes_plainly
+        high_codes, low_codes = code(x, exponent, wide, turned, pivots, *grid)
+        return {
+            "exponent": np.array([exponent], np.int16).view(np.uint8),
+            "wide": to_bytes(pack(wide, 1)),
+            "turned": to_bytes(pack(turned, 1)),
+            "pivots": to_bytes(pack(pivots, self._pivot_bits)),
+            "low": to_bytes(sent_low),
+            "scale": to_bytes(sent_scale),
+            "high_codes": to_bytes(pack(high_codes, _HIGH)),
+            "low_codes": to_bytes(pack(low_codes, _LOW)),
+        }
+
+    def _exponent(self, x: Tensor) -> int:
+        """Return the exponent of the power of two above all magnitudes; raises NonFiniteError."""
+        if kernels.serve(x):
+            from raysim.codecs.kernels.tahquant import greatest
+
+            pattern = int(greatest(kernels.bits_of(x)))
+            if pattern >= 0x7F800000:
+                raise NonFiniteError("A tensor to send holds NaN or infinity.")
+            return int(torch.frexp(torch.tensor(pattern, dtype=torch.int32).view(torch.float32).double()).exponent)
+        check_finite(x)
+        return int(torch.frexp(x.double().abs().amax()).exponent)
+
+    def _described(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
+        """Return of each tile the entropy, int32 in units of 2^-18 bit, whether it is turned, the pivot, and its range."""
+        from raysim.codecs.kernels.tahquant import describe
+
+        tokens, length, per_token = self._layout(tuple(x.shape))
+        count = tokens * per_token
+        entropy, turned, pivots = np.empty(count, np.int32), np.empty(count, np.uint8), np.empty(count, np.int64)
+        low, high = np.empty((2, count))
+        fit = np.array([*_LOG2, -(2.0**_FRACTION_BITS)], np.float32)
+        settings = length, self.tile, _WEIGHT_BITS, 2.0**-exponent, self.tau, fit
+        describe(x.view(-1).numpy(), *settings, entropy, turned, pivots, low, high)
+        return tuple(map(torch.from_numpy, (entropy, turned, pivots, low, high)))
+
+    def _codes(
+        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the codes of all tiles of 4 bits, and of all of 3 bits, flat uint8."""
+        from raysim.codecs.kernels.tahquant import quantise
+
+        num_wide = int(wide.sum())
+        codes = np.empty(num_wide * self.tile, np.uint8), np.empty((len(wide) - num_wide) * self.tile, np.uint8)
+        settings = self._layout(tuple(x.shape))[1], self.tile, 2.0**-exponent
+        each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
+        quantise(x.view(-1).numpy(), *settings, *each, (2.0**_HIGH - 1, 2.0**_LOW - 1), *codes)
+        return torch.from_numpy(codes[0]), torch.from_numpy(codes[1])
+
+    def _described_plainly(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
+        tiles = self._tiles(x)
+        magnitudes = tiles.abs()
+        first = magnitudes.amax(dim=1)
+        places = torch.arange(self.tile, device=x.device).expand_as(tiles)
+        pivots = torch.where(magnitudes == first[:, None], places, self.tile).amin(dim=1)
+        second = magnitudes.scatter(1, pivots[:, None], 0.0).amax(dim=1)
+        factor = _power(-exponent, x.device)
+        turned = first * factor / (second * factor + _TINY) > self.tau
+        pivots = torch.where(turned, pivots, 0)
+        mixed = _mixed(tiles * factor, turned, pivots)
+        return _entropy(magnitudes), turned.to(torch.uint8), pivots, mixed.amin(dim=1), mixed.amax(dim=1)
+
+    def _codes_plainly(
+        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mixed = _mixed(self._tiles(x) * _power(-exponent, x.device), turned > 0, pivots)
+        codes = (mixed.sub_(low[:, None])).mul_(scale[:, None]).round_().clamp_min_(0)
+        codes = torch.minimum(codes, torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)[:, None]).to(torch.uint8)
+        return codes[wide > 0].view(-1), codes[wide == 0].view(-1)
+
+    def _tiles(self, x: Tensor) -> Tensor:
+        """Return the tiles as rows of float64, the last of each token filled up with its last value."""
+        tokens, length, per_token = self._layout(tuple(x.shape))
+        rows = x.reshape(tokens, length).double()
+        return torch.cat([rows, rows[:, -1:].expand(-1, per_token * self.tile - length)], dim=1).view(-1, self.tile)
+
+    @property
+    def _pivot_bits(self) -> int:
+        return self.tile.bit_length() - 1
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        shape = channels_last(packet.shape)
+        x = self._fitted(shape)._decode_tokens(packet._replace(shape=shape), device)
+        return x.movedim(-1, channel_axis(packet.shape)).contiguous() if x.ndim else x
+
+    def _decode_tokens(self, packet: Packet, device: torch.device | str) -> Tensor:
+        dtype = DTYPES[packet.dtype]
+        tokens, length, per_token = self._layout(packet.shape)
+        if not tokens:
+            return torch.empty(packet.shape, dtype=dtype, device=device)
+        count = tokens * per_token
+
+        def field(name: str, number: int, bits: int) -> Tensor:
+            data = to_tensor(packet.bytes_of(name, packed_bytes(number, bits)), torch.uint8, device)
+            return unpack_bytes(data, number, bits) if bits <= 8 else unpack(data, number, bits)
+
+        exponent = int(packet.bytes_of("exponent", 2).copy().view(np.int16)[0])
+        wide, turned = field("wide", count, 1), field("turned", count, 1)
+        pivots = field("pivots", count, self._pivot_bits).long()
+        ends = (
+            to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device).double() for name in ("low", "scale")
+        )
+        low, scale = ends
+        if not (torch.isfinite(low).all() and torch.isfinite(scale).all()):
+            raise ValueError(f"A packet of {self!r} holds a scale or a least value that is not finite.")
+        num_wide = int(wide.sum())
+        high_codes = field("high_codes", num_wide * self.tile, _HIGH)
+        low_codes = field("low_codes", (count - num_wide) * self.tile, _LOW)
+        if dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels.tahquant import dequantise
+
+            out = kernels.empty(packet.numel, np.float32)
+            factor = float(_power(exponent, "cpu"))
+            codes = kernels.opened(high_codes.numpy()), kernels.opened(low_codes.numpy())
+            each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
+            dequantise(*codes, length, self.tile, factor, *each, out)
+            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
+        codes_of = torch.empty(count, self.tile, dtype=torch.uint8, device=device)
+        codes_of[wide > 0] = high_codes.view(-1, self.tile)
+        codes_of[wide == 0] = low_codes.view(-1, self.tile)
+        tiles = codes_of.double() * scale[:, None] + low[:, None]
+        back = _swapped(hadamard(tiles) / math.sqrt(self.tile), pivots)
+        tiles = torch.where(turned[:, None] > 0, back, tiles)
+        rows = (tiles * _power(exponent, device)).view(tokens, -1)[:, :length].reshape(packet.shape)
+        # by way of float32, as the kernels go
+        return cast_saturating(rows if dtype == torch.float64 else cast_saturating(rows, torch.float32), dtype)
+
+
+def _power(exponent: int, device: torch.device | str) -> Tensor:
+    return power_of_two(torch.tensor(exponent, device=device))
+
+
+def _entropy(magnitudes: Tensor) -> Tensor:
+    """Return the Shannon entropy of each row over its sum, int32 in units of 2^-18 bit, to about 2^-14 bit.
+
+    In whole numbers, whose sums no order of summation changes: magnitudes to 17 bits, and each -p log2(p) to 18.
+    """
+    exponents = (torch.frexp(magnitudes.amax(dim=1)).exponent - 1).clamp_min(-126)
+    weights = (magnitudes * power_of_two(_WEIGHT_BITS - exponents)[:, None]).to(torch.int32)
+    total = weights.sum(dim=1).float()
+    shares = weights.float() * torch.where(total > 0, 1 / total, 0.0)[:, None]
+    bits = shares.view(torch.int32)
+    x = (bits & 0x7FFFFF | 0x3F800000).view(torch.float32) - 1
+    logarithm = torch.zeros_like(x)
+    for coefficient in reversed(_LOG2):
+        logarithm = (logarithm + coefficient) * x
+    logarithm += ((bits >> 23) - 127).float()
+    return (shares * logarithm * -(2.0**_FRACTION_BITS)).to(torch.int32).sum(dim=1, dtype=torch.int32)
+
+
+def _mixed(tiles: Tensor, turned: Tensor, pivots: Tensor) -> Tensor:
+    mixed = hadamard(_swapped(tiles, pivots)) / math.sqrt(tiles.shape[1])
+    return torch.where(turned[:, None], mixed, tiles)
+
+
+def _swapped(tiles: Tensor, pivots: Tensor) -> Tensor:
+    """Return the tiles with their first value and the one at the pivot in each other's place."""
+    swapped = tiles.clone()
+    swapped[:, 0] = tiles.gather(1, pivots[:, None])[:, 0]
+    return swapped.scatter_(1, pivots[:, None], tiles[:, :1]) if tiles.numel() else swapped

@@ -1,0 +1,169 @@
+"""TinyScript: levels for random rounding, where a fitted Weibull distribution makes its variance least."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysim.codecs import kernels
+from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.layout import layout_of
+from raysim.codecs.random import uniform
+from raysim.codecs.signs import read_floats
+from raysim.codecs.sums import group_sums
+from raysim.notation import check_integer
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHAPES = np.geomspace(0.25, 8, 64)  # of Weibull distributions whose levels are worked out
+_SWEEPS = 50
+
+
+@dataclass(frozen=True, repr=False)
+class TinyScript(Codec):
+    """Rounds every magnitude at random to one of the two levels beside it, so that the mean is x (TinyScript, Fu et al. 2020;
+    the fit is our reading, gradient.md 4.7).
+
+    |x| is taken for Weibull's, of the moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, make
+    the variance sum E[(|x| - l_i)(l_(i+1) - |x|)] least: that is F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from
+    l_(i-1) to l_(i+1), which 50 sweeps solve. `bits` bits a value are sent, one of them its sign, and 12 bytes a tensor: shape and
+    scale of the distribution and the greatest magnitude, from which the receiver makes the same levels.
+
+    >>> packet = TinyScript(3).encode(torch.tensor([0.0, 0.5, -4.0, 0.25]), key=1)
+    >>> packet.decode()[[0, 2]], packet.array_bytes
+    (tensor([ 0., -4.]), 14)
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        self._coerce(bits=check_integer("bits", self.bits, 2, 8))
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    @property
+    def _count(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def levels(self, x: Tensor) -> Tensor:
+        """Return the levels of a tensor, not decreasing, float32: all its magnitudes lie within them."""
+        return self._levels_of(self._fit(x))
+
+    def _fit(self, x: Tensor) -> np.ndarray:
+        """Return shape and scale of the distribution, and the greatest magnitude, float32; zeros for a tensor of zeros."""
+        greatest = float(torch.stack(torch.aminmax(x)).abs().amax())
+        if not greatest:
+            return np.zeros(3, np.float32)
+        whole = layout_of((x.numel(),), "tensor", 0)
+        mean, squares = (float(group_sums(x, whole, of)) / x.numel() for of in ("magnitudes", "squares"))
+        shape = _shape_of(squares / mean / mean)
+        scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
+        # a float32 below the greatest would leave it out, where x is float64
+        last = (
+            np.float32(greatest)
+            if np.float32(greatest) >= greatest
+            else np.nextafter(np.float32(greatest), np.float32(np.inf))
+        )
+        limits = np.finfo(np.float32)
+        sent = [_SHAPES[shape], min(max(scale, limits.smallest_subnormal), limits.max), min(last, limits.max)]
+        return np.array(sent, np.float32)
+
+    def _levels_of(self, fit: np.ndarray) -> Tensor:
+        """Return the levels of a fitted distribution, float32."""
+        if not fit[2]:
+            return torch.zeros(self._count)
+        shape, scale, greatest = (float(value) for value in fit)
+        reach = round(16 * math.log2(greatest / scale))  # in sixteenths of a doubling
+        found = scale * _unit_levels(self._count, int(np.abs(np.log(_SHAPES / shape)).argmin()), reach)
+        found[-1] = greatest
+        return torch.from_numpy(np.minimum(found, greatest).astype(np.float32))
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "fit")
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        if not x.numel():
+            return {"codes": np.empty(0, np.uint8), "fit": np.empty(0, np.uint8)}
+        fit = self._fit(x)
+        flat, levels = x.reshape(-1), self._levels_of(fit)
+        if kernels.serve(x):
+            from raysim.codecs.kernels.levels import round_between
+
+            found = np.empty(len(flat), np.uint8)
+            draw = np.uint64((key or 0) % 2**64)
+            round_between(flat.contiguous().float().numpy(), levels.double().numpy(), draw, found)
+            codes = torch.from_numpy(found)
+        else:
+            wide, magnitudes = levels.double().to(x.device), flat.double().abs()
+            below = torch.bucketize(magnitudes, wide[1:])
+            above = (below + 1).clamp_max(self._count - 1)
+            up = uniform(key or 0, len(flat), x.device) * (wide[above] - wide[below]) < magnitudes - wide[below]
+            codes = torch.where(up, above, below) + self._count * (flat < 0)
+        return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "fit": fit.view(np.uint8)}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
+        fit = read_floats(packet, "fit", 3 if packet.numel else 0, "cpu")
+        dtype = DTYPES[packet.dtype]
+        if not packet.numel:
+            return torch.empty(packet.shape, dtype=dtype, device=device)
+        if fit[2] and not (fit > 0).all():
+            raise ValueError(f"A packet of {self!r} holds a distribution that is none.")
+        levels = self._levels_of(fit.float().numpy()).double().to(device)
+        table = torch.cat([levels, 0.0 - levels])
+        codes = unpack_bytes(data, packet.numel, self.bits)
+        if dtype != torch.float64 and kernels.serves(device):
+            from raysim.codecs.kernels.levels import look_up
+
+            out = kernels.empty(packet.numel, np.float32)
+            look_up(kernels.opened(codes.numpy()), table.float().numpy(), out)
+            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
+        return cast_saturating(table[codes.long()], dtype).view(packet.shape)
+
+
+def _shape_of(ratio: float) -> int:
+    """Return the place of the shape in `_SHAPES` whose E[x^2]/E[x]^2 is nearest to `ratio`, which falls with the shape."""
+    ratios = [math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) for shape in _SHAPES]
+    return int(np.abs(np.log(ratios) - math.log(max(ratio, 1.0))).argmin())
+
+
+@lru_cache(maxsize=4096)
+def _unit_levels(count: int, shape_place: int, reach: int) -> np.ndarray:
+    """Return `count` levels from 0 to 2^(reach/16) for magnitudes of a Weibull distribution of scale 1."""
+    shape = float(_SHAPES[shape_place])
+    levels = np.linspace(0, 2 ** (reach / 16), count)
+    for _ in range(_SWEEPS):
+        for first in (1, 2):  # every other level, given those between
+            middle = np.arange(first, count - 1, 2)
+            if not len(middle):
+                continue
+            low, high = levels[middle - 1], levels[middle + 1]
+            share = _share(high, shape), _share(low, shape)
+            mean = _partial_mean(high, shape) - _partial_mean(low, shape)
+            wanted = (high * share[0] - low * share[1] - mean) / np.maximum(high - low, 1e-300)
+            found = (-np.log1p(-np.clip(wanted, 0, 1 - 1e-16))) ** (1 / shape)
+            levels[middle] = np.clip(found, low, high)
+    levels.flags.writeable = False
+    return levels
+
+
+def _share(t: np.ndarray, shape: float) -> np.ndarray:
+    """Return P(x < t)."""
+    return -np.expm1(-(t**shape))
+
+
+def _partial_mean(t: np.ndarray, shape: float) -> np.ndarray:
+    """Return E[x; x < t]."""
+    order = torch.full((len(t),), 1 + 1 / shape, dtype=torch.float64)
+    lower: np.ndarray = torch.special.gammainc(order, torch.from_numpy(t**shape)).numpy()
+    return math.gamma(1 + 1 / shape) * lower

@@ -1,0 +1,45 @@
+"""Shared indices: the gradient goes back at the positions that its activation kept, values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raysim.codecs import Codec, Packet
+from raysim.codecs.base import check_finite
+from raysim.compressors.base import Compressor, Context, State
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class AtSupport(Compressor):
+    """Sends the values at `context.support` by a codec, and no indices (Rudakov et al. 2023, shared-index TopK).
+
+    It is the exact derivative of the masked activation. Both ends know the support: one decoded the forward packet, the
+    other made it. Not in the notation: it is what the run's setting `shared_indices` makes of a backward codec.
+    """
+
+    codec: Codec
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        assert context.support is not None, "the forward packet of this microbatch was not seen"
+        check_finite(x)  # also where nothing is sent
+        positions = context.support.positions.to(x.device)
+        return self.codec.encode(x.detach().reshape(-1)[positions], context.key), {}
+
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
+        assert context.support is not None, "the forward packet of this microbatch was not sent"
+        positions, shape = context.support
+        if packet.shape != tuple(positions.shape):
+            raise ValueError(
+                f"A packet holds values of shape {packet.shape}, but its activation kept {tuple(positions.shape)}."
+            )
+        values = packet.decode(device)
+        x = torch.zeros(shape, dtype=values.dtype, device=device)
+        x.view(-1)[positions.to(device)] = values
+        return x, {}

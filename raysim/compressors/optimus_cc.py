@@ -1,0 +1,183 @@
+"""What Optimus-CC does to backward messages (Song et al. 2023, 2301.09830): lazy error propagation, and compression of the
+epilogue only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from raysim.codecs import Codec, Identity, Packet
+from raysim.codecs.message import Entry
+from raysim.compressors.base import Compressor, Context, Decision, Plain, State
+from raysim.compressors.feedback import ErrorFeedback
+from raysim.notation import check_choice
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RESIDUAL = 1 << 62  # its key: that of no slot or sample, which the compressor inside may use
+
+
+@dataclass(frozen=True, repr=False)
+class LazyErrorPropagation(Compressor):
+    """Sends C(g + e) and keeps e, which goes to the next microbatch that is sent, in the same step or the next (Song et al. 2023).
+
+    `inner`: a codec, or a compressor of one end. Over a step the error of a layer's weights becomes a sum of e_i with the
+    differences of consecutive activations, which is small where they have little to do with one another. `reset="step"` drops
+    e at the end of every step; so does a message of another shape.
+
+    >>> from raysim.codecs import LowRank
+    >>> from raysim.compressors import WarmStart
+    >>> LazyErrorPropagation(WarmStart(LowRank(16)))  # Optimus-CC's compressed backpropagation
+    LazyErrorPropagation(WarmStart(LowRank(16)))
+    """
+
+    inner: Compressor
+    reset: str = "never"
+
+    def __post_init__(self) -> None:
+        self._coerce(inner=_compressor(self.inner))
+        check_choice("reset", self.reset, ["never", "step"])
+        if self.inner.two_ended:
+            raise ValueError(f"`inner` must remember at the sender only, but got {self.inner!r}.")
+        if isinstance(self.inner, Plain):
+            _feedback(self.inner)  # refuses what diverges under a residual
+
+    @property
+    def codec(self) -> Codec:  # type: ignore[override]
+        """The codec inside."""
+        return self.inner.codec
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.inner.entries()
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        if isinstance(self.inner, Plain):
+            kept = self._kept(x, state)
+            packet, changes = _feedback(self.inner).encode(x, {} if kept is None else {0: kept}, context)
+            return packet, {RESIDUAL: changes[0]}
+        wanted = self.wanted(x, state)
+        packet, changes = self.inner.encode(wanted.to(x.dtype), _without(state), context)
+        received, _ = self.inner.decode(packet, _without(state), context, x.device)
+        return packet, {**changes, RESIDUAL: wanted - received}
+
+    def wanted(self, x: Tensor, state: State) -> Tensor:
+        """Return the message and what was withheld before it, in float32."""
+        kept = self._kept(x, state)
+        return x.detach().float() + (0.0 if kept is None else kept.to(x.device))
+
+    def _kept(self, x: Tensor, state: State) -> Tensor | None:
+        kept = state.get(RESIDUAL)
+        return kept if kept is not None and kept.shape == x.shape else None
+
+    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+        changes, decisions = self.inner.end_step(_without(state), context)
+        if self.reset == "step" and RESIDUAL in state:
+            changes = {**changes, RESIDUAL: torch.zeros_like(state[RESIDUAL])}
+        return changes, decisions
+
+    def evaluation(self, mode: str, state: State) -> Codec:
+        return self.inner.evaluation(mode, _without(state))
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        return math.prod(message) + self.inner.memory_values(message, num_microbatches, num_samples)
+
+
+@dataclass(frozen=True, repr=False)
+class Epilogue(Compressor):
+    """Compresses the backward messages that the cool-down of the schedule sends, which no computation hides (Song et al. 2023).
+
+    The cool-down of a worker begins after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
+    gradients in it. Other messages are sent dense, and leave the memory as it is.
+
+    `flush`: a dense message carries the residual of LazyErrorPropagation with it.
+
+    >>> message = Context("backward", boundary=1, step=0, epoch=0, microbatch=0, sample_ids=())
+    >>> [Epilogue.compresses(message._replace(phase=phase)) for phase in ("steady", "cooldown")]
+    [False, True]
+    """
+
+    directions: ClassVar[tuple[str, ...]] = ("backward",)
+
+    inner: Compressor
+    flush: bool = False
+
+    def __post_init__(self) -> None:
+        self._coerce(inner=_compressor(self.inner))
+        if not isinstance(self.flush, bool):
+            raise ValueError(f"`flush` must be True or False, but got {self.flush!r}.")
+        if self.flush and not isinstance(self.inner, LazyErrorPropagation):
+            raise ValueError(f"`flush` sends the residual of a LazyErrorPropagation, but got {self.inner!r}.")
+
+    @property
+    def codec(self) -> Codec:  # type: ignore[override]
+        """The codec inside."""
+        return self.inner.codec
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.inner.entries()
+
+    @property
+    def two_ended(self) -> bool:  # type: ignore[override]
+        """Whether the compressor inside is."""
+        return self.inner.two_ended
+
+    @property
+    def commits_at(self) -> str:  # type: ignore[override]
+        """When the compressor inside commits."""
+        return self.inner.commits_at
+
+    @staticmethod
+    def compresses(context: Context) -> bool:
+        """Return whether the schedule sends this message in its cool-down."""
+        return context.phase == "cooldown"
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        if self.compresses(context):
+            return self.inner.encode(x, state, context)
+        if not (self.flush and isinstance(self.inner, LazyErrorPropagation) and RESIDUAL in state):
+            return Identity().encode(x), {}
+        wanted = self.inner.wanted(x, state)
+        packet = Identity().encode(wanted.to(x.dtype))
+        return packet, {RESIDUAL: wanted - packet.decode(x.device)}
+
+    def decode(
+        self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, State]:
+        if self.compresses(context):
+            return self.inner.decode(packet, state, context, device)
+        return packet.decode(device), {}
+
+    def commit(self, state: State, changes: State) -> None:
+        self.inner.commit(state, changes)
+
+    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+        return self.inner.end_step(state, context)
+
+    def evaluation(self, mode: str, state: State) -> Codec:
+        return self.inner.evaluation(mode, state)
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        return self.inner.memory_values(message, num_microbatches, num_samples)
+
+    def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        return self.inner.memory_bytes(message, num_microbatches, num_samples)
+
+
+def _feedback(inner: Plain) -> ErrorFeedback:
+    return ErrorFeedback(inner.codec, key="link")
+
+
+def _compressor(inner: object) -> Compressor:
+    if isinstance(inner, Codec):
+        return Plain(inner)
+    if not isinstance(inner, Compressor) or inner.directions != Compressor.directions:
+        raise ValueError(f"`inner` must be a codec or a compressor of both directions, but got {inner!r}.")
+    return inner
+
+
+def _without(state: State) -> State:
+    """Return the state of the compressor inside."""
+    return {key: row for key, row in state.items() if key != RESIDUAL}

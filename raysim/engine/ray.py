@@ -1,0 +1,270 @@
+"""The engine on Ray: one actor a worker, packets through the object store. The only module of raysim that imports Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from raysim.config import ConfigError
+from raysim.engine.base import Engine, Ref
+from raysim.engine.room import check_room, host_memory_bytes
+from raysim.pipeline.averaging import warm
+from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.plan import Workload
+from raysim.pipeline.worker import Worker
+
+# Of a Ray without a dashboard: nobody reads its metrics and task events.
+UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
+PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
+
+
+class RayEngine(Engine):
+    """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self._actors: list[Any] = []
+        self._called_init = False  # this engine called `ray.init`, and shuts down what it called
+        self._private = False  # the Ray is this run's own: its CPUs are only counted
+        self._gpus: float | None = None  # of each stage, settled by the first start
+        self._stored: tuple[Any, ...] = ()
+
+    def check(self) -> None:
+        import ray
+
+        if ray.is_initialized():
+            return
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
+            check_room(self.all_memories, host_memory_bytes())
+        elif address not in ("auto", "local"):
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=3).close()
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"`RAY_ADDRESS` must be a running cluster's, but {address!r} does not answer: {error}."
+                ) from None
+
+    def start(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._stop_actors()
+        if not ray.is_initialized():
+            self._connect()
+        plan, config = self.plan, self.plan.config
+        if not self._stored:  # modules and data go to the object store once, also for stages that start again
+            modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
+            self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
+        plan_ref, module_refs, data_ref = self._stored
+        self._nodes = self._place()
+        gpus = self._gpus
+        warm(plan)  # compiled once, here; the workers of this machine find it on disk
+        actor = ray.remote(Worker)
+        for worker, node in enumerate(self._nodes):
+            options = actor.options(
+                num_cpus=config.cpus_per_stage,
+                num_gpus=gpus,
+                max_concurrency=1,  # the order of submission is the schedule
+                max_restarts=0,  # a worker that came back by itself would have fresh weights and say nothing
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            data = data_ref if self._needs_data(worker) else None
+            self._actors.append(
+                options.remote(plan_ref, worker, module_refs[worker], data, self.device_kind, self.incarnation)
+            )
+        self._fetch([self._submit(worker, "clock_s") for worker in range(self.num_workers)])
+
+    @property
+    def device_kind(self) -> str:
+        return "cuda" if self._gpus else "cpu"
+
+    def restart(self) -> None:
+        """Bring up all workers anew, as another incarnation, at step 0."""
+        self.incarnation += 1
+        self.start()
+
+    def close(self) -> None:
+        import ray
+
+        self._stop_actors()
+        self._stored = ()
+        if self._called_init and ray.is_initialized():
+            ray.shutdown()
+            self._called_init = False
+
+    def clock_offsets_s(self) -> list[float]:
+        """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
+        import ray
+
+        offsets = []
+        here = ray.get_runtime_context().get_node_id()
+        for worker, node in enumerate(self._nodes):
+            best = (float("inf"), 0.0)
+            for _ in range(0 if node == here else 10):
+                before = time.perf_counter()
+                (there,) = self._fetch([self._submit(worker, "clock_s")])
+                after = time.perf_counter()
+                best = min(best, (after - before, there - (before + after) / 2))
+            offsets.append(best[1])
+        return offsets
+
+    def _connect(self) -> None:
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = os.environ.get("RAY_ADDRESS")
+        self._called_init = True
+        self._private = not address
+        if address:
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError) as error:
+                raise ConfigError(
+                    f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {_reason(error)}."
+                ) from None
+            return
+        wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
+        ray.init(
+            address="local",
+            num_cpus=max(wanted, os.cpu_count() or 1),  # our own Ray: stages may share cores, and their records say so
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _system_config=UNWATCHED,
+        )
+
+    def _place(self) -> list[str]:
+        """Return the node of each worker, neighbours side by side.
+
+        Raises ConfigError without room; WorkerLostError where stages that had room before find none in time.
+        """
+        import ray
+
+        config = self.plan.config
+        again = self._gpus is not None
+        deadline = time.monotonic() + (min(PLACE_AGAIN_S, config.timeout_s) if again else 0.0)
+        while True:
+            free = free_resources()
+            if self._gpus is None:
+                self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
+            room = {node: room_for(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
+            if sum(room.values()) >= self.num_workers:
+                break
+            if time.monotonic() >= deadline:
+                asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
+                sentence = (
+                    f"{self.num_workers} workers of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
+                    f"free nodes have room for {sum(room.values())}. "
+                    "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+                )
+                raise WorkerLostError(sentence) if again else ConfigError(sentence)
+            time.sleep(0.1)  # what killed actors held comes back a moment later
+        nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
+        if not self._private and not self._gpus:  # stages on a GPU have their memory there
+            capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
+            check_room(self.all_memories, capacity, self.by_stage(nodes))
+        return nodes
+
+    def _gpus_per_stage(self, total: float) -> float:
+        """Return the GPUs of each stage: as configured, or an equal share of all, at most one."""
+        config = self.plan.config
+        if config.gpus_per_stage is not None:
+            return config.gpus_per_stage
+        if config.device == "cuda" and total < 1:
+            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+        return 1 / -(-self.num_workers // int(total)) if total >= 1 and config.device != "cpu" else 0.0
+
+    def _stop_actors(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            with suppress(Exception):  # a cluster that is gone has no actors left
+                ray.kill(actor)
+        self._actors = []
+
+    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
+        call = getattr(self._actors[worker], method)
+        return (call if num_returns == 1 else call.options(num_returns=num_returns)).remote(*arguments)
+
+    def _fetch(self, refs: list[Ref]) -> list[Any]:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        timeout_s = self.plan.config.timeout_s
+        try:
+            return list(ray.get(refs, timeout=timeout_s))
+        except GetTimeoutError:
+            raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s") from None
+        except RayTaskError as error:
+            for ref in refs:  # the others failed with it: look at them, or Ray reports each as unhandled
+                with suppress(RayError):
+                    ray.get(ref, timeout=timeout_s)
+            cause = error.cause
+            if isinstance(cause, (DivergedError, StageError)):
+                raise cause from None
+            if isinstance(cause, RayError):
+                raise WorkerLostError(_reason(cause)) from None
+            raise StageError(f"{type(cause).__name__}: {cause}") from None
+        except RayError as error:  # an actor, a node or an object is gone
+            if "error raised in its creation task" in str(error):
+                raise StageError(f"a stage could not be made: {_reason(error)}") from None
+            raise WorkerLostError(_reason(error)) from None
+
+    def _put(self, value: Any) -> Ref:
+        import ray
+
+        return ray.put(value)
+
+
+def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
+    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold
+    them.
+
+    >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
+    (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
+    """
+    nodes = sorted(room, key=lambda node: (node != first, -room[node] if placement == "pack" else 0, node))
+    shares = dict.fromkeys(nodes, 0)
+    for _ in range(count):
+        open_nodes = [node for node in nodes if shares[node] < room[node]]
+        chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
+        shares[chosen] += 1
+    return [node for node in nodes for _ in range(shares[node])]
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return what each living node of the cluster has free."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    available = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return {node: available.get(node, {}) for node in alive}
+
+
+def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
+    """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
+    fits = free.get("CPU", 0.0) / cpus
+    if gpus:
+        whole, rest = divmod(free.get("GPU", 0.0), 1)
+        fits = min(fits, whole * int(1 / gpus + 1e-9) + rest / gpus if gpus <= 1 else whole / gpus)
+    return int(fits + 1e-9)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return (lines[-1] if "Traceback" in plain or "creation task" in plain else lines[0]).rstrip(".")

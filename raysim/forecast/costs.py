@@ -1,0 +1,289 @@
+"""What packets cost a run that was never made: its own compressors and replica methods, on seeded tensors of its shapes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from raysim.codecs import TopK, derive_key, kernels
+from raysim.codecs.base import DTYPES
+from raysim.codecs.message import wire_bytes
+from raysim.codecs.work import work_bytes
+from raysim.compressors import Compressor, Context, State
+from raysim.config import ConfigError, RunConfig
+from raysim.engine.room import host_memory_bytes
+from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
+from raysim.network.memory import format_bytes
+from raysim.network.profile import Profile
+from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
+from raysim.replication.base import Memory, ReplicaContext, ReplicaMethod
+from raysim.replication.gathered import Dense
+
+T = TypeVar("T")
+
+LATE = 2**20  # an epoch after any warm-up
+VISITS = 4  # of one message: the first, and what is timed after it
+AVERAGES = 3  # of replica gradients: the last two count, as methods may send one side and then the other
+
+
+class LinkCost(NamedTuple):
+    """What a message costs on one direction of one boundary: at its first visit, and when visited again."""
+
+    boundary: int
+    direction: str
+    codec: str
+    dense_bytes: int
+    first_bytes: int
+    wire_bytes: int
+    encode_s: float
+    decode_s: float
+    first_encode_s: float
+    first_decode_s: float
+
+
+def link_costs(
+    config: RunConfig,
+    shapes: Sequence[tuple[int, ...]],
+    codec_bytes_per_s: float | None,
+    notes: list[str],
+) -> tuple[LinkCost, ...]:
+    """Return the cost of messages on every link, encoded and decoded by the real compressors on this machine.
+
+    Their seconds are measured, or, with `codec_bytes_per_s`, those of their counted work at that speed.
+    """
+    dtype = DTYPES[config.dtype]
+    largest = max((math.prod(shape) * dtype.itemsize for shape in shapes), default=0)
+    if 8 * largest > host_memory_bytes():
+        raise ConfigError(
+            f"A message must leave this machine's memory ({format_bytes(host_memory_bytes())}) room to encode it, but has "
+            f"{format_bytes(largest)}. Use more microbatches."
+        )
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads_per_stage)
+    measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
+    links: list[LinkCost] = []
+    try:
+        kernels.warm()
+        for boundary, (methods, shape) in enumerate(zip(config.compressors(), shapes, strict=True)):
+            key = repr(methods), tuple(shape)
+            if key not in measured:
+                measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
+            links += [link._replace(boundary=boundary) for link in measured[key]]
+    finally:
+        torch.set_num_threads(before)
+    if any(method.needs_sensitivity for methods in config.compressors() for method in methods):
+        notes.append("Bounds of ACGC follow from gradients: before a run its messages are priced as they are.")
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
+    seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
+    notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {seconds}.")
+    return tuple(links)
+
+
+def _measure(
+    methods: Sequence[Compressor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    codec_bytes_per_s: float | None,
+) -> list[LinkCost]:
+    """Return the costs of both directions of one boundary; gradients may need to know what the activations kept."""
+    costs = []
+    support = None
+    for direction, method in zip(("forward", "backward"), methods, strict=True):
+        generator = torch.Generator().manual_seed(derive_key(seed, "forecast", direction) % 2**63)
+        x = torch.randn(shape, generator=generator).to(device, dtype)
+        sender: State = {}
+        receiver: State = {}
+        visits = []
+        for visit in range(VISITS + 1):
+            if visit == 1:  # that one only warmed up
+                sender, receiver = {}, {}
+            context = Context(
+                direction=direction,
+                boundary=0,
+                step=visit,
+                epoch=0 if visit <= 1 else LATE,
+                microbatch=0,
+                sample_ids=tuple(range(shape[0])),
+                key=derive_key(seed, "forecast", direction, visit),
+                support=support,
+            )
+            moved = x + 0.1 * torch.roll(x, visit)  # a later visit finds the activation changed
+            encode_s, (packet, changes) = _timed(
+                partial(method.encode, moved, sender, context), device, codec_bytes_per_s
+            )
+            method.commit(sender, changes)
+            decode_s, (_, changes) = _timed(
+                partial(method.decode, packet, receiver, context, device), device, codec_bytes_per_s
+            )
+            method.commit(receiver, changes)
+            visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
+        if direction == "forward" and isinstance(method.codec, TopK):
+            support = method.codec.support(packet, torch.device(device))
+        (first_bytes, first_encode_s, first_decode_s), later = visits[1], visits[2:]
+        if first_bytes == later[-1][0]:
+            later = visits[1:]
+            first_encode_s, first_decode_s = (statistics.median(visit[i] for visit in later) for i in (1, 2))
+        costs.append(
+            LinkCost(
+                boundary=0,
+                direction=direction,
+                codec=repr(method),
+                dense_bytes=x.numel() * dtype.itemsize,
+                first_bytes=first_bytes,
+                wire_bytes=later[-1][0],
+                encode_s=statistics.median(visit[1] for visit in later),
+                decode_s=statistics.median(visit[2] for visit in later),
+                first_encode_s=first_encode_s,
+                first_decode_s=first_decode_s,
+            )
+        )
+    return costs
+
+
+def _timed(run: Callable[[], T], device: str, codec_bytes_per_s: float | None) -> tuple[float, T]:
+    """Return the seconds of a codec's run, and its result."""
+    start, work = time.perf_counter(), work_bytes()
+    result = run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    if codec_bytes_per_s is not None:
+        return (work_bytes() - work) / codec_bytes_per_s, result
+    return time.perf_counter() - start, result
+
+
+def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *, first: bool) -> Profile:
+    """Return a profile of packets and codec seconds alone."""
+    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros((1, num_stages, num_ops, 1)) for _ in range(4))
+    for link in links:
+        op = 0 if link.direction == "forward" else 1
+        source, target = (link.boundary, link.boundary + 1) if op == 0 else (link.boundary + 1, link.boundary)
+        wire_bytes[0, source, op] = link.first_bytes if first else link.wire_bytes
+        dense_bytes[0, source, op] = link.dense_bytes
+        encode_s[0, source, op] = link.first_encode_s if first else link.encode_s
+        decode_s[0, target, op] = link.first_decode_s if first else link.decode_s
+    return Profile(
+        compute_s=np.zeros((1, num_stages, num_ops, 1)),
+        wire_bytes=wire_bytes,
+        dense_bytes=dense_bytes,
+        encode_s=encode_s,
+        decode_s=decode_s,
+    )
+
+
+class ReplicaCost(NamedTuple):
+    """The cost of averaging the gradients of a stage: `wire_bytes` are those of the replica that sends most."""
+
+    stage: int
+    method: str
+    dense_bytes: int
+    wire_bytes: int
+    rounds: int
+    method_s: float
+    coded_bytes: float
+    transfers: Transfers
+
+
+def replica_costs(
+    config: RunConfig,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    codec_bytes_per_s: float | None,
+    notes: list[str],
+) -> list[ReplicaCost]:
+    """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
+
+    Raises ConfigError where the gradients of all replicas would not fit this machine, or steps are not alike.
+    """
+    count = config.num_replicas
+    costs = []
+    for stage, (method, mine) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
+        if method.twin:
+            raise ConfigError(
+                f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
+                "some. Record a run, and `raysim replay` it."
+            )
+        values = sum(math.prod(shape) for shape in mine.values())
+        if isinstance(method, Dense):
+            members = [(replica, stage) for replica in range(count)]
+            chunks = chunk_bytes("dense", values, count, method.table(mine))
+            transfers = all_reduce(DIRECTIONS[0], stage, members, chunks) if values else as_transfers([])
+            sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
+            rounds = method.num_rounds(count)
+            costs.append(
+                ReplicaCost(stage, repr(method), ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
+            )
+            continue
+        if 6 * 4 * values * count > host_memory_bytes():
+            raise ConfigError(
+                f"The gradients of stage {stage} ({format_bytes(4 * values)}) on {count} replicas must leave this machine's memory "
+                f"({format_bytes(host_memory_bytes())}) room to average them. Use fewer replicas or more stages."
+            )
+        method.check(mine, count, config.optimizer.momentum)
+        costs.append(_averaged(method, stage, mine, config, codec_bytes_per_s))
+    if any(cost.method != "Identity" for cost in costs):
+        notes.append(
+            "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
+        )
+    return costs
+
+
+def _averaged(
+    method: ReplicaMethod,
+    stage: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: RunConfig,
+    codec_bytes_per_s: float | None,
+) -> ReplicaCost:
+    """Return the cost of an average of one stage, after the first: the bytes and seconds of the slowest replica."""
+    count = config.num_replicas
+    group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
+    table = method.table(shapes)
+    max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
+    memories: list[Memory] = [{} for _ in range(count)]
+    last: list[list[Exchange]] = []
+    for step in range(AVERAGES):
+        generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
+        rounds = []
+        for replica in range(count):
+            gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+            context = ReplicaContext(
+                replica=replica,
+                num_replicas=count,
+                step=LATE + step,
+                epoch=LATE,
+                steps_per_epoch=1,
+                seed=config.seed,
+                stage=stage,
+                num_stages=config.stages,
+                batch_size=config.batch_size,
+                learning_rate=config.optimizer.learning_rate,
+                momentum=config.optimizer.momentum or 0.0,
+                parameters=gradients,
+            )
+            rounds.append(method.average(gradients, memories[replica], context))
+        exchanges = exchange_together(group, rounds, table, max_values=max_values)
+        memories = [one.result.memory for one in exchanges]
+        last = [*last[-1:], exchanges]
+    coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
+    codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
+    return ReplicaCost(
+        stage=stage,
+        method=repr(method),
+        dense_bytes=ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
+        wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
+        rounds=max(step[0].num_rounds for step in last),
+        method_s=codec_s if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,
+        coded_bytes=coded_bytes,
+        transfers=mean_transfers(
+            [as_transfers(transfer for one in step for transfer in one.transfers) for step in last]
+        ),
+    )

@@ -1,0 +1,348 @@
+"""What a run that was never made would take: a profile from counted operations, real codecs and a datasheet or a recorded profile.
+
+Nothing is trained. Operations, shapes and memory are counted on the model's structure, so that a model larger than this machine can be
+forecast too; packets are made by the run's own compressors from seeded tensors of the boundaries' shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from raysim.compressors import AQSGD
+from raysim.config import ConfigError, RunConfig, read_config
+from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
+from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
+from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
+from raysim.network.devices import CODEC_PASSES, DEVICES
+from raysim.network.memory import StageMemory, format_bytes
+from raysim.network.profile import Profile
+from raysim.network.simulate import simulate
+from raysim.network.timeline import Timeline
+from raysim.network.topology import Network
+from raysim.network.transport import Transport, parse_transport
+from raysim.notation import check_choice, check_integer, check_real
+from raysim.pipeline.plan import stage_memories, tied_owners
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+from raysim.schedules.families import Schedule
+from raysim.workloads.data import DATASETS, load_data
+from raysim.workloads.models import MODELS, build_model
+from raysim.workloads.options import bind_options
+from raysim.workloads.partition import Partition, partition
+from raysim.workloads.splits import DataShape
+
+CIFAR = {
+    "cifar10": (DataShape((3, 32, 32), "float32", 10), 50_000),
+    "cifar100": (DataShape((3, 32, 32), "float32", 100), 50_000),
+}
+WIKITEXT2 = (50_257, 2_391_884)  # tokens that GPT-2 knows, and that the training text has: as the tokeniser counts them
+GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """A run as it would be: ready to be simulated on any network."""
+
+    config: RunConfig
+    schedule: Schedule
+    steady: Profile
+    first: Profile
+    """Of steps in which samples are visited for the first time: the same where compressors do not mind."""
+    first_steps: int
+    num_steps: int
+    memories: tuple[StageMemory, ...]
+    """By stage, of one replica: as the plan of a real run has them."""
+    capacity_bytes: int | None
+    """The device's memory, where one is named."""
+    links: tuple[LinkCost, ...]
+    averages: tuple[ReplicaCost, ...]
+    """By stage, of one replica; none where there is just one."""
+    flops_forward: tuple[int, ...]
+    """By stage, of one microbatch's forward."""
+    tied: tuple[tuple[tuple[int, ...], int], ...]
+    """Parameters in several stages: these, and their number of values."""
+    notes: tuple[str, ...]
+    """What the figures assume, a sentence each."""
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.memories)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return self.config.num_replicas
+
+    @cached_property
+    def owner(self) -> list[int]:
+        """The worker of each stage."""
+        return self.schedule.workers(self.num_stages)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of one replica."""
+        return max(self.owner) + 1
+
+    def worker_bytes(self) -> list[int]:
+        """Return the peak memory of every worker, all its stages together."""
+        totals = [0] * self.num_workers
+        for memory, worker in zip(self.memories, self.owner, strict=True):
+            totals[worker] += memory.total_bytes
+        return totals
+
+    def simulate(self, network: Network, *, first: bool = False, seed: int = 0) -> Timeline:
+        """Return the timeline of a steady step, or of one of first visits."""
+        try:
+            return simulate(
+                self.schedule,
+                self.first if first else self.steady,
+                network,
+                num_microbatches=self.config.num_microbatches,
+                num_replicas=self.num_replicas,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def step_s(self, network: Network, *, first: bool = False) -> float:
+        """Return the seconds of a step."""
+        return self.simulate(network, first=first).step_s
+
+    def run_s(self, network: Network) -> float:
+        """Return the seconds of all training steps, without evaluations and checkpoints."""
+        steady_s = self.step_s(network)
+        first_s = self.step_s(network, first=True) if self.first_steps else 0.0
+        return self.first_steps * first_s + (self.num_steps - self.first_steps) * steady_s
+
+
+def forecast(
+    source: str | Path | RunConfig = "digits-cnn",
+    *overrides: str,
+    device: str | None = None,
+    profile: str | Path | Profile | None = None,
+    efficiency: float = EFFICIENCY,
+    codec_bytes_per_s: float | None = None,
+    transport: str = "ray",
+) -> Forecast:
+    """Return what a run would be on `device`, from its datasheet, or with the compute of `profile`, a file of `raysim profile`.
+
+    `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement.
+    Codecs take what their counted work takes at the device's speed, see `raysim.network.devices`, or at `codec_bytes_per_s`; with a
+    recorded profile they are timed on this machine where that is not given. `transport` carries the packets: "ray", "nccl" or "gloo".
+    Raises ConfigError.
+
+    >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
+    >>> from raysim.network.presets import parse_network
+    >>> plan.step_s(parse_network("free")) < plan.step_s(parse_network("100mbps")) < plan.step_s(parse_network("8mbps"))
+    True
+    """
+    try:
+        config = source if isinstance(source, RunConfig) else read_config(source, overrides)
+        check_real("efficiency", efficiency, 0, 1, open_low=True)
+        if codec_bytes_per_s is not None:
+            check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
+        if (device is None) == (profile is None):
+            raise ConfigError(
+                f"Just one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
+            )
+        if device is not None:
+            check_choice("device", device, DEVICES)
+        recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
+        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, parse_transport(transport))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _forecast(
+    config: RunConfig,
+    device: str | None,
+    recorded: Profile | None,
+    efficiency: float,
+    codec_bytes_per_s: float | None,
+    transport: Transport,
+) -> Forecast:
+    notes: list[str] = []
+    shape, num_samples = _data_of(config, notes)
+    if num_samples < config.batch_size:
+        raise ConfigError(
+            f"`batch_size` must be at most the number of training samples ({num_samples}), but got {config.batch_size}."
+        )
+    model = _structure(config, shape, notes)
+    size = config.microbatch_size
+    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
+    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, **cut)
+    num_stages = len(parts.stages)
+    schedule = config.parsed_schedule
+    cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
+    memories = stage_memories(config, parts, num_samples)
+
+    if device is not None:
+        steady = datasheet_profile(config, device, parts.flops_forward, efficiency)
+        notes.append(
+            f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
+            "Host overheads and the optimiser's update are not counted."
+        )
+    else:
+        assert recorded is not None
+        steady = recorded_profile(config, recorded, num_stages)
+        notes.append(
+            f"Compute, update and overheads: the profile ({recorded.source}). Its microbatches must have {size} samples, as here."
+        )
+
+    if device is not None and codec_bytes_per_s is None:
+        codec_bytes_per_s = DEVICES[device].codec_bytes_per_s
+        notes.append(
+            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, 1/{CODEC_PASSES} of the "
+            f"{device}'s memory bandwidth by its datasheet. `--codec-speed` sets another."
+        )
+    elif codec_bytes_per_s is not None:
+        notes.append(
+            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, as given."
+        )
+    links = link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes)
+    num_ops = steady.compute_s.shape[2]
+    notes.append(f"Transport {transport}.")
+    steady = replace(steady, transport=transport)
+    steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
+    first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
+    if cut_backward and (recorded is None or recorded.compute_s.shape[2] == 2):
+        notes.append("Backward is cut in two parts, for inputs and for weights, that take as long as each other.")
+    averages: list[ReplicaCost] = []
+    if config.num_replicas > 1:
+        averages = replica_costs(config, _averaged_shapes(config, parts), codec_bytes_per_s, notes)
+        notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
+    names = [dict(module.named_parameters()) for module in parts.stages]
+    owners = tied_owners(parts)
+    tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
+    ending: dict[str, Any] = {
+        "transfers": np.concatenate([*(cost.transfers for cost in averages), _tied_transfers(config, tied)]),
+        "method_s": np.array([cost.method_s for cost in averages] or [0.0]),
+    }
+    steady, first = replace(steady, **ending), replace(first, **ending)
+    steps_per_epoch = num_samples // config.batch_size
+    num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
+    warmup = max((m.warmup for pair in config.compressors() for m in pair if isinstance(m, AQSGD)), default=0)
+    differs = any(link.first_bytes != link.wire_bytes for link in links)
+    forgetful = {
+        repr(method)
+        for pair in config.compressors()
+        for method in pair
+        if isinstance(method, AQSGD) and method.key == "sample" and (method.capacity or num_samples) < num_samples
+    }
+    notes += [
+        f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
+        for method in sorted(forgetful)
+    ]
+    return Forecast(
+        config=config,
+        schedule=schedule,
+        steady=steady,
+        first=first,
+        first_steps=min(num_steps, steps_per_epoch * max(warmup, 1)) if differs else 0,
+        num_steps=num_steps,
+        memories=memories,
+        capacity_bytes=DEVICES[device].memory_bytes if device is not None else None,
+        links=links,
+        averages=tuple(averages),
+        flops_forward=parts.flops_forward,
+        tied=tied,
+        notes=tuple(notes),
+    )
+
+
+def _averaged_shapes(config: RunConfig, parts: Partition) -> list[dict[str, tuple[int, ...]]]:
+    """Return the shapes of the gradients that the replicas of each stage average; those of fused owners are summed apart."""
+    fused = {end for one in parts.tied for end in ((one.stage, one.name), (one.other_stage, one.other_name))}
+    return [
+        {
+            name: tuple(parameter.shape)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and not (config.fused_embedding and (stage, name) in fused)
+        }
+        for stage, module in enumerate(parts.stages)
+    ]
+
+
+def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
+    """Return the transfers in which owners of tied parameters sum their gradients: those of a replica, or, fused, of all."""
+    replicas = range(config.num_replicas)
+    groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
+    found = [as_transfers([])]
+    for stages, size in tied:
+        for together in groups:
+            members = [(replica, stage) for replica in together for stage in stages]
+            found.append(
+                all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
+            )
+    return np.concatenate(found)
+
+
+def _data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
+    """Return the shape and number of training samples; of the sets that come from the hub without fetching them."""
+    name, options = config.data.name, config.data.options
+    if name not in (*CIFAR, "wikitext2") or options.get("path") is not None:
+        data = load_data(name, options, config.seed)
+        return data.shape, len(data.train)
+    options = bind_options("data", name, DATASETS[name], options)
+    notes.append(f"Data: {name} by its published size, not read.")
+    if name in CIFAR:
+        shape, count = CIFAR[name]
+    else:
+        length = check_integer("data.length", options.get("length", 1024), 1)
+        shape, count = DataShape((length,), "int64", WIKITEXT2[0]), WIKITEXT2[1] // length
+    wanted = options.get("train_samples")
+    return shape, count if wanted is None else check_integer("data.train_samples", wanted, 1, count)
+
+
+def _structure(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequential:
+    """Return the model with parameters that have a shape and take no memory; models of the user's own are built for real."""
+    name, options = config.model.name, config.model.options
+    if name not in MODELS:
+        return build_model(name, options, shape, config.seed)
+    arguments = bind_options("model", name, MODELS[name], options)
+    if name == "gpt2":
+        path = str(arguments.get("path", "gpt2"))
+        if path not in GPT2 or Path(path).exists():
+            return build_model(name, options, shape, config.seed)
+        notes.append(f"Model: {path} by its published size, its weights not read.")
+        blocks, width, heads = GPT2[path]
+        name, arguments = (
+            "gpt",
+            {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
+        )
+    with torch.device("meta"):
+        model = MODELS[name](shape=shape, **arguments)
+    return _hollow(model)
+
+
+def _hollow(model: nn.Sequential) -> nn.Sequential:
+    """Put parameters of one number each, seen as if of their whole shape, in place of those that have no memory at all.
+
+    Counting works on a CPU's tensors, whose kernels save what will really be saved; these are copied as they are, not spelled out.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                hollow = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
+                hollow.__deepcopy__ = partial(_itself, hollow)  # type: ignore[method-assign]
+                made[id(parameter)] = hollow
+            module.register_parameter(name, made[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+    return model
+
+
+def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
+    return parameter

@@ -1,0 +1,106 @@
+"""A profile of this machine: what forwards and backwards cost, by a short real run in this process."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raysim.config import ConfigError, RunConfig
+from raysim.engine.inline import InlineEngine
+from raysim.forecast.costs import replica_costs
+from raysim.network.profile import Profile, mean_profile, profiles_from_actions
+from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.plan import Workload, prepare, replica_shapes
+from raysim.schedules.actions import calls
+
+WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
+
+
+def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
+    """Return what actions cost on this machine: a short real run in this process, one action at a time.
+
+    `num_steps` are recorded, each after one that is not. Stages have the machine to themselves, one after another, so what
+    Ray needs for a packet is not in it; what a step took outside of its actions is the optimiser's, by the number of parameters.
+    """
+    if num_steps < 1:
+        raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
+    total = WARMUP_STEPS + 2 * num_steps
+    changes = {"steps": total, "epochs": None, "profile_every_steps": 2}
+    alone = {
+        "num_replicas": 1,
+        "replica_gradient": "Identity",
+        "fused_embedding": False,
+        "clock": "measured",
+        "profile": None,
+        "transport": "ray",
+        "codec_speed": None,
+    }
+    alone["batch_size"] = config.batch_size // config.num_replicas  # one replica does what each of several does
+    workload = prepare(config.model_copy(update=changes | alone))
+    engine = InlineEngine(workload)
+    engine.check()
+    engine.start()
+    columns: dict[str, list[object]] = {}
+    links: list[LinkAccount] = []
+    outside = []
+    spare_s = 0.0
+    try:
+        for step in range(total):
+            before = time.perf_counter()
+            reports = engine.step(step)
+            seconds = time.perf_counter() - before
+            actions = [action for report in reports for action in report.actions]
+            if step < WARMUP_STEPS or not actions:
+                continue
+            links += [link for report in reports for link in report.links if link.coded_bytes]
+            outside.append(seconds - (max(a.end_s for a in actions) - min(a.start_s for a in actions)))
+            for action in actions:
+                row = action._asdict() | {"step": step, "replica": 0, "inlined": None}
+                spare_s += action.end_s - action.start_s - action.decode_s - action.compute_wall_s - action.encode_s
+                for name, value in row.items():
+                    columns.setdefault(name, []).append(value)
+    finally:
+        engine.close()
+    num_calls = sum(len(calls(row, workload.plan.num_stages)) for row in workload.plan.rows)
+    profiles = profiles_from_actions({name: np.array(values) for name, values in columns.items()})
+    return replace(
+        mean_profile(list(profiles.values())),
+        update_s=_updates_s(workload, statistics.median(outside)),
+        codec_bytes_per_s=_codec_speed(config, workload, links),
+        call_s=max(spare_s / len(profiles) / num_calls, 0.0),
+        source=_source(config, workload, len(profiles)),
+    )
+
+
+def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
+    """Return the bytes a second that the codecs of links and replica methods go over; 0 where there are none."""
+    work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
+    if config.num_replicas > 1 and not any(method.twin for method in config.replica_methods()):
+        shapes = [replica_shapes(stage, module, workload.plan) for stage, module in enumerate(workload.modules)]
+        work += [
+            (cost.coded_bytes, cost.method_s) for cost in replica_costs(config, shapes, None, []) if cost.coded_bytes
+        ]
+    return sum(size for size, _ in work) / sum(seconds for _, seconds in work) if work else 0.0
+
+
+def _updates_s(workload: Workload, outside_s: float) -> NDArray[np.float64]:
+    """Return the seconds of every stage's update: shares of what a step took outside of its actions."""
+    sizes = [sum(parameter.numel() for parameter in module.parameters()) for module in workload.modules]
+    return max(outside_s, 0.0) * np.array(sizes, np.float64) / max(sum(sizes), 1)
+
+
+def _source(config: RunConfig, workload: Workload, num_steps: int) -> str:
+    size = config.microbatch_size
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if on_gpu else f"{config.threads_per_stage} thread(s) of {platform.machine()}"
+    return (
+        f"raysim profile of {config.name} on {where}, host {platform.node()}: {workload.plan.num_stages} stages, "
+        f"microbatches of {size} samples, mean of {num_steps} steps"
+    )

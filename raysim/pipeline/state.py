@@ -1,0 +1,41 @@
+"""The tensors of a worker's state: named, packed into bytes for a checkpoint, and averaged over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read: one sentence with its path and what is wrong."""
+
+
+def pack_tensors(tensors: dict[str, Tensor]) -> np.ndarray:
+    """Return named tensors as bytes of safetensors, in an array that Ray moves without a copy."""
+    return np.frombuffer(save({name: tensor.contiguous() for name, tensor in tensors.items()}), dtype=np.uint8)
+
+
+def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
+    """Return the tensors of `pack_tensors`; raises CheckpointError."""
+    try:
+        return load(data.tobytes())
+    except SafetensorError as error:
+        raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, by the rest of them."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def mean_of(replicas: Sequence[Tensor]) -> Tensor:
+    """Return the mean of a tensor over replicas, itself where they are one."""
+    first = replicas[0]
+    if all(torch.equal(first, other) for other in replicas[1:]):
+        return first
+    return torch.stack([x.double() for x in replicas]).mean(dim=0).to(first.dtype)

@@ -1,0 +1,208 @@
+"""Accordion: each layer is compressed mildly while its gradient changes fast, and strongly where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, RandomK, TopK
+from raysim.codecs.message import Entry
+from raysim.codecs.sparse import kept_of
+from raysim.compressors.base import Decision
+from raysim.compressors.feedback import ErrorFeedback
+from raysim.notation import check_integer, check_real
+from raysim.on_demand import torch
+from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
+from raysim.replication.gathered import Gathered, check_rank
+from raysim.replication.layers import Layered
+from raysim.replication.powersgd import PowerSGD, matrix_of
+from raysim.replication.selection import energy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Accordion(Layered):
+    """Compresses by `mild` or by `strong`, layer by layer (Agarwal et al. 2020, 2010.16248), with error feedback.
+
+    Both are TopK (or RandomK, EstimatedTopK) of two densities, or LowRank of two ranks, which means PowerSGD. Every `interval`
+    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with that of `interval` epochs before:
+    the layer is critical, and gets `mild`, where it changed by the share `eta` or more, or where the learning rate fell to
+    `decay` of what it was then (ours: how far it must fall). All layers begin mild. Residuals, and PowerSGD's matrices, are kept
+    at a switch.
+
+    >>> Accordion(LowRank(4), LowRank(1))
+    Accordion(LowRank(4), LowRank(1))
+    """
+
+    mild: Codec
+    strong: Codec
+    eta: float = 0.5
+    interval: int = 10
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            eta=check_real("eta", self.eta, 0, 1, open_low=True),
+            interval=check_integer("interval", self.interval, 1),
+            decay=check_real("decay", self.decay, 0, 1, open_low=True),
+        )
+        known = (EstimatedTopK, LowRank, RandomK, TopK)
+        if not isinstance(self.mild, known) or type(self.mild) is not type(self.strong):
+            raise ValueError(
+                "`mild` and `strong` must both be TopK, EstimatedTopK or RandomK, or both LowRank, but got "
+                f"{self.mild!r} and {self.strong!r}."
+            )
+        if _keeps(self.mild) <= _keeps(self.strong):
+            raise ValueError(f"`mild` must keep more than `strong`, but got {self.mild!r} and {self.strong!r}.")
+        for codec in (self.mild, self.strong):
+            self._method(codec)  # raises what is wrong with it under error feedback
+
+    def _method(self, codec: Codec) -> Layered:
+        if isinstance(codec, LowRank):
+            return PowerSGD(codec.rank, min_compression=0.0)
+        return Gathered(ErrorFeedback(codec))
+
+    def exempts(self, shape: tuple[int, ...]) -> bool:
+        if super().exempts(shape):
+            return True
+        return isinstance(self.mild, LowRank) and value_factor(self.mild, shape) <= 1
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(entry for codec in (self.mild, self.strong) for entry in self._method(codec).entries())
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 1 + max(self._method(codec).compressed_rounds(num_replicas) for codec in (self.mild, self.strong))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if isinstance(self.mild, LowRank):
+            check_rank(self.mild.rank, {name: s for name, s in shapes.items() if not super(Accordion, self).exempts(s)})
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        compressed = self.compressed_shapes(shapes)
+        return self._method(self.mild).memory_bytes(compressed) + 4 * self.compressed_values(shapes)
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        regime = Regime.of(memory, len(gradients), context)
+        decisions: list[Decision] = []
+        if regime.epoch < 0:
+            decisions = self._decisions(gradients, regime, regime, "all layers begin so")
+        elif context.epoch != regime.epoch and context.epoch % self.interval == 0:
+            own = [math.sqrt(energy(summed(memory, name, x))) for name, x in gradients.items()]
+            norms = yield from _from_first(own, context)
+            before = regime
+            regime = self._next(regime, norms, context)
+            decisions = self._decisions(gradients, before, regime)
+        restart = context.epoch != regime.epoch
+        regime = regime._replace(epoch=context.epoch)
+
+        groups = [
+            {name: x for (name, x), mild in zip(gradients.items(), regime.mild, strict=True) if mild == wanted}
+            for wanted in (True, False)
+        ]
+        running = []
+        for codec, group in zip((self.mild, self.strong), groups, strict=True):
+            kept = {key: x for key, x in memory.items() if key.partition("/")[2] in group}
+            if group:
+                running.append(self._method(codec).compress(group, kept, context))
+        results: list[Averaged] = yield from together(*running)
+        averaged = {name: x for result in results for name, x in result.gradients.items()}
+        moved = {**memory, **{name: x for result in results for name, x in result.memory.items()}, **regime.tensors()}
+        if context.replica == 0:
+            for name, x in gradients.items():
+                moved[f"epoch/{name}"] = x.clone() if restart else summed(memory, name, x) + x
+        return Averaged({name: averaged[name] for name in gradients}, moved, decisions)
+
+    def _next(self, regime: Regime, norms: list[float], context: ReplicaContext) -> Regime:
+        """Return the regime that follows where these are the norms."""
+        decayed = context.learning_rate <= self.decay * regime.learning_rate
+        mild = [
+            decayed or is_critical(before, norm, self.eta) for before, norm in zip(regime.norms, norms, strict=True)
+        ]
+        return regime._replace(mild=mild, norms=norms, learning_rate=context.learning_rate)
+
+    def _decisions(
+        self, gradients: Gradients, before: Regime, after: Regime, reason: str | None = None
+    ) -> list[Decision]:
+        decisions = []
+        for place, (name, x) in enumerate(gradients.items()):
+            mild = after.mild[place]
+            decisions.append(
+                Decision(
+                    branch="mild" if mild else "strong",
+                    factor=value_factor(self.mild if mild else self.strong, tuple(x.shape)),
+                    minimum=value_factor(self.mild, tuple(x.shape)),
+                    candidate=value_factor(self.strong, tuple(x.shape)),
+                    event="switch" if mild != before.mild[place] else None,
+                    reason=reason or f"norm {before.norms[place]:.4g}, then {after.norms[place]:.4g}",
+                    layer=name,
+                )
+            )
+        return decisions
+
+
+class Regime(NamedTuple):
+    """What is decided for each layer, and what the next decision is compared with."""
+
+    epoch: int  # seen last, -1 before the first
+    mild: list[bool]
+    norms: list[float]  # of the epoch before the last decision, 0 where there was none
+    learning_rate: float  # at the last decision, or at first
+
+    @classmethod
+    def of(cls, memory: Memory, count: int, context: ReplicaContext) -> Regime:
+        """Return what is remembered, or how it begins for `count` layers."""
+        if "controller/whole" not in memory:
+            return cls(-1, [True] * count, [0.0] * count, context.learning_rate)
+        epoch, *mild = memory["controller/whole"].tolist()
+        learning_rate, *norms = memory["controller/real"].tolist()
+        return cls(int(epoch), [bool(one) for one in mild], norms, learning_rate)
+
+    def tensors(self) -> Memory:
+        """Return what `of` takes."""
+        return {
+            "controller/whole": torch.tensor([self.epoch, *self.mild], dtype=torch.int64),
+            "controller/real": torch.tensor([self.learning_rate, *self.norms], dtype=torch.float64),
+        }
+
+
+def is_critical(before: float, after: float, eta: float) -> bool:
+    """Return whether a norm changed by the share `eta` or more; from zero it always does.
+
+    >>> [is_critical(10, norm, 0.5) for norm in (4, 6, 15)], is_critical(0, 0, 0.5)
+    ([True, False, True], True)
+    """
+    return before == 0 or abs(before - after) / before >= eta
+
+
+def value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
+    """Return the values of a tensor over those that are sent of it."""
+    rows, columns = matrix_of(shape)
+    if isinstance(codec, LowRank):
+        return rows * columns / (min(rows, columns, codec.rank) * (rows + columns))
+    assert isinstance(codec, (EstimatedTopK, RandomK, TopK))
+    return rows * columns / kept_of(codec.density, rows * columns)
+
+
+def summed(memory: Memory, name: str, like: Tensor) -> Tensor:
+    """Return the sum of a layer's gradients over the epoch, which replica 0 alone keeps."""
+    return memory.get(f"epoch/{name}", torch.zeros_like(like)).to(like.device)
+
+
+def _keeps(codec: Codec) -> float:
+    assert isinstance(codec, (EstimatedTopK, LowRank, RandomK, TopK))
+    return codec.rank if isinstance(codec, LowRank) else codec.density
+
+
+def _from_first(own: list[float], context: ReplicaContext) -> Generator[Round, Received, list[float]]:
+    """Return the numbers of replica 0, which sends them to all."""
+    packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
+    received = yield Round(everyone={"norms": packet} if context.replica == 0 else {})
+    values: list[float] = received[0]["norms"].decode().tolist()
+    return values

@@ -1,0 +1,202 @@
+"""How the replicas of a stage average its gradients: methods that speak in rounds.
+
+A method is a generator: it yields what this replica sends in a round, is sent what it receives, and returns the average
+with its memory moved on. So a method of several rounds reads from top to bottom, and nothing has moved until the last
+round is over. The generators of all replicas run in step; who drives them (the workers, or `average_together` here)
+carries packets and knows nothing of the method.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from raysim.codecs import Identity, Packet
+from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.compressors.base import Decision
+from raysim.notation import Notation
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name, in the order of its module; float32
+Memory: TypeAlias = "dict[str, Tensor]"  # what a method remembers at one replica, by any names; checkpoints keep it
+Packets = Mapping[str, Packet]
+
+
+class Round(NamedTuple):
+    """What one replica sends in a round."""
+
+    everyone: Packets = MappingProxyType({})  # to every other replica
+    each: Mapping[int, Packets] = MappingProxyType({})  # to one other, by its index
+
+    def wire_bytes(self, num_replicas: int, table: CodecTable) -> int:
+        """Return the bytes that leave this replica, a message counted once for each that it is sent to."""
+        sent = [(num_replicas - 1, self.everyone), *((1, packets) for packets in self.each.values())]
+        return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
+
+
+Received = Sequence[Packets]  # by replica: all that it sent to everyone and to this one; one's own `everyone` too
+Rounds = Generator[Round, Received, Any]
+
+
+class ReplicaContext(NamedTuple):
+    """All that a method may be told about the step."""
+
+    replica: int
+    num_replicas: int
+    step: int
+    epoch: int
+    steps_per_epoch: int
+    seed: int
+    stage: int = 0
+    num_stages: int = 1
+    batch_size: int = 1  # samples of the step, over all replicas
+    learning_rate: float = 0.0
+    momentum: float = 0.0  # of the optimiser
+    step_s: float | None = None  # the clock's time of the last step, measured or simulated
+    parameters: Gradients | None = None  # of this replica, for a method with which replicas `part`
+    previous: Gradients | None = None  # at the parameters of the step before, on this step's samples: if `looks_back`
+
+
+@dataclass
+class Averaged:
+    """The result of a method at one replica."""
+
+    gradients: Gradients
+    memory: Memory
+    decisions: list[Decision] = field(default_factory=list)
+    with_momentum: frozenset[str] = frozenset()  # of these the optimiser's momentum is part already
+    parameters: Gradients = field(default_factory=dict)  # in place of this replica's, before it steps
+
+
+class ReplicaMethod(Notation, ABC):
+    """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
+
+    twin: ClassVar[bool] = False  # whether some steps look back
+    parts: ClassVar[bool] = False  # whether replicas go by parameters of their own, each by its own gradient
+
+    @abstractmethod
+    def num_rounds(self, num_replicas: int) -> int:
+        """Return the most rounds that a step takes; a step may take fewer."""
+
+    @abstractmethod
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
+
+        All replicas yield equally often, and return the same gradients bit for bit, unless they `part`. Raises NonFiniteError at NaN or
+        infinity.
+        """
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the codecs of the packets that this method sends, for the table of its group, see `Compressor.entries`."""
+        return ()
+
+    def table(self, names: Iterable[str]) -> CodecTable:
+        """Return the table of a group whose gradients have these names."""
+        return CodecTable(self.entries(), names=names)
+
+    def looks_back(self, step: int, seed: int) -> bool:
+        """Whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
+        return False
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        """Raise ValueError, by field and rule, where the method cannot average gradients of these shapes.
+
+        `momentum`: the optimiser's, None for one that has no such thing.
+        """
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return the bytes that one replica remembers at most, for gradients of these shapes."""
+        return 0
+
+
+def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Round, Received, Tensor]:
+    """Return the sum of flat float32 `values` over `count` members of which this is `me`, the same bits at each.
+
+    Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so that each sends
+    2 (D - 1) / D of the bytes, as a ring does.
+    """
+    chunks = list(values.tensor_split(count))
+    received = yield Round(
+        each={other: {name: Identity().encode(chunk)} for other, chunk in enumerate(chunks) if other != me}
+    )
+    total = torch.zeros_like(chunks[me])
+    for other, packets in enumerate(received):
+        total += chunks[me] if other == me else packets[name].decode(values.device)
+    received = yield Round(everyone={name: Identity().encode(total)})
+    return torch.cat([packets[name].decode(values.device) for packets in received])
+
+
+def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
+    """Return the uncompressed means of `gradients`, by one all-reduce of all of them."""
+    if not gradients:
+        return {}
+    flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])
+    mean = (yield from all_reduce(name, flat, context.replica, context.num_replicas)) / context.num_replicas
+    parts = torch.split(mean, [gradient.numel() for gradient in gradients.values()])
+    return {name: part.view_as(gradient) for (name, gradient), part in zip(gradients.items(), parts, strict=True)}
+
+
+def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
+    """Return the results of several generators whose rounds share the way: the k-th of each are sent as one.
+
+    Their packets must have different names.
+    """
+    results: list[Any] = [None] * len(rounds)
+    open_rounds = dict(enumerate(rounds))
+    received: Received | None = None
+    while True:
+        sent = []
+        for index, one in list(open_rounds.items()):
+            try:
+                sent.append(next(one) if received is None else one.send(received))
+            except StopIteration as stop:
+                results[index] = stop.value
+                del open_rounds[index]
+        if not sent:
+            return results
+        everyone = {name: packet for part in sent for name, packet in part.everyone.items()}
+        each: dict[int, dict[str, Packet]] = {}
+        for part in sent:
+            for other, packets in part.each.items():
+                each.setdefault(other, {}).update(packets)
+        received = yield Round(everyone, each)
+
+
+def exchange(sent: Sequence[Round]) -> list[Received]:
+    """Return what each replica receives of what all sent."""
+    return [[{**one.everyone, **one.each.get(replica, {})} for one in sent] for replica in range(len(sent))]
+
+
+def average_together(
+    method: ReplicaMethod,
+    gradients: Sequence[Gradients],
+    memories: Sequence[Memory],
+    contexts: Sequence[ReplicaContext],
+) -> tuple[list[Averaged], list[int]]:
+    """Average in one process: return each replica's result and the bytes that it sent."""
+    count = len(gradients)
+    running = [method.average(*arguments) for arguments in zip(gradients, memories, contexts, strict=True)]
+    sent_bytes = [0] * count
+    table = method.table(gradients[0])
+    received: list[Received] | None = None
+    for _ in range(method.num_rounds(count) + 1):
+        sent, results = [], []
+        for replica, one in enumerate(running):
+            try:
+                sent.append(next(one) if received is None else one.send(received[replica]))
+            except StopIteration as stop:
+                results.append(stop.value)
+        if results:
+            assert len(results) == count, "all replicas must take equally many rounds"
+            return results, sent_bytes
+        sent_bytes = [total + part.wire_bytes(count, table) for total, part in zip(sent_bytes, sent, strict=True)]
+        received = exchange(sent)
+    raise AssertionError(f"{method!r} took more rounds than the {method.num_rounds(count)} that it states")

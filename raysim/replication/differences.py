@@ -1,0 +1,216 @@
+"""Replica gradients as differences to what was known before: EF21, DIANA and MARINA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from raysim.codecs import QSGD, Codec, Identity, LowRank, Natural, RandomK, TernGrad, derive_key
+from raysim.codecs.message import Entry
+from raysim.codecs.sparse import kept_of
+from raysim.compressors.base import check_codec
+from raysim.notation import check_choice, check_real
+from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
+from raysim.replication.gathered import check_rank, wants_matrix
+from raysim.replication.layers import Layered, gather_mean, key_of, remembered
+
+_MANY = 1 << 30  # values of a tensor, in place of those of each: all replicas and stages throw one coin
+
+
+def relative_variance(codec: Codec, numel: int) -> float | None:
+    """Return a bound on E||C(x) - x||^2 / ||x||^2 of an unbiased codec, for tensors of `numel` values; None of others.
+
+    >>> relative_variance(RandomK(0.25, unbiased=True), 1000), relative_variance(Natural(), 7)
+    (3.0, 0.125)
+    """
+    match codec:
+        case Identity():
+            return 0.0
+        case RandomK(unbiased=True, values=Identity()):
+            return numel / kept_of(codec.density, numel) - 1
+        case QSGD():
+            levels, length = (1 << (codec.bits - 1)) - 1, min(codec.block, numel)
+            return min(length / levels**2, math.sqrt(length) / levels)
+        case Natural():
+            return 0.125
+        case TernGrad(clip=None):
+            return math.sqrt(numel) - 1  # s ||x||_1 - ||x||^2 with s the greatest magnitude
+        case _:
+            return None
+
+
+@dataclass(frozen=True, repr=False)
+class Differences(Layered):
+    """Base of methods that send C(g - h), h what is known of this replica's gradient; a subclass says what h is, and becomes."""
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_codec(self.codec)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(self.codec),)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if isinstance(self.codec, LowRank):
+            check_rank(self.codec.rank, self.compressed_shapes(shapes))
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 2 * 4 * self.compressed_values(shapes)  # of this replica, and the mean of all
+
+    def _exchange(
+        self, differences: Gradients, context: ReplicaContext
+    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
+        """Return what this replica's differences decode to, and the means of that over replicas."""
+        packets = {}
+        for name, difference in differences.items():
+            rows = len(difference) if wants_matrix(self.codec) else 1
+            packets[name] = self.codec.encode(difference.reshape(rows, -1), key_of(name, context))
+        device = next(iter(differences.values())).device
+        means = yield from gather_mean(packets, device)
+        own = {name: packets[name].decode(device).view_as(x) for name, x in differences.items()}
+        return own, {name: means[name].view_as(x) for name, x in differences.items()}
+
+
+def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
+    """Return the differences of `gradients` to what is remembered of this replica's."""
+    return {name: gradient - remembered(memory, "own", name, gradient) for name, gradient in gradients.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class EF21(Differences):
+    """Sends C(g - h), moves h by it, and takes the mean of all h for the gradient (Richtarik et al. 2021, 2106.05203).
+
+    `start` "dense": h is the first gradient, sent in full; or "zero". An unbiased codec of relative variance w is scaled by
+    1/(1 + w), so that it contracts.
+
+    >>> from raysim.codecs import TopK
+    >>> EF21(TopK(0.01), start="zero")
+    EF21(TopK(0.01), start='zero')
+    """
+
+    start: str = "dense"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("start", self.start, ["dense", "zero"])
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if self.start == "dense" and f"own/{next(iter(gradients))}" not in memory:
+            means = yield from mean_dense("first gradients", gradients, context)
+            own = {f"own/{name}": gradient.clone() for name, gradient in gradients.items()}
+            return Averaged(means, {**memory, **own, **{f"mean/{name}": mean for name, mean in means.items()}})
+        sent, means = yield from self._exchange(_beyond(gradients, memory), context)
+        moved, averaged = dict(memory), {}
+        for name, gradient in gradients.items():
+            scale = 1 / (1 + (relative_variance(self.codec, gradient.numel()) or 0.0))
+            moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + scale * sent[name]
+            averaged[name] = remembered(memory, "mean", name, gradient) + scale * means[name]
+            moved[f"mean/{name}"] = averaged[name]
+        return Averaged(averaged, moved)
+
+
+@dataclass(frozen=True, repr=False)
+class DIANA(Differences):
+    """Sends C(g - h) and takes the mean h plus the mean of that for the gradient; h moves by `alpha` times it (Mishchenko et al.
+    2019, 1901.09269).
+
+    C must be unbiased. `alpha` is 1/(1 + w) where None, w its relative variance.
+
+    >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
+    0.25
+    """
+
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None:
+            self._coerce(alpha=check_real("alpha", self.alpha, 0, 1, open_low=True))
+        elif relative_variance(self.codec, 1) is None:
+            raise ValueError(
+                "`alpha` must be given for a codec whose variance is not known: it is of RandomK(..., unbiased=True), QSGD, "
+                f"Natural and TernGrad(clip=None), but got {self.codec!r}."
+            )
+
+    def alpha_of(self, numel: int) -> float:
+        """Return the share by which h moves, for a tensor of `numel` values."""
+        return self.alpha or 1 / (1 + (relative_variance(self.codec, numel) or 0.0))
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        sent, means = yield from self._exchange(_beyond(gradients, memory), context)
+        moved, averaged = dict(memory), {}
+        for name, gradient in gradients.items():
+            alpha, known = self.alpha_of(gradient.numel()), remembered(memory, "mean", name, gradient)
+            averaged[name] = known + means[name]
+            moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + alpha * sent[name]
+            moved[f"mean/{name}"] = known + alpha * means[name]
+        return Averaged(averaged, moved)
+
+
+@dataclass(frozen=True, repr=False)
+class MARINA(Differences):
+    """Sends C(g(x) - g(x')), both on the same samples, x' the parameters of the step before, and adds the mean to the last
+    estimate; in steps that a coin of all replicas picks, g itself (Gorbunov et al. 2021, 2102.07845, here VR-MARINA's estimate).
+
+    C must be unbiased. `probability` of a step with g is 1/(1 + w) where None, w the relative variance of C. All other steps take
+    the compute of two, and twice the messages between stages: `looks_back`.
+
+    >>> MARINA(RandomK(0.25, unbiased=True)).chance
+    0.25
+    """
+
+    twin: ClassVar[bool] = True
+
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if relative_variance(self.codec, 1) is None:
+            raise ValueError(
+                "`codec` must be unbiased: Identity, RandomK(..., unbiased=True), QSGD, Natural or TernGrad(clip=None), but got "
+                f"{self.codec!r}."
+            )
+        if self.probability is not None:
+            self._coerce(probability=check_real("probability", self.probability, 0, 1, open_low=True))
+        elif isinstance(self.codec, TernGrad):
+            raise ValueError(f"`probability` must be given for {self.codec!r}, whose variance grows with the tensor.")
+
+    @property
+    def chance(self) -> float:
+        """Return the probability of a step in which gradients themselves are sent."""
+        if self.probability is not None:
+            return self.probability
+        return 1 / (1 + (relative_variance(self.codec, _MANY) or 0.0))
+
+    def looks_back(self, step: int, seed: int) -> bool:
+        if step <= self.warmup:
+            return False
+        coin = np.random.default_rng(derive_key(seed, "MARINA", step)).random()
+        return bool(coin >= self.chance)
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes)  # the estimate
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if self.looks_back(context.step, context.seed) and context.previous is not None:
+            previous = context.previous
+            _, means = yield from self._exchange({name: g - previous[name] for name, g in gradients.items()}, context)
+            estimate = {name: remembered(memory, "mean", name, g) + means[name] for name, g in gradients.items()}
+        else:
+            estimate = yield from mean_dense("gradients", gradients, context)
+        return Averaged(estimate, {**memory, **{f"mean/{name}": mean for name, mean in estimate.items()}})

@@ -1,0 +1,156 @@
+"""Replica gradients through any codec with any memory of its own: packets go to all others, which average what they decode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from raysim.codecs import Codec, Identity, LowRank, RandomK
+from raysim.codecs.contrib.atomo import ATOMO
+from raysim.codecs.message import Entry
+from raysim.compressors.base import Compressor, Context, Plain
+from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
+from raysim.notation import check_choice
+from raysim.replication.base import (
+    Averaged,
+    Gradients,
+    Memory,
+    Received,
+    ReplicaContext,
+    ReplicaMethod,
+    Round,
+    mean_dense,
+)
+from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, sum_values, unflatten
+
+
+@dataclass(frozen=True, repr=False)
+class Dense(ReplicaMethod):
+    """The uncompressed mean, by an all-reduce; written `Identity`."""
+
+    def __repr__(self) -> str:
+        return repr(Identity())
+
+    def num_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        return Averaged((yield from mean_dense("dense", gradients, context)), memory)
+
+
+@dataclass(frozen=True, repr=False)
+class Gathered(Layered):
+    """Sends every tensor by a codec, alone or under error feedback, and averages what the packets of all decode to.
+
+    Written as the bare codec or compressor where options are at their defaults. A tensor is one row, so that TopK selects
+    within it; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` makes one row of the
+    whole stage. `seeds="shared"`: RandomK draws the same positions at all replicas, so that values alone are sent, and summed
+    on the way (an all-reduce); "separate": each replica draws its own, and sends their key.
+
+    >>> from raysim.codecs import TopK
+    >>> Gathered(TopK(0.01)), Gathered(ErrorFeedback(TopK(0.01)), warmup=100)
+    (TopK(0.01), Gathered(ErrorFeedback(TopK(0.01)), warmup=100))
+    """
+
+    compressor: Compressor
+    scope: str = "tensor"
+    seeds: str = "shared"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.compressor, Codec):
+            self._coerce(compressor=Plain(self.compressor))
+        if not isinstance(self.compressor, (Plain, ErrorFeedback, MixedErrorFeedback)):
+            raise ValueError(
+                f"`compressor` of replica gradients must be a codec, alone or under ErrorFeedback, but got {self.compressor!r}."
+            )
+        if isinstance(self.compressor, Residual) and self.compressor.key == "sample":
+            raise ValueError("`key` of replica gradients cannot be 'sample': they belong to no sample. Leave it out.")
+        check_scope(self.scope)
+        check_choice("seeds", self.seeds, ["shared", "separate"])
+        if self.scope == "stage" and wants_matrix(self.compressor.codec):
+            raise ValueError(
+                f"`scope` must be 'tensor' for {self.compressor.codec!r}, which works on matrices, but got 'stage'."
+            )
+
+    def __repr__(self) -> str:
+        bare = Gathered(self.compressor)
+        return repr(self.compressor) if self == bare else super().__repr__()
+
+    def entries(self) -> tuple[Entry, ...]:
+        return self.compressor.entries()
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2 if self._linear else 1
+
+    @property
+    def _linear(self) -> bool:
+        """Whether packets of all replicas hold values of the same positions, which add up."""
+        codec = self.compressor.codec
+        return isinstance(codec, RandomK) and codec.values == Identity() and self.seeds == "shared"
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if wants_matrix(self.compressor.codec):
+            rows = {name: gradient.reshape(len(gradient), -1) for name, gradient in gradients.items()}
+        else:
+            rows = flatten(gradients, self.scope)
+        packets, moved = {}, dict(memory)
+        for name, x in rows.items():
+            key = key_of(name, context, shared=self._linear)
+            kept = memory.get(f"residual/{name}")
+            state = {} if kept is None else {0: kept.view_as(x)}
+            packets[name], changes = self.compressor.encode(x, state, _message(context, key))
+            moved |= {f"residual/{name}": residual for residual in changes.values()}
+        device = next(iter(rows.values())).device
+        if self._linear:
+            means = yield from sum_values(packets, context, device)
+        else:
+            means = yield from gather_mean(packets, device)
+        return Averaged(unflatten(means, gradients), moved)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if isinstance(self.compressor.codec, LowRank):
+            check_rank(self.compressor.codec.rank, self.compressed_shapes(shapes))
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes) if isinstance(self.compressor, Residual) else 0
+
+
+def wants_matrix(codec: Codec) -> bool:
+    """Return whether a codec treats the rows or columns of a tensor apart, itself or one that works on the same tensor."""
+    if isinstance(codec, (ATOMO, LowRank)) or getattr(codec, "per", None) in ("channel", "row"):
+        return True
+    inner = getattr(codec, "codec", None)
+    return isinstance(inner, Codec) and wants_matrix(inner)
+
+
+def check_rank(rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError where `rank` is above that of every matrix, so that it cannot mean what is written."""
+    sides = {name: min(shape[0], math.prod(shape[1:])) for name, shape in shapes.items()}
+    if sides and rank > max(sides.values()):
+        widest = max(sides, key=lambda name: sides[name])
+        raise ValueError(
+            f"`rank` must be at most {sides[widest]}, the rank of the largest matrix of the stage ({widest}), but got {rank}."
+        )
+
+
+def _message(context: ReplicaContext, key: int) -> Context:
+    """Return what the compressor of a link is told, of the only message of a step."""
+    return Context(
+        direction="replica_gradient",
+        boundary=context.stage,
+        step=context.step,
+        epoch=context.epoch,
+        microbatch=0,
+        sample_ids=(0,),
+        replica=context.replica,
+        num_stages=context.num_stages,
+        key=key,
+        learning_rate=context.learning_rate,
+        step_s=context.step_s,
+    )

@@ -1,0 +1,154 @@
+"""What methods share that compress the gradients of a stage layer by layer: dense first steps, and layers too small to gain."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from raysim.codecs import Identity, Packet, derive_key
+from raysim.codecs.base import nest, to_tensor
+from raysim.notation import check_choice, check_integer
+from raysim.on_demand import torch
+from raysim.replication.base import (
+    Averaged,
+    Gradients,
+    Memory,
+    Packets,
+    Received,
+    ReplicaContext,
+    ReplicaMethod,
+    Round,
+    all_reduce,
+    mean_dense,
+    together,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCOPES = ("tensor", "stage")
+WHOLE = "all layers"  # the name of what `flatten` makes of a whole stage: with a space, so no parameter has it
+
+
+@dataclass(frozen=True, repr=False)
+class Layered(ReplicaMethod):
+    """Base of methods that compress tensor by tensor; a subclass says how in `compress`.
+
+    Tensors of one dimension, or of fewer than `min_values` values, are averaged uncompressed, and so is everything in the
+    first `warmup` steps. They share the rounds of what is compressed.
+    """
+
+    min_values: int = field(default=1024, kw_only=True)
+    warmup: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._coerce(
+            min_values=check_integer("min_values", self.min_values, 1), warmup=check_integer("warmup", self.warmup, 0)
+        )
+
+    @abstractmethod
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        """Return the rounds that average `gradients`, of which there is at least one, compressed."""
+
+    @abstractmethod
+    def compressed_rounds(self, num_replicas: int) -> int:
+        """Return the most rounds that `compress` takes."""
+
+    def exempts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is averaged uncompressed."""
+        return len(shape) < 2 or math.prod(shape) < self.min_values
+
+    def num_rounds(self, num_replicas: int) -> int:
+        return max(2, self.compressed_rounds(num_replicas))
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        compressed = {
+            name: gradient.detach()
+            for name, gradient in gradients.items()
+            if context.step >= self.warmup and not self.exempts(tuple(gradient.shape))
+        }
+        exempt = mean_dense(
+            "exempt layers", {name: x for name, x in gradients.items() if name not in compressed}, context
+        )
+        if not compressed:
+            return Averaged((yield from exempt), memory)
+        dense, averaged = yield from together(exempt, self.compress(compressed, memory, context))
+        found = {**dense, **averaged.gradients}
+        result: Averaged = replace(averaged, gradients={name: found[name] for name in gradients})
+        return result
+
+    def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return those of `shapes` that are compressed."""
+        return {name: shape for name, shape in shapes.items() if not self.exempts(shape)}
+
+    def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return how many values of `shapes` are compressed: as many as a residual has."""
+        return sum(math.prod(shape) for shape in self.compressed_shapes(shapes).values())
+
+
+def check_scope(scope: object) -> None:
+    """Raise ValueError where `scope` is neither a selection for each tensor nor one for the whole stage."""
+    check_choice("scope", scope, SCOPES)
+
+
+def flatten(gradients: Gradients, scope: str) -> Gradients:
+    """Return each tensor as one row; with scope "stage" all of them as the only one."""
+    if scope == "tensor":
+        return {name: gradient.reshape(1, -1) for name, gradient in gradients.items()}
+    return {WHOLE: torch.cat([gradient.reshape(-1) for gradient in gradients.values()])[None]}
+
+
+def unflatten(rows: Gradients, gradients: Gradients) -> Gradients:
+    """Return what `flatten` made of `gradients` in their shapes again."""
+    if WHOLE in rows:
+        parts = torch.split(rows[WHOLE].view(-1), [gradient.numel() for gradient in gradients.values()])
+        rows = dict(zip(gradients, parts, strict=True))
+    return {name: rows[name].view_as(gradient) for name, gradient in gradients.items()}
+
+
+def key_of(name: str, context: ReplicaContext, *, shared: bool = False) -> int:
+    """Return the key of a random codec for the tensor `name`: of this replica in this step, or the same at all."""
+    who = "shared" if shared else context.replica
+    return derive_key(context.seed, "replica gradient", who, context.stage, name, context.step)
+
+
+def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
+    """Return what is remembered of a `kind` for the tensor `name`, zeros where nothing is."""
+    kept = memory.get(f"{kind}/{name}")
+    return torch.zeros_like(like) if kept is None else kept.to(like.device).view_as(like)
+
+
+def gather_mean(packets: Packets, device: torch.device) -> Generator[Round, Received, Gradients]:
+    """Return the means over replicas of what packets of each name decode to, summed in the order of replicas."""
+    received = yield Round(everyone=packets)
+    return {name: mean_decoded([sent[name] for sent in received], device) for name in packets}
+
+
+def mean_decoded(packets: list[Packet], device: torch.device) -> Tensor:
+    """Return the mean of what `packets` decode to, summed in their order."""
+    total = torch.zeros(packets[0].shape, device=device)
+    for packet in packets:
+        total += packet.decode(device)
+    return total / len(packets)
+
+
+def sum_values(
+    packets: Packets, context: ReplicaContext, device: torch.device
+) -> Generator[Round, Received, Gradients]:
+    """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
+    values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
+    place = f"values by {next(iter(packets.values())).codec!r}"
+    total = yield from all_reduce(place, torch.cat(values), context.replica, context.num_replicas)
+    means = {}
+    parts = torch.split(total / context.num_replicas, [len(part) for part in values])
+    for (name, packet), part in zip(packets.items(), parts, strict=True):
+        arrays = dict(packet.arrays, **nest("values", Identity().encode(part)))
+        means[name] = packet._replace(arrays=arrays).decode(device)
+    return means

@@ -1,0 +1,125 @@
+"""PowerGossip: replicas that are no longer one, and close in on their neighbours by low-rank differences (Vogels et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from raysim.codecs import Identity, derive_key
+from raysim.codecs.base import cast_saturating, check_finite
+from raysim.codecs.random import uniform
+from raysim.codecs.work import count_work
+from raysim.notation import check_integer
+from raysim.on_demand import torch
+from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round
+from raysim.replication.gathered import check_rank
+from raysim.replication.layers import Layered
+from raysim.replication.powersgd import matrix_of, orthonormal, revived
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class PowerGossip(Layered):
+    """Steps by its own gradient and moves a share towards each neighbour in a ring, by a projection of their difference (2008.01425).
+
+    X_i += sum over neighbours j of w (X_j - X_i) q q^T, w = 1/(neighbours + 1), q the orthonormal columns of p of the last
+    iteration, p = (X_j - X_i) q; the next one projects onto p from the left, and so on in turn: a power iteration, of which only
+    X q is sent, one side of `rank` columns in each of `iterations`. What a message leaves out is still there in the next
+    difference, so there is no residual. As with overlapping in the authors' code, X are the parameters before the step.
+
+    Replicas part, and an evaluation is that of their mean. Small tensors (see `min_values`) are averaged as gradients, and so are
+    all in the first `warmup` steps. Raises ValueError where `rank` is above that of every matrix.
+
+    >>> PowerGossip(rank=2).neighbours(0, 4)
+    [1, 3]
+    """
+
+    parts: ClassVar[bool] = True
+
+    rank: int = 1
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            rank=check_integer("rank", self.rank, 1), iterations=check_integer("iterations", self.iterations, 1)
+        )
+
+    def neighbours(self, replica: int, num_replicas: int) -> list[int]:
+        """Return the replicas next to one in the ring."""
+        return sorted({(replica + 1) % num_replicas, (replica - 1) % num_replicas} - {replica})
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return self.iterations
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        check_rank(self.rank, self.compressed_shapes(shapes))
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        sides = (matrix_of(shape) for shape in self.compressed_shapes(shapes).values())
+        return 2 * 4 * sum(min(m, n, self.rank) * (m + n) for m, n in sides)  # for each of two neighbours
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        for gradient in gradients.values():
+            check_finite(gradient)
+        done = context.step - self.warmup
+        if not done or context.parameters is None:  # up to here replicas are one
+            return Averaged(gradients, memory)
+        given = {name: context.parameters[name].detach() for name in gradients}
+        matrices = {name: x.reshape(len(x), -1).double() for name, x in given.items()}
+        products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to move by
+        count_work(self.iterations * products * sum(x.nbytes for x in given.values()))
+        moved = dict(memory)
+        for iteration in range(done * self.iterations, (done + 1) * self.iterations):
+            yield from self._iterate(iteration, matrices, moved, context)
+        close = {name: cast_saturating(x, torch.float32).view_as(given[name]) for name, x in matrices.items()}
+        return Averaged(gradients, moved, parameters=close)
+
+    def _iterate(
+        self, iteration: int, matrices: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, None]:
+        """Move `matrices` towards those of the neighbours, and the sides in `memory` on."""
+        side, other_side = ("left", "right") if iteration % 2 else ("right", "left")
+        me, others = context.replica, self.neighbours(context.replica, context.num_replicas)
+        bases = {
+            other: {name: self._basis(name, other_side, x, other, memory, context) for name, x in matrices.items()}
+            for other in others
+        }
+        own = {
+            other: {
+                name: cast_saturating((x if side == "left" else x.T) @ basis[name], torch.float32)
+                for name, x in matrices.items()
+            }
+            for other, basis in bases.items()
+        }
+        place = f"{side} of rank {self.rank}"
+        received = yield Round(each={other: {place: Identity().encode(_flat(own[other]))} for other in others})
+        for other in others:
+            theirs = received[other][place].decode(next(iter(matrices.values())).device)
+            parts = torch.split(theirs, [x.numel() for x in own[other].values()])
+            for (name, mine), part in zip(own[other].items(), parts, strict=True):
+                difference = part.view_as(mine) - mine if me < other else mine - part.view_as(mine)  # the same at both
+                memory[f"{side}/{other}/{name}"] = difference
+                projected = difference.double() @ bases[other][name].T
+                projected = projected if side == "left" else projected.T
+                matrices[name] = matrices[name] + (1 if me < other else -1) / (len(others) + 1) * projected
+
+    def _basis(
+        self, name: str, side: str, matrix: Tensor, other: int, memory: Memory, context: ReplicaContext
+    ) -> Tensor:
+        """Return orthonormal columns, the same at both ends: of the last iteration, or drawn where there was none."""
+        length = matrix.shape[1 if side == "right" else 0]
+        rank = min(*matrix.shape, self.rank)
+        pair = sorted((context.replica, other))
+        key = derive_key(context.seed, "PowerGossip", context.stage, name, side, *pair)
+        drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
+        return orthonormal(revived(memory.get(f"{side}/{other}/{name}"), drawn))
+
+
+def _flat(tensors: Gradients) -> Tensor:
+    return torch.cat([x.reshape(-1) for x in tensors.values()])

@@ -1,0 +1,165 @@
+"""PowerSGD: replica gradients as products of two thin matrices, each of which adds up over replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raysim.codecs import derive_key, lowrank
+from raysim.codecs.base import cast_saturating, check_finite
+from raysim.codecs.random import uniform
+from raysim.codecs.work import count_work
+from raysim.notation import check_choice, check_integer, check_real
+from raysim.on_demand import torch
+from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
+from raysim.replication.gathered import check_rank
+from raysim.replication.layers import Layered, remembered
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Approximation = Generator[Round, Received, tuple[Gradients, Gradients, Memory]]
+
+
+@dataclass(frozen=True, repr=False)
+class PowerSGD(Layered):
+    """Averages P = M Q, then M^T P with P made orthonormal, and takes P (M^T P)^T for the mean of M (Vogels et al. 2019,
+    1905.13727).
+
+    M is the gradient plus the residual, as (first axis, the rest). Q is what M^T P was in the last step (`warm_start`), at
+    first drawn at random, the same at all replicas. What is withheld is remembered: M less the averaged approximation, or with
+    `error="own"` less the replica's own. `alternate` averages one side a step, in turn. Tensors that the two thin matrices do
+    not make `min_compression` times smaller stay uncompressed. Linear: all replicas together get what one would for the mean.
+    Computed in float64, sent in float32.
+
+    >>> PowerSGD(4, warmup=100)
+    PowerSGD(4, warmup=100)
+    """
+
+    rank: int
+    min_compression: float = 2.0
+    warm_start: bool = True
+    error: str = "average"
+    feedback: bool = True
+    alternate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            rank=check_integer("rank", self.rank, 1),
+            min_compression=check_real("min_compression", self.min_compression, 0, 1e9),
+        )
+        check_choice("error", self.error, ["average", "own"])
+        for field in ("warm_start", "feedback", "alternate"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"`{field}` must be True or False, but got {getattr(self, field)!r}.")
+        if self.alternate and not self.warm_start:
+            raise ValueError("`alternate` goes on from the last step's matrices, so `warm_start` must be True.")
+
+    def exempts(self, shape: tuple[int, ...]) -> bool:
+        if super().exempts(shape):
+            return True
+        rows, columns = matrix_of(shape)
+        return rows * columns <= self.min_compression * min(rows, columns, self.rank) * (rows + columns)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2 if self.alternate else 4
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        check_rank(
+            self.rank, {name: shape for name, shape in shapes.items() if not super(PowerSGD, self).exempts(shape)}
+        )
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        values = self.compressed_values(shapes) if self.feedback else 0
+        for shape in self.compressed_shapes(shapes).values():
+            rows, columns = matrix_of(shape)
+            values += min(rows, columns, self.rank) * (columns + (rows if self.alternate else 0)) * self.warm_start
+        return 4 * values
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        matrices = {}
+        for name, gradient in gradients.items():
+            check_finite(gradient)
+            held = remembered(memory, "residual", name, gradient) if self.feedback else torch.zeros_like(gradient)
+            matrices[name] = (gradient + held).reshape(len(gradient), -1).double()
+        products = 3 if self.alternate else 4  # for each side that is sent, for the mean, and for what is withheld
+        count_work(products * sum(gradient.nbytes for gradient in gradients.values()))
+        rounds = self._one_side if self.alternate else self._both_sides
+        mean, own, sides = yield from rounds(matrices, memory, context)
+        averaged, moved = {}, {**memory, **sides}
+        for name, gradient in gradients.items():
+            averaged[name] = cast_saturating(mean[name], torch.float32).view_as(gradient)
+            if self.feedback:
+                m = matrices[name]
+                taken = averaged[name].reshape(m.shape) if self.error == "average" else own[name]
+                moved[f"residual/{name}"] = (m - taken).float().view_as(gradient)
+        return Averaged(averaged, moved)
+
+    def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
+        """Return the approximations of the mean and of one's own matrices, and the sides to remember."""
+        start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
+        left = yield from self._averaged("left", {name: m @ start[name] for name, m in matrices.items()}, context)
+        bases = {name: orthonormal(mean) for name, mean in left.items()}
+        own = {name: m.T @ bases[name] for name, m in matrices.items()}
+        right = yield from self._averaged("right", own, context)
+        sides = {f"right/{name}": mean.float() for name, mean in right.items()} if self.warm_start else {}
+        return (
+            {name: bases[name] @ mean.T for name, mean in right.items()},
+            {name: bases[name] @ one.T for name, one in own.items()},
+            sides,
+        )
+
+    def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
+        """Return what `_both_sides` does, of one side only: onto the span of the other, which the last step averaged."""
+        side, other = ("left", "right") if context.step % 2 == 0 else ("right", "left")
+        turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
+        bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
+        own = {name: m @ bases[name] for name, m in turned.items()}
+        mean = yield from self._averaged(side, own, context)
+        found = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
+        if side == "right":
+            found = [{name: x.T for name, x in one.items()} for one in found]
+        return found[0], found[1], {f"{side}/{name}": x.float() for name, x in mean.items()}
+
+    def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
+        """Return a side of `rank` columns: as the last step left it, or drawn at random."""
+        length = matrix.shape[1 if side == "right" else 0]
+        rank = min(*matrix.shape, self.rank)
+        step = 0 if self.warm_start else context.step
+        key = derive_key(context.seed, "PowerSGD", context.stage, name, side, step)
+        drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
+        return revived(memory.get(f"{side}/{name}") if self.warm_start else None, drawn)
+
+    def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
+        """Return the means of thin matrices over replicas, all in one all-reduce."""
+        flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
+        total = yield from all_reduce(f"{side} of rank {self.rank}", flat, context.replica, context.num_replicas)
+        parts = torch.split(total.double() / context.num_replicas, [x.numel() for x in own.values()])
+        return {name: part.view_as(x) for (name, x), part in zip(own.items(), parts, strict=True)}
+
+
+def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the rows and columns of a tensor as a matrix."""
+    return shape[0], math.prod(shape[1:])
+
+
+def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
+    """Return the orthonormal columns of `kept`, and in place of those that are missing or became zero the ones of `drawn`."""
+    if kept is None:
+        return drawn
+    kept = orthonormal(
+        kept.to(drawn.device)[:, : drawn.shape[1]]
+    )  # it may be of another rank, where a method adapts that
+    width = kept.shape[1]
+    alive = kept.any(dim=0)  # a column that became zero would stay there
+    return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
+
+
+def orthonormal(x: Tensor) -> Tensor:
+    """Return columns with the span of those of `x`, orthonormal in float32; zero where they lie in that of others."""
+    return lowrank.orthonormal(x[None])[0].float().double()

@@ -1,0 +1,30 @@
+"""Schedules as data: which worker runs which action in which order. Written once, executed by engines and simulated alike.
+
+`actions` holds actions and the rules of a valid schedule, `families` the schedules that can be named, `csv` torch's file
+format, and `arrays` a schedule as the flat arrays that the simulator reads.
+"""
+
+from raysim.schedules.actions import Action, Row
+from raysim.schedules.families import (
+    SCHEDULES,
+    ZBH1,
+    Custom,
+    GPipe,
+    Interleaved1F1B,
+    OneFOneB,
+    Schedule,
+    parse_schedule,
+)
+
+__all__ = [
+    "SCHEDULES",
+    "ZBH1",
+    "Action",
+    "Custom",
+    "GPipe",
+    "Interleaved1F1B",
+    "OneFOneB",
+    "Row",
+    "Schedule",
+    "parse_schedule",
+]

@@ -1,0 +1,79 @@
+"""Schedules in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell.
+
+Torch writes `2I0` for the backward of the input where that of the weights, `2W0`, is apart, and `2B0` for both together; here
+both are B, told apart by whether there is a W. Empty cells, which stand for bubbles, and empty lines mean nothing here: an
+action runs when it can.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from raysim.schedules.actions import Action, Row, check_rows
+
+CELL = re.compile(r"(\d+)([FIBW])(\d+)")
+
+
+def rows_to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as text that torch's `_load_csv` reads.
+
+    >>> from raysim.schedules import OneFOneB
+    >>> print(rows_to_csv(OneFOneB().rows(num_stages=2, num_microbatches=2)), end="")
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+    """
+    apart = {(action.stage, action.microbatch) for row in rows for action in row if action.op == "W"}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        split = [action.op == "B" and (action.stage, action.microbatch) in apart for action in row]
+        writer.writerow(str(action._replace(op="I") if i else action) for action, i in zip(row, split, strict=True))
+    return text.getvalue()
+
+
+def rows_from_csv(text: str) -> list[Row]:
+    """Return the rows that `text` writes; raises ValueError with the cell or the action at fault."""
+    rows: list[Row] = []
+    joint: set[Action] = set()
+    inputs: set[Action] = set()
+    for line in csv.reader(text.splitlines()):
+        if not line:
+            continue
+        row = []
+        for cell in line:
+            if not cell.strip():
+                continue
+            match = CELL.fullmatch(cell.strip())
+            if match is None:
+                raise ValueError(
+                    f"A cell must be a stage, one of F, B, I, W and a microbatch, such as '2F0', but got {cell.strip()!r}."
+                )
+            stage, op, microbatch = int(match[1]), match[2], int(match[3])
+            action = Action(stage, "B" if op == "I" else op, microbatch)
+            if op in "BI":
+                (joint if op == "B" else inputs).add(action)
+            row.append(action)
+        rows.append(row)
+    weights = {action._replace(op="B") for row in rows for action in row if action.op == "W"}
+    for action in sorted(joint & weights):
+        raise ValueError(f"A whole backward must have no W beside it, but got {action} and {action._replace(op='W')}.")
+    for action in sorted(inputs - weights):
+        raise ValueError(f"An input's backward must have a W, but got {action._replace(op='I')} alone.")
+    check_rows(rows)
+    return rows
+
+
+def read_csv(path: Path | str) -> list[Row]:
+    """Return the rows in a file; raises ValueError naming the file."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ValueError(f"The schedule {str(path)!r} must be readable, but: {error.strerror}.") from None
+    try:
+        return rows_from_csv(text)
+    except ValueError as error:
+        raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None

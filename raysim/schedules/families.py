@@ -1,0 +1,206 @@
+"""Families of schedules: GPipe, 1F1B, interleaved, zero-bubble, and any that a CSV file lists."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+from raysim.notation import Notation, check_integer, parse
+from raysim.schedules.actions import Action, Row
+
+
+class Schedule(Notation, ABC):
+    """A family of rows for any number of stages and microbatches: a frozen dataclass, written by its `repr`."""
+
+    @abstractmethod
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        """Return the letters of one stage's actions in order; the n-th of a letter works on microbatch n."""
+
+    def row(self, stage: int, num_stages: int, num_microbatches: int) -> Row:
+        """Return the actions of one stage in order."""
+        counts = {op: count() for op in "FBW"}
+        letters = self.ops(stage, num_stages, num_microbatches)
+        return [Action(stage, op, next(counts[op])) for op in letters]
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        """Return one row a worker."""
+        return [self.row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
+
+    def workers(self, num_stages: int) -> list[int]:
+        """Return the worker that owns each stage."""
+        return list(range(num_stages))
+
+
+@dataclass(frozen=True, repr=False)
+class GPipe(Schedule):
+    """All forwards, then all backwards (Huang et al. 2019, 1811.06965).
+
+    >>> print(*GPipe().row(0, num_stages=2, num_microbatches=2))
+    0F0 0F1 0B0 0B1
+    """
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        return "F" * num_microbatches + "B" * num_microbatches
+
+
+@dataclass(frozen=True, repr=False)
+class OneFOneB(Schedule):
+    """One forward, one backward, after a warm-up of forwards (PipeDream-flush; Narayanan et al. 2021, 2104.04473).
+
+    More microbatches in flight hide the wire, and are paid for in memory. `ahead` is how many forwards each stage runs ahead
+    of the next before its first backward: 2 covers a hop and back that take as long as a microbatch's compute, 3 twice that.
+    `extra_warmup` adds forwards to the warm-up of every stage alike, so it covers bursts but not the hop.
+
+    >>> print(*OneFOneB().row(0, num_stages=2, num_microbatches=3))
+    0F0 0F1 0B0 0F2 0B1 0B2
+    """
+
+    notation: ClassVar[str] = "1F1B"
+
+    extra_warmup: int = 0
+    ahead: int = 1
+
+    def __post_init__(self) -> None:
+        self._coerce(
+            extra_warmup=check_integer("extra_warmup", self.extra_warmup, 0),
+            ahead=check_integer("ahead", self.ahead, 1),
+        )
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        warmup = min((num_stages - 1 - stage) * self.ahead + self.extra_warmup, num_microbatches)
+        return "F" * warmup + "FB" * (num_microbatches - warmup) + "B" * warmup
+
+
+@dataclass(frozen=True, repr=False)
+class Interleaved1F1B(Schedule):
+    """1F1B with several stages a worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
+
+    The bubble is as many times smaller as a worker has stages, and the packets are as many times more.
+
+    >>> print(*Interleaved1F1B(2).rows(num_stages=4, num_microbatches=2)[1])
+    1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
+    """
+
+    stages_per_worker: int
+
+    def __post_init__(self) -> None:
+        self._coerce(stages_per_worker=check_integer("stages_per_worker", self.stages_per_worker, 1))
+
+    def workers(self, num_stages: int) -> list[int]:
+        if num_stages % self.stages_per_worker:
+            raise ValueError(
+                f"`num_stages` must be a multiple of `stages_per_worker` ({self.stages_per_worker}), but got {num_stages}."
+            )
+        num_workers = num_stages // self.stages_per_worker
+        return [stage % num_workers for stage in range(num_stages)]
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        num_workers = max(self.workers(num_stages)) + 1
+        if num_microbatches % num_workers:
+            raise ValueError(
+                f"`num_microbatches` must be a multiple of the number of workers ({num_workers}) for {self!r}, "
+                f"but got {num_microbatches}."
+            )
+        return [self._row(worker, num_workers, num_microbatches) for worker in range(num_workers)]
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        row = self.rows(num_stages, num_microbatches)[self.workers(num_stages)[stage]]
+        return "".join(action.op for action in row if action.stage == stage)
+
+    def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
+        """Return a worker's row: as many microbatches as there are workers go through one stage, then through the next."""
+        total = num_microbatches * self.stages_per_worker
+        warmup = min(2 * (num_workers - 1 - worker) + (self.stages_per_worker - 1) * num_workers, total)
+
+        def nth(op: str, n: int) -> Action:
+            turn, place = divmod(n, num_workers * self.stages_per_worker)
+            chunk, microbatch = divmod(place, num_workers)
+            if op == "B":
+                chunk = self.stages_per_worker - 1 - chunk
+            return Action(chunk * num_workers + worker, op, turn * num_workers + microbatch)
+
+        row = [nth("F", n) for n in range(warmup)]
+        for n in range(total):
+            if warmup + n < total:
+                row.append(nth("F", warmup + n))
+            row.append(nth("B", n))
+        return row
+
+
+@dataclass(frozen=True, repr=False)
+class ZBH1(Schedule):
+    """1F1B whose weight gradients wait, and fill what would be bubble (Qi et al. 2023, 2401.10241).
+
+    Stage s puts off each W until s backwards later: so every stage holds as many microbatches as the first of 1F1B does, and the
+    bubble is p - 1 times forward + B - W.
+
+    >>> print(*ZBH1().row(1, num_stages=2, num_microbatches=3))
+    1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2
+    """
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        warmup, delay = min(num_stages - 1 - stage, num_microbatches), min(stage, num_microbatches)
+        letters = "F" * warmup
+        for m in range(num_microbatches):
+            letters += ("F" if warmup + m < num_microbatches else "") + "B" + ("W" if m >= delay else "")
+        return letters + "W" * delay
+
+
+@dataclass(frozen=True, repr=False)
+class Custom(Schedule):
+    """The rows of a file in the CSV format of torch's pipelines, which fix the numbers of stages and microbatches.
+
+    The file is read once, when the schedule is made.
+    """
+
+    _rows: ClassVar[list[Row]]  # of each object, but no field: the notation has the path alone
+
+    path: str
+
+    def __post_init__(self) -> None:
+        from raysim.schedules.csv import read_csv  # which reads actions, and so imports this file
+
+        object.__setattr__(self, "_rows", read_csv(self.path))
+
+    @classmethod
+    def of_rows(cls, path: str, rows: list[Row]) -> Custom:
+        """Return the schedule as it was recorded, whatever the file holds now."""
+        schedule = object.__new__(cls)
+        object.__setattr__(schedule, "path", path)
+        object.__setattr__(schedule, "_rows", rows)
+        return schedule
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        rows = self._rows
+        size = {"num_stages": num_stages, "num_microbatches": num_microbatches}
+        fixed = {
+            "num_stages": 1 + max(action.stage for row in rows for action in row),
+            "num_microbatches": 1 + max(action.microbatch for row in rows for action in row),
+        }
+        for name, value in fixed.items():
+            if size[name] != value:
+                raise ValueError(f"`{name}` must be that of {self.path!r} ({value}), but got {size[name]}.")
+        return rows
+
+    def workers(self, num_stages: int) -> list[int]:
+        owner = {action.stage: worker for worker, row in enumerate(self._rows) for action in row}
+        return [owner[stage] for stage in sorted(owner)]
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        rows = self.rows(num_stages, num_microbatches)
+        return "".join(action.op for row in rows for action in row if action.stage == stage)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, Custom)}
+"""All there are, executed by engines and simulated alike."""
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
+
+    >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)")
+    (1F1B(extra_warmup=2), Interleaved1F1B(2))
+    """
+    return parse(text, SCHEDULES, kind="schedule")

@@ -1,0 +1,124 @@
+"""What a person sees of a run: a bar while it goes, and tables at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+
+from raysim.network.memory import format_bytes
+from raysim.training.progress import Pace, header, print_progress, sentence
+
+if TYPE_CHECKING:
+    from raysim.records import Run
+    from raysim.training.run import Training
+
+
+def show_training(training: Training) -> None:
+    """Train to the end: with a bar on a terminal, in lines of text elsewhere."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        _show_bar(training, console)
+    else:
+        print_progress(training)
+
+
+def _show_bar(training: Training, console: Console) -> None:
+    """Train to the end, with a bar of steps, and one of each evaluation while it goes on."""
+    events = training.events()  # raises before anything is shown
+    for line in header(training):
+        console.print(line, highlight=False, markup=False)
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", table_column=note, markup=False),
+    )
+    pace, wire, dense = Pace(training), 0, 0
+    num_samples = training.plan.num_test_samples
+    with Progress(*columns, console=console, expand=True) as progress:
+        steps = progress.add_task("steps", total=training.plan.num_steps, note=f"starting {training.engine_name}")
+        evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
+        for event in events:
+            row = event.row
+            if event.kind == "step":
+                step = row["step"] + 1
+                pace.add(row)
+                wire, dense = wire + row["wire_bytes"], dense + row["dense_bytes"]
+                words = f"{pace.left(step)} left, loss {row['loss']:.4f}, {pace.speed()}"
+                sent = f"wire {format_bytes(wire)} of {format_bytes(dense)} dense"
+                progress.update(steps, completed=step, note=f"{words}, {sent}")
+            elif event.kind == "evaluating":
+                turn = f"{row['turn'] + 1} of {len(training.evaluations)}, compression {row['mode']}"
+                progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
+            else:
+                progress.update(evaluation, visible=False)
+                progress.console.print(sentence(event), highlight=False, markup=False)
+
+
+def tables(run: Run, *, language: bool = False) -> None:
+    """Print the bytes that crossed each link, the last evaluations and the time that the run took.
+
+    `language`: whether the data are text, whose perplexity has a meaning.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a file or a pipe has no width to fit
+    links = run.links
+    if len(links):
+        table = Table("link", title=f"Sent over {links['step'].nunique()} steps")
+        table.add_column("codec", overflow="fold")
+        for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
+            table.add_column(name, justify="right", no_wrap=True)
+        summed = links.groupby(
+            ["direction", "boundary", "stage", "codec"], dropna=False, sort=False, as_index=False
+        ).agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
+        for row in summed.to_dict("records"):
+            table.add_row(
+                _link(row),
+                row["codec"],
+                format_bytes(row["dense_bytes"]),
+                format_bytes(row["wire_bytes"]),
+                f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+                "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
+                f"{row['encode_s']:.2f} s",
+                f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
+            )
+        console.print(table)
+    evals = run.evals
+    if len(evals):
+        table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
+        names = ("loss", "accuracy", "perplexity") if language else ("loss", "accuracy")
+        for name in names:
+            table.add_column(name, justify="right")
+        for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):
+            figures = (f"{row[name]:.4f}" for name in names)
+            table.add_row(str(row["mode"]), str(row["batchnorm"]), *figures)
+        console.print(table)
+    about = run.row
+    restarts = f", {about['restarts']} restarts" if about["restarts"] else ""
+    parts = (
+        f"start {about['start_s']:.1f} s",
+        f"{len(run.steps)} steps {run.steps['seconds'].sum():.1f} s",
+        f"evaluation {evals['seconds'].sum():.1f} s",
+    )
+    console.print(
+        f"{about['status']} in {about['seconds']:.1f} s ({', '.join(parts)}{restarts}): {run.folder}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _link(row: dict[Hashable, Any]) -> str:
+    """Return what a row of `links` is of, in few words."""
+    if row["direction"] == "tied":
+        return f"tied, stage {row['stage']:.0f}"
+    if row["direction"] == "replica_gradient":
+        return f"replicas of {row['stage']:.0f}"
+    arrow = "->" if row["direction"] == "forward" else "<-"
+    return f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"

@@ -1,0 +1,151 @@
+"""Checkpoints: whole folders of safetensors, one file a worker, with a manifest; no pickle.
+
+A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one
+end's copy of every memory: both ends of a delta method are equal, and restored from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
+
+FORMAT = 2
+KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk: the state in which `step` begins."""
+
+    path: Path
+    step: int
+
+
+def write_checkpoint(
+    folder: Path, step: int, parts: Iterable[np.ndarray], signals: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
+
+    `signals`: what the step before says to adaptive methods, which have yet to see it, as JSON.
+    """
+    path = folder / f"step-{step:08d}"
+    draft = folder / f".{path.name}.{os.getpid()}"
+    for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)
+    draft.mkdir(parents=True)
+    files = {}
+    for worker, part in enumerate(parts):
+        name = f"worker-{worker}.safetensors"
+        _write(draft / name, part.data)
+        files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
+    _write(
+        draft / "manifest.json",
+        json.dumps({"format": FORMAT, "step": step, "signals": signals, "files": files}, indent=1).encode(),
+    )
+    aside = folder / f".{path.name}.old"
+    if path.exists():  # written again by a run that went back: out of the way whole, too
+        path.rename(aside)
+    draft.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old.path, ignore_errors=True)
+    return Checkpoint(path, step)
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return the checkpoints of a folder, oldest first; unfinished ones are not among them."""
+    found = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
+    """Return the parts of a checkpoint, one a worker; raises CheckpointError where a file is missing or not as written."""
+    entries = _manifest(checkpoint)
+    try:
+        written = entries["format"]
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(checkpoint, error) from None
+    if written != FORMAT:
+        raise CheckpointError(
+            f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}."
+        )
+    parts = []
+    for name, (size, digest) in files.items():
+        try:
+            part = np.fromfile(checkpoint.path / name, dtype=np.uint8)
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error})."
+            ) from None
+        if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
+            raise CheckpointError(
+                f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written. Remove it to resume from the one before."
+            )
+        parts.append(part)
+    return parts
+
+
+def read_signals(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return the signals of the step before a checkpoint, None where it has none; raises CheckpointError."""
+    signals: dict[str, Any] | None = _manifest(checkpoint).get("signals")
+    return signals
+
+
+def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:
+    try:
+        entries = json.loads((checkpoint.path / "manifest.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unreadable(checkpoint, error) from None
+    if not isinstance(entries, dict):
+        raise _unreadable(checkpoint, TypeError("no table"))
+    return entries
+
+
+def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).")
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
+    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model: those that are evaluated.
+
+    They are the mean of parameters where replicas part. BatchNorm statistics are the first replica's.
+
+    Raises CheckpointError where there is none, or it is corrupt.
+
+    >>> import tempfile, raysim
+    >>> run = raysim.train("digits-cnn", "steps=1", engine="inline", out=tempfile.mkdtemp())
+    >>> weights = load_weights(run.folder)
+    >>> weights["conv1.0.weight"].shape
+    torch.Size([16, 1, 3, 3])
+    """
+    found = checkpoints(Path(run_folder) / "checkpoints")
+    if not found:
+        raise CheckpointError(f"There is no checkpoint in {run_folder}.")
+    weights: dict[str, list[Tensor]] = {}
+    for part in read_checkpoint(found[-1]):
+        for name, tensor in unpack_tensors(part).items():
+            stage, model, parameter = name.partition(".model.")
+            if model and stage.startswith("stage."):
+                weights.setdefault(parameter, []).append(tensor)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        name: tensors[0] if name.rpartition(".")[2] in statistics else mean_of(tensors)
+        for name, tensors in weights.items()
+    }

@@ -1,0 +1,127 @@
+"""The time that adaptive methods know: of the last step as it passed here, or as it would have passed on a named network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.config import ConfigError
+from raysim.forecast.compute import datasheet_profile, recorded_profile
+from raysim.network.collectives import as_transfers
+from raysim.network.devices import DEVICES
+from raysim.network.presets import parse_network
+from raysim.network.profile import Profile
+from raysim.network.simulate import simulate
+from raysim.network.transport import parse_transport
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.reports import StepReport
+from raysim.replication.gathered import Dense
+
+
+class Clock:
+    """Gives the seconds of a step. Simulated, they depend on packets alone: compute is of a frozen profile, so that runs repeat.
+
+    Raises ConfigError where there is no such profile, or it is of another pipeline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.network = None if plan.config.clock == "measured" else parse_network(plan.config.clock)
+        if self.network is not None:
+            self._profile = _frozen_profile(plan)
+            self.codec_speed = _codec_speed(plan, self._profile)
+
+    def __str__(self) -> str:
+        """Return the source of its seconds, in words."""
+        if self.network is None:
+            return "the step as it passes"
+        config = self.plan.config
+        codecs = f", codecs at {self.codec_speed / 1e9:.3g} GB/s" if math.isfinite(self.codec_speed) else ""
+        return f"{self.network!r} with the compute of {config.profile}{codecs}, transport {config.transport}"
+
+    def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
+        """Return the seconds of a step that took `seconds` here: these, or those of its transfers on the network.
+
+        The packets of a link are taken as alike within a step. Codecs take what their work takes at `codec_speed`.
+        """
+        if self.network is None:
+            return seconds
+        return simulate(
+            self.plan.config.parsed_schedule,
+            self.profile(reports),
+            self.network,
+            num_microbatches=self.plan.config.num_microbatches,
+            num_replicas=self.plan.num_replicas,
+        ).step_s
+
+    def profile(self, reports: Sequence[StepReport]) -> Profile:
+        """Return the costs of a step under a simulated clock: the frozen compute, and transfers and work that workers report."""
+        shape = (self.plan.num_replicas, self.plan.num_stages, self._profile.compute_s.shape[2], 1)
+        wire_bytes, encode_s, decode_s = np.zeros((3, *shape))
+        method_s = np.zeros(self.plan.num_stages)
+        for report in reports:
+            for link in report.links:
+                if link.packets:
+                    op = 0 if link.direction == "forward" else 1
+                    stage = link.boundary if link.sender == (op == 0) else link.boundary + 1
+                    if link.sender:
+                        wire_bytes[report.replica, stage, op] = link.wire_bytes / link.packets
+                    seconds = encode_s if link.sender else decode_s
+                    seconds[report.replica, stage, op] = link.coded_bytes / link.packets / self.codec_speed
+            for group in report.groups:
+                if not group.tied:
+                    method_s[group.stage] = max(method_s[group.stage], group.coded_bytes / self.codec_speed)
+        frozen: dict[str, Any] = {
+            name: np.broadcast_to(getattr(self._profile, name), shape) for name in ("compute_s", "cpu_s", "dense_bytes")
+        }
+        frozen["transport"] = parse_transport(self.plan.config.transport)
+        coded: dict[str, Any] = {"encode_s": encode_s, "decode_s": decode_s, "method_s": method_s}
+        transfers = as_transfers(
+            sorted(transfer for report in reports for group in report.groups for transfer in group.transfers)
+        )
+        return replace(self._profile, **frozen, **coded, wire_bytes=wire_bytes, transfers=transfers)
+
+
+def _codec_speed(plan: Plan, profile: Profile) -> float:
+    """Return the dense bytes a second of codecs: as configured, the device's, or those of the profile's file."""
+    config = plan.config
+    if config.codec_speed is not None:
+        return config.codec_speed
+    device = DEVICES.get(config.profile or "")
+    if device is not None:
+        return device.codec_bytes_per_s
+    if profile.codec_bytes_per_s:
+        return profile.codec_bytes_per_s
+    if plan.compresses or any(not isinstance(method, Dense) for method in plan.replica_methods):
+        raise ConfigError(
+            f"`codec_speed` must be given, since the profile {config.profile!r} was recorded without compression: the dense bytes "
+            "a second that codecs encode or decode."
+        )
+    return math.inf
+
+
+def _frozen_profile(plan: Plan) -> Profile:
+    """Return the costs of compute: of a device's datasheet and counted operations, or of a file of `raysim profile`."""
+    config = plan.config
+    source = config.profile
+    if source is None:
+        raise ConfigError(
+            f"`profile` is needed with `clock` = {config.clock!r}: a device ({', '.join(DEVICES)}) or a file of `raysim profile`."
+        )
+    if source in DEVICES:
+        return datasheet_profile(config, source, plan.flops_forward)
+    if not Path(source).is_file():
+        raise ConfigError(
+            f"`profile` must be a device ({', '.join(DEVICES)}) or a file of `raysim profile`, but got {source!r}."
+        )
+    try:
+        return recorded_profile(config, Profile.load(source), plan.num_stages)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

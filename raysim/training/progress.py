@@ -1,0 +1,158 @@
+"""Lines of text that tell how a run goes: for files, pipes and notebooks, where nothing can be drawn over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from raysim.schedules.families import parse_schedule
+
+if TYPE_CHECKING:
+    from raysim.training.run import Event, Training
+
+AT_LEAST_S = 2.0  # between two lines of steps
+AT_MOST_S = 30.0
+EVALUATION_S = 10.0  # between two lines of an evaluation
+PARTS = 20  # lines of a run that takes long enough for them
+
+
+def print_progress(training: Training) -> None:
+    """Train to the end, and print a header, then lines of steps and evaluations on the error stream."""
+    say = _say
+    events = training.events()  # raises before anything is printed
+    for line in header(training):
+        say(line)
+    lines = Lines(training, say)
+    for event in events:
+        lines.tell(event)
+
+
+def header(training: Training) -> list[str]:
+    """Return lines with the model, stages, parameters, samples, evaluations and folder of a run that is about to start."""
+    config, plan, workload = training.config, training.plan, training.workload
+    owners = max(parse_schedule(config.schedule).workers(plan.num_stages)) + 1
+    workers = f" on {owners} workers" if owners != plan.num_stages else ""
+    replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
+    epochs = plan.num_steps / plan.steps_per_epoch
+    when = f"every {config.evaluate_every_steps} steps and at the end" if config.evaluate_every_steps else "at the end"
+    part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N of them"
+    return [
+        f"{config.name}: {config.model.name}, {workload.num_parameters:,} parameters in {plan.num_stages} stages{workers}"
+        f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
+        f"Training: {plan.num_steps:,} steps of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
+        f"({plan.num_samples:,} samples), {training.engine_name} engine",
+        f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
+        *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
+        f"Folder: {training.folder}",
+    ]
+
+
+class Pace:
+    """Seconds of a step of late, and what follows from them."""
+
+    def __init__(self, training: Training) -> None:
+        config, data = training.config, training.workload.data
+        self._total = training.plan.num_steps
+        self._samples = config.batch_size
+        self.language = data.shape.input_dtype == "int64"
+        self._units = config.batch_size * (data.shape.input_shape[0] if self.language else 1)
+        self._step_s: float | None = None
+        self._first = True
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take the row of a step into account; the first one warms up and soon counts no more."""
+        seconds = float(row["seconds"])
+        if self._step_s is None or self._first:
+            self._first = self._step_s is None
+            self._step_s = seconds
+        else:
+            self._step_s += 0.1 * (seconds - self._step_s)
+
+    def left(self, step: int) -> timedelta:
+        """Return the time that the steps after `step` of them will take at this pace."""
+        return timedelta(seconds=round((self._total - step) * (self._step_s or 0.0)))
+
+    def speed(self) -> str:
+        """Return the seconds of a step, and samples or tokens a second."""
+        step_s = self._step_s or 0.0
+        rate = self._units / step_s if step_s else 0.0
+        per_second = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        return f"{step_s:.3g} s a step, {per_second} {'tokens' if self.language else 'samples'}/s"
+
+
+class Lines:
+    """Says in lines what events mean, seldom enough for a file."""
+
+    def __init__(self, training: Training, say: Callable[[str], None]) -> None:
+        self._training = training
+        self._say = say
+        self._pace = Pace(training)
+        self._total = training.plan.num_steps
+        self._last = (0, float("-inf"))  # step and time of the last line
+
+    def tell(self, event: Event) -> None:
+        """Print the line of an event, if it is time for one."""
+        row = event.row
+        if event.kind == "step":
+            self._pace.add(row)
+            step, now = row["step"] + 1, time.monotonic()
+            waited = now - self._last[1]
+            far = (step - self._last[0]) * PARTS >= self._total
+            if step == self._total or (waited >= AT_LEAST_S and (far or waited >= AT_MOST_S)):
+                self._last = (step, now)
+                self._say(
+                    f"step {step}/{self._total}: loss {row['loss']:.4f}, {self._pace.speed()}, {self._pace.left(step)} left"
+                )
+        elif event.kind == "evaluating":
+            now = time.monotonic()
+            if row["turn"] == row["samples"] == 0:
+                self._last = (row["step"], now)
+                samples = f"{self._training.plan.num_test_samples:,} samples"
+                self._say(f"step {row['step']}: evaluating {samples} with compression {_modes(self._training)}")
+            elif now - self._last[1] >= EVALUATION_S:
+                self._last = (row["step"], now)
+                self._say(f"step {row['step']}: {evaluating(self._training, row)}")
+        else:
+            self._say(sentence(event))
+
+
+def evaluating(training: Training, row: Mapping[str, Any]) -> str:
+    """Return how far an evaluation is."""
+    total = training.plan.num_test_samples
+    turn = f"evaluation {row['turn'] + 1} of {len(training.evaluations)}"
+    return f"{turn}, compression {row['mode']}{_statistics(row)}: {row['samples']:,} of {total:,} samples"
+
+
+def sentence(event: Event) -> str:
+    """Return the result of an evaluation, the reason for which stages start again, or a warning."""
+    row = event.row
+    if event.kind == "warning":
+        return f"warning: {row['reason']}"
+    if event.kind == "restart":
+        return f"step {row['step']}: stages start again ({row['reason']})"
+    return (
+        f"step {row['step']}: evaluated with compression {row['mode']}{_statistics(row)}: "
+        f"loss {row['loss']:.4f}, accuracy {row['accuracy']:.4f}"
+    )
+
+
+def _statistics(row: Mapping[str, Any]) -> str:
+    return " and estimated BatchNorm statistics" if row["batchnorm"] == "estimated" else ""
+
+
+def _modes(training: Training) -> str:
+    """Return the modes of an evaluation in words: "on and off"."""
+    modes = dict.fromkeys(mode for mode, _ in training.evaluations)
+    twice = ", again with estimated BatchNorm statistics" if training.config.evaluate_batchnorm_batches else ""
+    return " and ".join(modes) + twice
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _written(notation: str | tuple[str, ...]) -> str:
+    return notation if isinstance(notation, str) else f"[{', '.join(notation)}]"

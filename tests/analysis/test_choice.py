@@ -1,0 +1,256 @@
+"""The front, the safe settings, where they pay and what matters: on constructed data of known truth."""
+
+import math
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_made import write_run
+
+from analysis import (
+    AnalysisError,
+    break_even,
+    frontier,
+    importance,
+    in_company,
+    load,
+    natural_direction,
+    replay,
+    safe_set,
+)
+from analysis.comparison.evidence import Setting, contexts
+from raysim import train
+from raysim.config import make_config
+from raysim.network.presets import parse_network
+
+POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
+
+
+@settings(max_examples=50)
+@given(POINTS)
+def test_the_front_is_what_nothing_beats(points):
+    frame = pd.DataFrame(points, columns=["loss", "accuracy", "wire_bytes"])
+    front = set(frontier(frame, ["loss", "accuracy", "wire_bytes"]).index)
+    for place, a in enumerate(points):
+        beaten = any(b[0] <= a[0] and b[1] >= a[1] and b[2] <= a[2] and b != a for b in points)
+        assert (place in front) is not beaten
+
+
+def test_trials_that_break_a_constraint_are_on_no_front():
+    trials = pd.DataFrame({"objective.step_s": [1.0, 2.0, 3.0], "feasible": pd.array([False, True, None], "boolean")})
+    assert frontier(trials, ["step_s"]).index.tolist() == [1]
+    assert frontier(trials.drop(columns="feasible"), ["step_s"]).index.tolist() == [0]
+
+
+def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
+    frame = pd.DataFrame(
+        {
+            "objective.loss_on": [0.2, 0.1, np.nan, 0.3],
+            "objective.step_s@100mbps": [1.0, 2.0, 0.1, 3.0],
+            "trial": range(4),
+        },
+        index=[7, 5, 3, 1],
+    )
+    front = frontier(frame, ["loss_on", "step_s@100mbps"])
+    assert front.index.tolist() == [5, 7]
+    assert front.columns.tolist() == frame.columns.tolist()
+    assert frontier(frame, {"loss_on": "maximize"}).index.tolist() == [1]
+    assert frontier(frame, ["loss_on"], constraints=["step_s@100mbps < 2"]).index.tolist() == [7]
+    assert frontier(frame, ["loss_on"], constraints=["trial >= 9"]).empty
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((["speed"],), "There is no column 'speed'. Known: objective.loss."),
+        (([],), "`objectives` must name a column or more."),
+        (({"loss": "down"},), "`objectives` must be to minimize or maximize, but 'loss' is to 'down'."),
+    ],
+)
+def test_a_front_that_cannot_be_is_refused(arguments, sentence):
+    with pytest.raises(AnalysisError) as error:
+        frontier(pd.DataFrame({"objective.loss": [1.0]}), *arguments)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("constraint", ["loss", "loss <= much", "<= 3"])
+def test_a_constraint_that_is_none_is_refused(constraint):
+    with pytest.raises(AnalysisError) as error:
+        frontier(pd.DataFrame({"loss": [1.0]}), ["loss"], constraints=[constraint])
+    assert str(error.value) == (
+        f"A constraint is a column, a relation and a number, as in 'loss_on <= 0.3', but got {constraint!r}."
+    )
+
+
+def test_directions_are_those_of_the_names():
+    assert natural_direction("final_accuracy_off") == natural_direction("compression_factor") == "maximize"
+    assert natural_direction("time_to_target_s@worldwide") == natural_direction("objective.wire_bytes") == "minimize"
+
+
+def make_runs(folder, accuracies, **changes):
+    """Write runs of {setting: one accuracy a seed}, with compression on and off alike."""
+    for place, (forward, values) in enumerate(accuracies.items()):
+        for seed, accuracy in enumerate(values):
+            status = "diverged" if accuracy is None else "finished"
+            finals = (
+                {} if accuracy is None else {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1 - accuracy}
+            )
+            write_run(folder / f"{place}-s{seed}", forward=forward, seed=seed, status=status, finals=finals, **changes)
+
+
+def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
+    make_runs(
+        tmp_path,
+        {
+            "Identity": [0.90, 0.92, 0.91, 0.93, 0.92],
+            "TopK(0.5)": [0.899, 0.921, 0.910, 0.929, 0.92],  # as good, closely
+            "TopK(0.3)": [0.80, 0.82, 0.80, 0.83, 0.82],  # ten points worse
+            "TopK(0.2)": [0.85, 0.95, 0.88, 0.96, 0.94],  # as good on average, widely
+            "TopK(0.1)": [0.90, 0.92],  # the same, of two seeds
+            "TopK(0.05)": [None] * 5,
+        },
+    )
+    found = safe_set(load(tmp_path)).set_index("forward")
+    assert found["verdict"].to_dict() == {
+        "TopK(0.5)": "safe",
+        "TopK(0.3)": "harmful",
+        "TopK(0.2)": "undecided",
+        "TopK(0.1)": "undecided",
+        "TopK(0.05)": "harmful",
+    }
+    assert found.loc["TopK(0.3)", "harm"] == pytest.approx(10.2)
+    assert found.loc["TopK(0.05)", "harm"] == pytest.approx(91.6)
+    assert found.loc["TopK(0.1)", "lacking"] == "2 of at least 3 seeds"
+    assert set(found["family"]) == {5}
+    assert found.loc["TopK(0.1)", "seeds"] == 2
+    assert set(found["within"]) == {0.5}
+    assert set(found["unit"]) == {"points of accuracy"}
+    assert found.loc["TopK(0.5)", "compression_factor"] == 10
+    wide = safe_set(load(tmp_path), within=20.0).set_index("forward")["verdict"]
+    assert wide[["TopK(0.5)", "TopK(0.3)", "TopK(0.2)"]].tolist() == ["safe"] * 3
+    losses = safe_set(load(tmp_path), quality="loss").set_index("forward")
+    assert losses.loc["TopK(0.3)", "unit"] == "% of loss"
+
+
+def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):
+    make_runs(tmp_path / "short", {"Identity": [0.5] * 3})
+    make_runs(tmp_path / "long", {"TopK(0.5)": [0.9] * 3}, steps=5)
+    results = load(tmp_path)
+    found = safe_set(results)
+    assert found["seeds"].tolist() == [0]
+    assert found["verdict"].tolist() == ["undecided"]
+    assert [context.label for context in contexts(results)] == ["cnn on digits, steps=4", "cnn on digits, steps=5"]
+
+
+def test_boundaries_that_are_alike_are_one_setting(tmp_path):
+    write_run(tmp_path / "a", forward=["TopK(0.5)", "TopK(0.5)"], finals={"accuracy_on": 0.5})
+    write_run(tmp_path / "b", forward=["TopK(0.5)", "Identity"], finals={"accuracy_on": 0.5}, seed=1)
+    write_run(tmp_path / "none", seed=3)
+    results = load(tmp_path)
+    (context,) = contexts(results)
+    assert set(context.settings) == {Setting("TopK(0.5)"), Setting('["TopK(0.5)", "Identity"]')}
+    assert results.problems == ["The run none has no final evaluation, and is not compared."]
+
+
+def test_nothing_finished_gives_empty_tables(tmp_path):
+    write_run(tmp_path / "a", status="running")
+    results = load(tmp_path)
+    assert safe_set(results).empty
+    assert break_even(results).empty
+    assert {"setting", "verdict"} <= set(safe_set(results))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    from configurations import SMALL
+
+    folder = tmp_path_factory.mktemp("real")
+    for name, change in {"dense": {}, "sparse": {"forward": "TopK(0.1)", "backward": "TopK(0.1)"}}.items():
+        train(make_config({**SMALL, **change, "steps": 4}), engine="inline", out=folder / name)
+    train(
+        make_config({**SMALL, "profile_every_steps": 0, "forward": "TopK(0.1)"}),
+        engine="inline",
+        out=folder / "unpriced",
+    )
+    return folder
+
+
+def test_all_runs_are_priced_under_their_names_and_against_their_dense_ones(real):
+    results = load(real)
+    frame = replay(results, ["10mbps", "1gbps"], against="dense", target="accuracy=0")
+    assert frame["run"].tolist() == ["dense", "dense", "sparse", "sparse"]
+    sparse, dense = in_company([real / "sparse", real / "dense"])
+    alone = replay(sparse, ["10mbps", "1gbps"], against=dense, target="accuracy=0")
+    mine = frame[frame["run"] == "sparse"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(mine.drop(columns="run"), alone.drop(columns="run"))
+    assert frame["speedup"][:2].tolist() == [1.0, 1.0]
+    assert any("has no profiled actions" in problem for problem in results.problems)
+    with pytest.raises(AnalysisError) as error:
+        replay(real / "sparse", "1gbps", against="dense")
+    assert str(error.value) == (
+        "`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`."
+    )
+
+
+def test_break_even_is_the_bandwidth_at_which_both_are_equal(real):
+    (row,) = break_even(load(real), "1gbps").dropna(subset="step_s").to_dict("records")
+    one, dense = in_company([real / "sparse", real / "dense"])
+    even = one.break_even_bps(dense, parse_network("1gbps"))
+    assert (row["break_even_bps"], row["break_even_low_bps"], row["break_even_high_bps"]) == even
+    expected = "always" if math.isinf(even.low) else "never" if even.high == 0 else "below" if even.low > 0 else None
+    assert row["pays"] == (expected or "not distinguishable")
+    assert row["speedup"] == row["dense_step_s"] / row["step_s"]
+    assert row["seeds"] == 1
+    assert (row["forward"], row["backward"]) == ("TopK(0.1)", "TopK(0.1)")
+
+
+def trials_of(count=40):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"param.a": rng.uniform(0, 1, count), "param.b": rng.integers(1, 9, count)})
+    frame["param.kind"] = rng.choice(["x", "y"], count)
+    frame["param.density"] = np.where(frame["param.kind"] == "x", rng.uniform(0.001, 1, count), np.nan)
+    frame["objective.loss"] = 5 * frame["param.a"] + 0.05 * frame["param.b"]
+    frame["objective.bytes"] = np.where(frame["param.kind"] == "x", 10 * frame["param.density"].fillna(0), 20)
+    return frame
+
+
+def test_what_matters_is_found_for_each_objective():
+    found = importance(trials_of())
+    table = found.pivot(index="parameter", columns="objective", values="importance")
+    assert table.loc["a", "loss"] > 0.9
+    assert table.loc["kind", "bytes"] > 0.9
+    assert table.loc["density", "bytes"] > 0.9
+    everywhere = found[~found["conditional"]]
+    assert everywhere.groupby("objective")["importance"].sum().tolist() == pytest.approx([1, 1])
+    assert everywhere["trials"].unique().tolist() == [40]
+    assert found[found["conditional"]]["parameter"].unique().tolist() == ["density"]
+    pd.testing.assert_frame_equal(found, importance(trials_of()))
+
+
+def test_importance_is_that_of_optuna_on_the_study_itself():
+    space = {"a": optuna.distributions.FloatDistribution(0, 1), "b": optuna.distributions.IntDistribution(1, 8)}
+    study = optuna.create_study()
+    rng = np.random.default_rng(0)
+    ends = [{"a": 0.0, "b": 1}, {"a": 1.0, "b": 8}]
+    for params in [*ends, *({"a": rng.uniform(), "b": int(rng.integers(1, 9))} for _ in range(20))]:
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=space, value=params["a"] ** 2 + params["b"] / 9)
+        )
+    expected = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=3)
+    )
+    assert dict(importance(study, seed=3)[["parameter", "importance"]].to_numpy()) == pytest.approx(expected)
+
+
+def test_baselines_and_shared_results_are_no_trials_of_the_study():
+    frame = trials_of().assign(study="s", baseline=False, same_as=pd.array([None] * 40, "Int64"))
+    strange = frame.assign(**{"objective.loss": 1e6 * frame["param.b"]})
+    both = pd.concat([frame, strange.assign(baseline=True), strange.assign(same_as=3)])
+    pd.testing.assert_frame_equal(importance(frame), importance(both))
+    assert importance(frame[:3]).empty
+    with pytest.raises(AnalysisError) as error:
+        importance(frame, ["mood"])
+    assert str(error.value).startswith("There is no column 'mood'. Known: param.a,")

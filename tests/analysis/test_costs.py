@@ -1,0 +1,226 @@
+"""One job, one compute: laws of prices that runs share, and of their intervals."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from configurations import SMALL
+from report_runs import change_row, copy_run
+from typer.testing import CliRunner
+
+from analysis import Replay, ReplayError, break_even, in_company, load, replay
+from analysis.data.jobs import job_of, titles
+from analysis.pricing.costs import RESAMPLES
+from analysis.pricing.estimates import Estimate
+from raysim import train
+from raysim.cli import app
+from raysim.config import make_config
+from raysim.forecast.profiling import record_profile
+from raysim.network.presets import parse_network
+from raysim.records import Run, write_table
+
+NETWORKS = ("1mbps", "100mbps", "free")
+SETTINGS = {
+    "dense": {},
+    "q8": {"forward": "Quantize(8)", "backward": "Quantize(8)"},
+    "topk": {"forward": "TopK(0.1)", "backward": "Quantize(4)"},
+    "feedback": {"forward": "ErrorFeedback(TopK(0.3))", "backward": "TopK(0.3)"},
+}
+CONFIG = {**SMALL, "steps": 12, "evaluate_every_steps": 12, "profile_every_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return the folder of a run of each setting, and of a second dense one of another seed."""
+    folder = tmp_path_factory.mktemp("costs")
+    for name, changes in SETTINGS.items():
+        train(make_config({**CONFIG, **changes}), engine="inline", out=folder / name)
+    train(make_config({**CONFIG, "seed": 7}), engine="inline", out=folder / "dense-7")
+    return folder
+
+
+def networks():
+    return [parse_network(name) for name in NETWORKS]
+
+
+def company(folder, names=(*SETTINGS, "dense-7")):
+    return dict(zip(names, in_company([folder / name for name in names]), strict=True))
+
+
+def stretched(source, target, factor):
+    """Copy a run as a machine that takes `factor` times as long for everything would have recorded it."""
+    shutil.copytree(source, target)
+    for table, names in {
+        "actions": ("decode_s", "compute_wall_s", "compute_cpu_s", "encode_s", "start_s", "end_s"),
+        "steps": ("seconds",),
+    }.items():
+        whole = pq.read_table(target / f"{table}.parquet")
+        for name in names:
+            place = whole.schema.get_field_index(name)
+            values = np.array(whole[name].to_pylist(), float) * factor
+            whole = whole.set_column(place, whole.schema.field(name), pa.array(values))
+        write_table(whole, target / f"{table}.parquet")
+    return target
+
+
+def test_runs_of_one_job_share_compute_and_codecs_and_differ_in_bytes(runs):
+    priced = company(runs)
+    assert len({one.costs for one in priced.values()}) == 1
+    for one in priced.values():
+        np.testing.assert_array_equal(one.mean_profile.compute_s, priced["dense"].mean_profile.compute_s)
+        assert one.overheads == priced["dense"].overheads
+        assert one.costs.source == "pooled over 5 runs"
+    alone = Replay(runs / "q8")
+    assert alone.costs.source == "recorded in this run alone"
+    np.testing.assert_array_equal(alone.wire_bytes, priced["q8"].wire_bytes)
+
+
+def test_two_dense_runs_of_a_job_have_one_price(runs):
+    priced = company(runs)
+    one, other = (priced[name].step_seconds(networks()) for name in ("dense", "dense-7"))
+    assert (one == one[:, :1]).all()
+    np.testing.assert_array_equal(one[:, 0], other[:, 0])
+    assert [tuple(each) for each in priced["dense-7"].speedup(priced["dense"], networks())] == [(1, 1, 1)] * 3
+
+
+def test_where_bytes_cost_nothing_no_setting_is_faster_than_dense(runs):
+    priced = company(runs)
+    free = [parse_network("free")]
+    for name, one in priced.items():
+        (speedup,) = one.speedup(priced["dense"], free)
+        assert speedup.verdict != "faster", name
+        assert one.overheads.byte_s == 0
+
+
+def test_a_speedup_is_the_dense_step_over_the_step_in_every_row(runs):
+    frame = replay(load(runs), NETWORKS, against="dense")
+    assert len(frame) == 5 * 3
+    np.testing.assert_array_equal(frame["speedup"], frame["dense_step_s"] / frame["step_s"])
+    dense = frame[frame["run"] == "dense"].set_index("network")["step_s"]
+    np.testing.assert_array_equal(frame["dense_step_s"], dense[frame["network"]])
+    assert ((frame["step_low_s"] < frame["step_s"]) & (frame["step_s"] < frame["step_high_s"])).all()
+    others = frame[~frame["run"].str.startswith("dense")]
+    assert (others["speedup_low"] < others["speedup_high"]).all()
+    assert frame["compute"].unique().tolist() == ["pooled over 5 runs"]
+    for name in NETWORKS:
+        rows = frame[(frame["network"] == name) & ~frame["run"].str.startswith("dense")].set_index("run")
+        even = break_even(load(runs), name).dropna(subset="step_s")
+        assert sorted(even["speedup"]) == pytest.approx(sorted(rows["speedup"]))
+
+
+@pytest.mark.parametrize("order", list(itertools.islice(itertools.permutations(SETTINGS), 0, None, 7)))
+def test_the_order_of_runs_decides_nothing(runs, order):
+    names = list(SETTINGS)
+    prices = company(runs, names), company(runs, order)
+    for name in names:
+        steps = [of[name].resampled_seconds(networks()) for of in prices]
+        np.testing.assert_array_equal(*steps)
+
+
+@pytest.mark.parametrize("loaded", [("dense", "dense-7"), ("q8",), ("topk", "feedback", "dense")])
+def test_runs_recorded_on_a_machine_half_as_fast_move_no_ratio_beyond_its_interval(runs, tmp_path, loaded):
+    quiet = company(runs)
+    for name in quiet:
+        if name in loaded:
+            stretched(runs / name, tmp_path / name, 2.0)
+        else:
+            shutil.copytree(runs / name, tmp_path / name)
+    busy = company(tmp_path)
+    for name in SETTINGS:
+        before, after = (of[name].speedup(of["dense"], networks()) for of in (quiet, busy))
+        for network, one, other in zip(NETWORKS, before, after, strict=True):
+            assert abs(other.value - one.value) <= other.high - other.low, (name, network)
+
+
+def test_one_run_of_one_profiled_step_has_an_interval_too(runs, small, tmp_path):
+    for name, changes in {"dense": {}, "topk": {"forward": "TopK(0.1)"}}.items():
+        train(small(**changes, steps=2, profile_every_steps=2), engine="inline", out=tmp_path / name)
+    dense, one = in_company([tmp_path / "dense", tmp_path / "topk"])
+    assert len(one.profiles) == 1
+    for found in (*one.step_s(networks()), *one.speedup(dense, networks())):
+        assert found.low < found.value < found.high
+    assert one.resampled_seconds(networks()).shape == (3, RESAMPLES)
+
+
+def test_runs_of_different_jobs_are_not_compared(runs, tmp_path):
+    copy_run(runs / "dense", tmp_path / "dense")
+    copy_run(runs / "topk", tmp_path / "topk")
+    change_row(tmp_path / "topk", threads_per_stage=2)
+    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+        replay(tmp_path / "topk", "free", against=tmp_path / "dense")
+    frame = replay(load(tmp_path), "free", against="dense")
+    assert frame["compute"].tolist() == ["recorded in this run alone"] * 2
+    assert frame["speedup"].notna().tolist() == [True, False]
+    words = titles(job_of(Run(tmp_path / name).row) for name in ("dense", "topk"))
+    assert sorted(words.values()) == ["cnn on digits, threads_per_stage=1", "cnn on digits, threads_per_stage=2"]
+
+
+def test_a_profile_takes_the_place_of_the_recorded_compute(runs, tmp_path):
+    file = tmp_path / "here.json"
+    record_profile(make_config(CONFIG), num_steps=2).save(file)
+    quiet = in_company([runs / "dense", runs / "q8"], profile=file)
+    assert quiet[0].costs.source == f"profile {file}"
+    recorded = in_company([runs / "dense", runs / "q8"])
+    assert not np.allclose(quiet[0].mean_profile.compute_s, recorded[0].mean_profile.compute_s)
+    np.testing.assert_array_equal(quiet[1].mean_profile.encode_s, recorded[1].mean_profile.encode_s)
+    frame = replay([runs / "dense", runs / "q8"], "free", profile=file)
+    assert frame["compute"].unique().tolist() == [f"profile {file}"]
+    done = CliRunner().invoke(app, ["replay", str(runs / "q8"), "--network", "free", "--profile", str(tmp_path / "no")])
+    assert done.exit_code == 2
+    assert "must be readable" in done.stderr
+
+
+def test_work_beside_a_forward_or_backward_is_a_kind_of_its_own(small, tmp_path):
+    train(small(forward="ACGC(0.1)", steps=6), engine="inline", out=tmp_path / "acgc")
+    train(small(steps=6), engine="inline", out=tmp_path / "dense")
+    works = Run(tmp_path / "acgc").actions.fillna({"work": "none"}).groupby("stage")["work"].agg(set).to_dict()
+    assert works == {0: {"none"}, 1: {"sensitivity"}, 2: {"sensitivity"}}
+    assert Run(tmp_path / "dense").row["device_kind"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    acgc, dense = in_company([tmp_path / "acgc", tmp_path / "dense"])
+    mine, plain = (one.mean_profile.compute_s[0, :, 1, 0] for one in (acgc, dense))
+    assert mine[0] == plain[0]
+    assert (mine[1:] != plain[1:]).all()
+
+
+def test_ends_of_an_estimate_say_what_may_be_said():
+    assert Estimate(2.0, 1.5, 2.5).at(4.0) == (4.0, 3.0, 5.0)
+    assert [Estimate(1.0, *ends).verdict for ends in ((1.01, 1.2), (0.8, 0.99), (0.9, 1.1), (1.0, 1.0))] == [
+        "faster",
+        "slower",
+        "not distinguishable",
+        "not distinguishable",
+    ]
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_busy_for_some_runs_moves_no_ratio_beyond_its_interval(tmp_path):
+    """Real ones: processes that burn every core while dense is recorded, and none while the others are."""
+    config = {**CONFIG, "steps": 60, "evaluate_every_steps": 60, "profile_every_steps": 3}
+
+    def record(folder, burning):
+        for name, changes in SETTINGS.items():
+            load_ = [sys.executable, "-c", "while True: pass"]
+            burners = [subprocess.Popen(load_) for _ in range(4)] if name in burning else []
+            try:
+                train(make_config({**config, **changes}), engine="inline", out=folder / name)
+            finally:
+                for burner in burners:
+                    burner.kill()
+                    burner.wait()
+        return company(folder, tuple(SETTINGS))
+
+    quiet, busy = record(tmp_path / "quiet", ()), record(tmp_path / "busy", ("dense",))
+    rows = []
+    for name in SETTINGS:
+        before, after = (of[name].speedup(of["dense"], networks()) for of in (quiet, busy))
+        for network, one, other in zip(NETWORKS, before, after, strict=True):
+            held = abs(other.value - one.value) <= other.high - other.low
+            rows.append({"setting": name, "network": network, "quiet": one, "busy": other, "held": held})
+    assert pd.DataFrame(rows)["held"].all(), pd.DataFrame(rows).to_string()

@@ -1,0 +1,162 @@
+"""One setting on one network has one price, wherever it is asked for; and a page does not contradict itself."""
+
+import re
+
+import pandas as pd
+import pytest
+from studies import BASE, write_study
+from typer.testing import CliRunner
+
+from analysis import break_even, load, replay
+from analysis.report import compose
+from analysis.report.blocks import Table, Text
+from analysis.report.figures import ByNetwork, Figure
+from analysis.report.words import seconds, speedup, step_time
+from raysim.cli import app
+from raysim.show.terminal import format_seconds
+from sweeps.reading import read_study
+from sweeps.runner import Sweep
+from sweeps.show import show_result
+
+NETWORK = "2mbps"
+PAGE = ("2mbps", "100mbps", "1gbps", "free")
+
+
+@pytest.fixture(scope="module")
+def study(ray, tmp_path_factory):
+    """Return a study that was swept: dense and three settings, each with one seed."""
+    folder = tmp_path_factory.mktemp("one-price")
+    path = write_study(
+        folder,
+        base={**BASE, "steps": 8, "profile_every_steps": 2},
+        objectives=[f"step_s@{NETWORK}"],
+        space={"forward": ["Identity", "TopK(0.1)", "Quantize(4)", "ErrorFeedback(TopK(0.3))"]},
+        symbols=None,
+        sampler="grid",
+        trials=None,
+        engine="inline",
+        jobs=1,
+    )
+    done = Sweep(read_study(path), out=folder / "study")
+    done.run()
+    return done
+
+
+@pytest.fixture(scope="module")
+def page(study):
+    return compose(study.folder, PAGE)
+
+
+def blocks(page, kind):
+    return [block for one in page.sections for block in one.blocks if isinstance(block, kind)]
+
+
+def table(page, key):
+    return next(one for one in blocks(page, Table) if one.key == key)
+
+
+def on(network, text):
+    return text.values[network] if isinstance(text, ByNetwork) else text
+
+
+def test_all_eight_places_have_the_same_figure(study, page, capsys):
+    trials = pd.read_parquet(study.folder / "trials.parquet")  # trials.parquet, settled at the end
+    assert trials["settled"].all()
+    assert trials["compute"].unique().tolist() == ["pooled over 4 runs"]
+    best = trials.loc[trials[f"objective.step_s@{NETWORK}"].idxmin()]
+    (run,), setting = best["runs"], best["notation"].removeprefix("forward=").partition(" backward=")[0]
+    step_s, faster, low, high = (
+        float(best[f"{name}.step_s@{NETWORK}"]) for name in ("objective", "speedup", "speedup_low", "speedup_high")
+    )
+
+    show_result(study)  # the sweep's end table
+    shown = capsys.readouterr().out
+    line = next(line for line in shown.splitlines() if f"forward={setting}" in line)
+    assert format_seconds(step_s) in line
+    assert f"{faster:.2f}x ({low:.2f} to {high:.2f})" in line
+
+    dense = next(iter(trials.loc[trials["name"] == "dense", "runs"]))[0]
+    paths = [str(study.folder / name) for name in (run, dense)]  # raysim replay
+    done = CliRunner().invoke(
+        app, ["replay", paths[0], "--against", paths[1], "--network", NETWORK], env={"COLUMNS": "300"}
+    )
+    assert done.exit_code == 0, done.output
+    assert "pooled over 4 runs" in done.output
+    cells = next(line for line in done.output.splitlines() if NETWORK in line)
+    assert format_seconds(step_s) in cells
+    assert f"{faster:.2f}x" in cells
+
+    results = load(study.folder)  # pandas
+    frame = replay(results, NETWORK, against="dense").set_index("run").loc[run]
+    assert frame["step_s"] == pytest.approx(step_s, rel=1e-12)
+    assert frame[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([faster, low, high], rel=1e-9)
+    even = break_even(results, NETWORK).set_index("forward").loc[setting]
+    assert even["step_s"] == pytest.approx(step_s, rel=1e-12)
+    assert even["speedup"] == pytest.approx(faster, rel=1e-9)
+    assert (even["break_even_bps"] > 2e6) == (faster > 1)  # below it the setting pays, and 2 Mbit/s is below
+
+    name = f"{setting} / Identity"  # the report's row
+    settings = table(page, "job1-settings")
+    titles = [column.text for column in settings.columns]
+    cells = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == name)
+    assert cells["step"].value.values[NETWORK] == pytest.approx(step_s, rel=1e-12)
+    assert cells["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
+    assert "pooled over 4 runs" in settings.caption
+
+    lead = next(text for text in blocks(page, Text) if text.kind == "lead")  # its sentence
+    promising = re.search(
+        r"`([^`]+)`: ([\d.]+) times as fast as dense \(([\d.]+) to ([\d.]+); dense takes (.+?)\)",
+        lead.text.values[NETWORK],
+    )
+    assert promising is not None, lead.text.values[NETWORK]
+    told = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == promising[1])
+    assert told["speed-up"].text.values[NETWORK].startswith(f"{promising[2]}x ({promising[3]} to {promising[4]})")
+    dense_s = frame["dense_step_s"]
+    assert promising[5] == seconds(dense_s)
+
+    picture = next(figure for figure in blocks(page, Figure) if figure.key == "job1-gantt").table(
+        NETWORK
+    )  # its picture
+    ends = (picture["start_s"] + picture["duration_s"]).groupby(picture["panel"]).max()
+    assert ends["dense"] == pytest.approx(dense_s, rel=1e-9)
+    compressed = next(panel for panel in ends.index if panel != "dense")
+    drawn = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == compressed)
+    assert ends[compressed] == pytest.approx(drawn["step"].value.values[NETWORK], rel=1e-9)
+
+
+def test_sentences_say_what_the_tables_say(page):
+    """On every network: the fastest and the faster ones, by the numbers of the page alone."""
+    summary, settings = table(page, "job1-recommended"), table(page, "job1-settings")
+    titles = [column.text for column in settings.columns]
+    rows = {cells[0].text: dict(zip(titles, cells, strict=True)) for cells in settings.rows}
+    for cells in summary.rows:
+        network, chosen, step, dense_step, faster, *_, evidence = (cell.text for cell in cells)
+        assert step == rows[chosen]["step"].text.values[network]
+        assert dense_step == seconds(rows["dense"]["step"].value.values[network])
+        if chosen == "dense":
+            assert faster == "1"
+        else:
+            assert faster == on(network, rows[chosen]["speed-up"].text)
+        times = {name: on(network, row["speed-up"].text) for name, row in rows.items() if name != "dense"}
+        for name, text in times.items():
+            value, low, high = (float(part) for part in re.match(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\)", text).groups())
+            ratio = rows["dense"]["step"].value.values[network] / rows[name]["step"].value.values[network]
+            assert value == pytest.approx(ratio, abs=0.006)
+            if 1 not in (low, high):  # rounded to it
+                assert ("not distinguishable" in text) == (low < 1 < high)
+        told = re.match(r"(\d+) faster|nothing tried is 5 % faster", evidence)
+        if told:
+            surely = [
+                t
+                for t in times.values()
+                if float(t.split("x")[0]) >= 1.05 and float(re.search(r"\(([\d.]+)", t)[1]) > 1
+            ]
+            assert int(told[1] or 0) == len(surely)
+
+
+def test_an_interval_is_written_in_one_unit():
+    from analysis import Estimate
+
+    assert step_time(Estimate(0.0999, 0.0980, 0.1020)) == "99.9 ms (98 to 102)"
+    assert step_time(Estimate(0.9, 0.8, 1.1)) == "900 ms (800 to 1.1 s)"
+    assert speedup(Estimate(0.9, 0.8, 0.95)) == "0.90x (0.80 to 0.95)"

@@ -1,0 +1,460 @@
+"""Recorded runs priced on networks: laws that hold of any run, on real ones made by the inline engine."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from configurations import SMALL
+from pipelines import RUNS
+from typer.testing import CliRunner
+
+from analysis import Replay, ReplayError, Target, beside, in_company, replay
+from analysis.data.recording import Recording
+from raysim import Run, train
+from raysim.cli import app
+from raysim.config import make_config
+from raysim.network.placement import Placement
+from raysim.network.presets import parse_network
+from raysim.network.simulate import simulate, step_seconds
+from raysim.network.topology import Network
+from raysim.network.transport import RAY
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+from raysim.records import write_table
+
+MBPS = 1e6
+ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return the folders of a compressed and a dense run, and of a GPT with tied parameters."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes = {
+        "sparse": {"forward": "TopK(0.1)", "backward": "Quantize(4)", "steps": 10, "evaluate_every_steps": 4},
+        "dense": {"steps": 10, "evaluate_every_steps": 4},
+        "tied": {
+            "model": {"name": "gpt", "num_blocks": 2, "width": 8, "num_heads": 2, "tied": True},
+            "data": {"name": "topics", "length": 8, "train_samples": 64, "test_samples": 20},
+        },
+        "gpipe": {"schedule": "GPipe", "steps": 4},
+        "unprofiled": {"profile_every_steps": 0, "steps": 1},
+    }
+    for name, change in changes.items():
+        train(make_config({**SMALL, **change}), engine="inline", out=folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(runs):
+    return in_company([runs / "sparse", runs / "dense"])
+
+
+@pytest.fixture(scope="module")
+def sparse(pair):
+    return pair[0]
+
+
+@pytest.fixture(scope="module")
+def dense(pair):
+    return pair[1]
+
+
+def test_bytes_are_those_that_were_recorded(runs, sparse):
+    run = Run(runs / "sparse")
+    links = run.links
+    priced = links[links["step"].isin(sparse.profiles)]
+    assert sparse.wire_bytes.tolist() == priced.groupby("step")["wire_bytes"].sum().tolist()
+    assert sparse.dense_bytes.tolist() == priced.groupby("step")["dense_bytes"].sum().tolist()
+    for timeline in sparse.timelines(parse_network("100mbps")):
+        wires = {(wire.source, wire.target): wire.wire_bytes for wire in timeline.wires()}
+        step = int(timeline.profile.source.split()[-1])
+        for row in links[links["step"] == step].to_dict("records"):
+            ends = (row["boundary"], row["boundary"] + 1)
+            moved = row["wire_bytes"] + row["packets"] * RAY.small_bytes
+            assert wires[ends if row["direction"] == "forward" else ends[::-1]] == moved
+    row = replay(sparse, "1gbps").iloc[0]
+    assert row["wire_bytes"] == priced["wire_bytes"].sum() / len(sparse.profiles)
+    assert row["run_s"] == row["steps"] * row["step_s"]
+
+
+@pytest.mark.parametrize("name", ["zero-bubble", "interleaved", "custom"])
+def test_every_schedule_is_replayed(small, tmp_path, name):
+    """As it was recorded: rows, costs and bytes, of which those between two stages of one worker cross no wire."""
+    changes = dict(RUNS[name])
+    if name == "custom":
+        file = tmp_path / "rows.csv"
+        shutil.copy(changes["schedule"].split("'")[1], file)
+        changes["schedule"] = f"Custom('{file}')"
+    run = train(small(**changes), engine="inline", out=tmp_path / "run")
+    if name == "custom":
+        file.unlink()
+    found = Replay(run)
+    rows = make_config({**SMALL, **RUNS[name]}).parsed_schedule.rows(found.num_stages, 4)
+    assert found.rows == rows
+    assert found.num_workers == len(rows) == (3 if name == "zero-bubble" else 2)
+    links, owner = run.links, {action.stage: worker for worker, row in enumerate(rows) for action in row}
+    for step, timeline in zip(found.profiles, found.timelines(parse_network("100mbps")), strict=True):
+        here = links[links["step"] == step]
+        crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]
+        moved = crossing["wire_bytes"].sum() + RAY.small_bytes * crossing["packets"].sum()
+        assert sum(wire.wire_bytes for wire in timeline.wires()) == moved
+        profile = found.profiles[step]
+        spent = pd.Series((profile.decode_s + profile.compute_s + profile.encode_s)[0].sum(axis=(1, 2)))
+        busy = spent.groupby(spent.index.map(owner)).sum()
+        assert [w.compute_s + w.codec_s for w in timeline.workers()] == pytest.approx(busy.tolist())
+        assert timeline.pipeline_s >= busy.max()
+    seconds = found.step_seconds([parse_network(text) for text in ("8mbps", "100mbps", "free")]).mean(axis=1)
+    assert (np.diff(seconds) <= 0).all()
+    assert CliRunner().invoke(app, ["replay", str(run.folder), "--network", "1gbps"]).exit_code == 0
+
+
+def test_a_faster_network_is_never_slower(sparse):
+    networks = [Network(mbps * MBPS, 0.001) for mbps in np.geomspace(0.1, 1e5, 40)]
+    seconds = sparse.step_seconds(networks)
+    assert (np.diff(seconds, axis=0) <= 1e-12).all()
+    latencies = sparse.step_seconds([Network(100 * MBPS, s) for s in (0.0, 0.001, 0.01, 0.1)])
+    assert (np.diff(latencies, axis=0) > 0).all()
+
+
+def test_an_infinite_network_leaves_compute_alone(sparse):
+    free = sparse.split(parse_network("free"))
+    assert free.workers["wait_s"].max() == pytest.approx(0, abs=1e-12)
+    assert free.utilisation == 0
+    busy = free.workers[["compute_s", "codec_s", "overhead_s"]].sum(axis=1)
+    for (step, profile), timeline in zip(sparse.profiles.items(), sparse.timelines(parse_network("free")), strict=True):
+        work = (profile.compute_s + profile.decode_s + profile.encode_s)[0].sum(axis=(1, 2))
+        worker = timeline.workers()
+        assert [w.compute_s + w.codec_s for w in worker] == pytest.approx(work.tolist()), step
+    assert free.pipeline_s >= busy.max()
+
+
+def test_the_parts_of_a_worker_add_up(sparse):
+    for network in ("free", "8mbps", "100mbps+20ms", "worldwide"):
+        split = sparse.split(parse_network(network))
+        parts = split.workers.drop(columns=["worker", "stages"]).sum(axis=1)
+        mean = sparse.step_seconds([parse_network(network)]).mean()
+        assert parts.tolist() == pytest.approx([mean] * sparse.num_workers)
+        assert sum(split.critical_s.values()) == pytest.approx(mean)
+
+
+def test_twice_the_bandwidth_halves_the_time_on_the_wire(sparse):
+    seconds = []
+    for mbps in (10, 20):
+        timelines = sparse.timelines(Network(mbps * MBPS))
+        seconds.append([sum(wire.busy_s for wire in timeline.wires()) for timeline in timelines])
+    assert seconds[0] == pytest.approx([2 * s for s in seconds[1]])
+    slow, slower = sparse.step_seconds([Network(2e3), Network(1e3)]).mean(axis=1)
+    assert slower / slow == pytest.approx(2, rel=0.01)  # where the wire is all
+
+
+def test_two_networks_or_runs_at_once_equal_one_by_one(sparse, dense):
+    names = ["8mbps", "worldwide", "1gbps+5ms", "100mbps/port"]
+    together = replay([sparse, dense], names, target=ALWAYS)
+    alone = pd.concat([replay(run, name, target=ALWAYS) for run in (sparse, dense) for name in names])
+    pd.testing.assert_frame_equal(together, alone.reset_index(drop=True))
+    fast = replay([sparse, dense], names, target=ALWAYS, split=False)
+    pd.testing.assert_frame_equal(fast, together[fast.columns])
+
+
+def test_replaying_does_not_depend_on_how_it_was_asked(runs, sparse):
+    alone = Replay(runs / "sparse")
+    frames = [replay(run, "8mbps") for run in (alone, runs / "sparse", str(runs / "sparse"), Run(runs / "sparse"))]
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0])
+    pd.testing.assert_frame_equal(replay(alone, Network(8 * MBPS, name="8mbps")), frames[0])
+    (mine, company) = (frames[0].iloc[0], replay(sparse, "8mbps").iloc[0])
+    assert (mine["compute"], company["compute"]) == ("recorded in this run alone", "pooled over 2 runs")
+    unpriced = ["steps", "wire_bytes", "dense_bytes", "recorded_step_s"]
+    assert mine[unpriced].equals(company[unpriced])  # in company the price differs, and nothing else
+
+
+def test_time_to_target_is_steps_times_step_time(runs, sparse):
+    evals = Run(runs / "sparse").evals
+    level = float(evals[evals["mode"] == "on"].sort_values("step")["loss"].iloc[1])
+    target = Target("loss", level)
+    first = {
+        mode: int(rows[rows["loss"] <= level]["step"].min())
+        for mode, rows in evals.groupby("mode")
+        if (rows["loss"] <= level).any()
+    }
+    row = replay(sparse, "8mbps", target=target).iloc[0]
+    for mode in ("on", "off"):
+        if mode in first:
+            assert row[f"steps_to_target_{mode}"] == first[mode]
+            assert row[f"time_to_target_{mode}_s"] == first[mode] * row["step_s"]
+        else:
+            assert row[f"steps_to_target_{mode}"] is pd.NA
+    assert replay(sparse, "8mbps", target=ALWAYS).iloc[0]["steps_to_target_on"] == 4  # the first evaluation
+
+
+def test_a_target_not_reached_is_missing_and_said(runs, sparse):
+    row = replay(sparse, "8mbps", target="accuracy=2").iloc[0]
+    assert row["steps_to_target_on"] is pd.NA
+    assert row["time_to_target_on_s"] is pd.NA
+    done = CliRunner().invoke(app, ["replay", str(runs / "sparse"), "--network", "8mbps", "--target", "accuracy=2"])
+    assert done.exit_code == 0, done.output
+    assert "not reached in 10 steps, best 0." in done.output
+    assert "nan" not in done.output.lower()
+
+
+def test_targets_are_read(runs):
+    assert Target.parse("loss=0.5") == ("loss", 0.5)
+    values = pd.Series([0.4, 0.5, 0.6])
+    assert Target("loss", 0.5).reached(values).tolist() == [True, True, False]
+    assert Target("accuracy", 0.5).reached(values).tolist() == [False, True, True]
+    for text in ("0.9", "loss", "loss=", "loss=x", "loss=nan", "speed=1"):
+        with pytest.raises(ReplayError, match="`target` must be"):
+            Target.parse(text)
+
+
+def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
+    network = parse_network("100mbps+1ms")
+    even, low, high = sparse.break_even_bps(dense, network)
+    assert 0 < low <= even <= high
+    means = sparse.mean_profile, dense.mean_profile
+    for bandwidth, sign in ((even / 1.01, -1), (even * 1.01, 1)):
+        mine, theirs = (simulate(sparse.schedule, p, Network(bandwidth, 0.001)).step_s for p in means)
+        assert np.sign(mine - theirs) in (sign, 0)
+    for bandwidth, verdict in ((low / 1.5, "faster"), (even, "not distinguishable"), (high * 1.5, "slower")):
+        (speedup,) = sparse.speedup(dense, [Network(bandwidth, 0.001)])
+        assert speedup.verdict == verdict
+    row = replay(sparse, "1mbps", against=dense).iloc[0]
+    assert row["speedup"] == row["dense_step_s"] / row["step_s"] > 1.5
+    assert row["verdict"] == "faster"
+    assert replay(sparse, "worldwide", against=dense).iloc[0]["break_even_bps"] is pd.NA
+
+
+def test_against_itself_nothing_is_gained(dense):
+    row = replay(dense, ["8mbps"], against=dense).iloc[0]
+    assert row[["speedup", "speedup_low", "speedup_high"]].tolist() == [1, 1, 1]
+    assert row["verdict"] == "not distinguishable"
+    assert 1 < sum(dense.wire_bytes) / sum(dense.dense_bytes) < 1.01  # a header beside the values
+
+
+def test_against_another_kind_of_run_is_refused(runs, sparse):
+    with pytest.raises(ReplayError, match=r"`schedule` of the run in .*gpipe must be '1F1B', as of the one it is set"):
+        replay(runs / "sparse", "8mbps", against=runs / "gpipe")
+    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+        replay(runs / "sparse", "8mbps", against=runs / "tied")
+    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+        replay(sparse, "8mbps", against=runs / "dense")
+
+
+def test_tied_gradients_are_exchanged_at_the_end(runs):
+    run = Replay(runs / "tied")
+    each = 2 * chunk_bytes("sum", 256 * 8, 2, TIED_TABLE)[0]
+    assert run.recording.collective_bytes("tied") == 2 * each
+    for name in ("free", "8mbps+20ms", "8mbps/half"):
+        network = parse_network(name)
+        ways = 2 if network.sharing == "half" else 1
+        without = [
+            simulate(run.schedule, dataclasses.replace(p, transfers=p.transfers[:0]), network)
+            for p in run.profiles.values()
+        ]
+        chunk = each / 2 + RAY.small_bytes
+        round_s = RAY.small_trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
+        seconds = 2 * round_s
+        assert run.step_seconds([network])[0].tolist() == pytest.approx([one.step_s + seconds for one in without])
+        assert run.split(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
+    row = replay(run, "8mbps").iloc[0]
+    links = Run(runs / "tied").links
+    here = links[links["step"] == 3]
+    assert row["tied_bytes"] + row["wire_bytes"] == here["wire_bytes"].sum()
+
+
+def test_steps_that_warm_up_are_left_out(runs, sparse):
+    assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 3, 5, 7, 9]
+    assert list(sparse.profiles) == [3, 5, 7, 9]
+    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [3, 9]
+
+
+def test_the_clock_is_the_cpus_where_it_computes(runs):
+    auto, cpu, wall = (Replay(runs / "sparse", compute=clock) for clock in ("auto", "cpu", "wall"))
+    for step, profile in cpu.profiles.items():
+        assert (profile.compute_s <= wall.profiles[step].compute_s).all()
+        np.testing.assert_array_equal(profile.compute_s, auto.profiles[step].compute_s)
+    assert "CPU seconds" in cpu.costs.method
+    assert "seconds as they passed" in wall.costs.method
+
+
+def test_overheads_are_the_runs_own_or_none(runs, sparse):
+    seconds = Run(runs / "sparse").steps.set_index("step")["seconds"]
+    bare = Replay(runs / "sparse", costs=sparse.costs, overheads="none")
+    assert tuple(bare.overheads) == (0, 0, 0, 0)
+    assert sparse.overheads.call_s > 0
+    assert 0 < sparse.overheads.step_s < seconds[list(sparse.profiles)].mean()
+    assert sparse.overheads.message_s == sparse.overheads.byte_s == 0  # the inline engine moves no packets
+    assert any("inline engine" in note for note in sparse.notes)
+    free = [parse_network("free")]
+    assert (bare.step_seconds(free) < sparse.step_seconds(free)).all()
+
+
+def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
+    """What Ray would have recorded on a free network, by the simulator: the overheads are found again, and the seconds."""
+    shutil.copytree(runs / "sparse", tmp_path / "ray")
+    row, steps, actions = (pq.read_table(tmp_path / "ray" / f"{name}.parquet") for name in ("run", "steps", "actions"))
+    given = {
+        "call_s": 1e-3,
+        "message_s": 5e-5,
+        "step_s": 5e-3,
+    }  # half an action is more than a hop, or it counts as call
+    bare = Recording(runs / "sparse")
+    frame, seconds = actions.to_pandas(), steps.to_pandas()
+    for step, profile in bare.profiles.items():
+        timeline = simulate(bare.schedule, dataclasses.replace(profile, **given), parse_network("free"))
+        for i in frame.index[frame["step"] == step]:
+            place = (0, frame.at[i, "stage"], "FB".index(frame.at[i, "op"]), frame.at[i, "microbatch"])
+            frame.at[i, "start_s"], frame.at[i, "end_s"] = timeline.start_s[place] + 7, timeline.end_s[place] + 7
+        seconds.loc[seconds["step"] == step, "seconds"] = timeline.step_s
+    for name, table, schema in (("steps", seconds, steps.schema), ("actions", frame, actions.schema)):
+        write_table(pa.Table.from_pandas(table, schema), tmp_path / "ray" / f"{name}.parquet")
+    place = row.schema.get_field_index("engine")
+    write_table(row.set_column(place, row.schema.field(place), [["ray"]]), tmp_path / "ray" / "run.parquet")
+    found = Replay(tmp_path / "ray")
+    for name, value in given.items():
+        assert getattr(found.overheads, name) == pytest.approx(value, rel=0.02), name
+    recorded = seconds[seconds["step"].isin(found.profiles)]["seconds"]
+    again = [dataclasses.replace(profile, **found.overheads._asdict()) for profile in bare.profiles.values()]
+    free = step_seconds(bare.schedule, again, [parse_network("free")])[0]
+    assert free.tolist() == pytest.approx(recorded.tolist(), rel=0.02)
+    inline = Replay(runs / "sparse").profiles
+    for step, profile in found.profiles.items():  # the engine changes nothing about the price of a packet
+        np.testing.assert_array_equal(profile.moved_bytes, inline[step].moved_bytes)
+        np.testing.assert_array_equal(profile.trips, inline[step].trips)
+
+
+def test_the_driver_can_be_a_detour(runs):
+    straight, detour = Replay(runs / "sparse"), Replay(runs / "sparse", driver=0)
+    network = parse_network("8mbps")
+    assert (detour.step_seconds([network]) > straight.step_seconds([network])).all()
+    assert detour.split(network).pipeline_s > straight.split(network).pipeline_s
+    assert any("--driver 0" in note for note in straight.notes)
+    assert not any("--driver 0" in note for note in detour.notes)
+
+
+def test_workers_are_spread_over_the_hosts_of_the_network(sparse):
+    assert sparse.placement(parse_network("worldwide")) == Placement((0, 21, 42))
+    assert sparse.placement(parse_network("8mbps")) == Placement((0, 1, 2))
+
+
+def test_the_command_prints_and_writes(runs, tmp_path):
+    done = CliRunner().invoke(
+        app,
+        [
+            *["replay", str(runs / "sparse"), "--against", str(runs / "dense"), "--target", "accuracy=0"],
+            *["--network", "8mbps", "--network", "worldwide"],
+            *["--json", str(tmp_path / "r.json"), "--trace", str(tmp_path / "t.json")],
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    for text in (
+        "8mbps",
+        "worldwide",
+        "90 % interval",
+        "speed-up",
+        "pays below",
+        "compression off",
+        "bubble",
+        "critical path is",
+    ):
+        assert text in done.output
+    figures = json.loads((tmp_path / "r.json").read_text())
+    row = replay(beside([runs / "sparse", runs / "dense"])[0], "8mbps", target="accuracy=0").iloc[0]
+    first = figures["networks"][0]
+    assert first["step_s"] == row["step_s"]
+    assert first["time_to_target_on_s"] == row["time_to_target_on_s"]
+    assert len(first["workers"]) == 3
+    assert figures["networks"][1]["pays_below"] == "-"
+    trace = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event.get("cat") == "action" for event in trace) == 2 * 3 * 4
+
+
+def test_the_command_imports_neither_torch_nor_ray(runs):
+    code = f"""
+import sys
+sys.argv = ["raysim", "replay", {str(runs / "sparse")!r}, "--network", "8mbps", "--target", "loss=0"]
+from raysim.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+assert not {{"torch", "ray"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{runs}/none", "--network", "8mbps"], "There is no run in {runs}/none: it has no run.parquet."),
+        (["{runs}", "--network", "8mbps"], "`RUN_DIR` must be one run, but {runs} holds 8 runs: "),
+        (["{runs}/sparse"], "`--network` must be given once or more, as in --network 100mbps."),
+        (["{runs}/sparse", "--network", "fast"], "`--network`: A network is a preset, text such as '100mbps+20ms'"),
+        (["{runs}/sparse", "--network", "no.csv"], "`--network`: The network file 'no.csv' must be readable"),
+        (["{runs}/sparse", "--network", "0mbps"], "`bandwidth_bps` must be in (0, inf], but got 0.0."),
+        (["{runs}/unprofiled", "--network", "8mbps"], "has no profiled actions to be priced: train it with"),
+        (
+            ["{runs}/sparse", "--network", "8mbps", "--target", "0.9"],
+            "`target` must be loss=, perplexity= or accuracy=",
+        ),
+        (
+            ["{runs}/noevals", "--network", "8mbps", "--target", "loss=1"],
+            "noevals has no evaluations to find loss <= 1 in",
+        ),
+        (["{runs}/broken", "--network", "8mbps"], "The table 'actions' of {runs}/broken cannot be read"),
+        (["{runs}/halved", "--network", "8mbps"], "must hold every action once, but got"),
+        (["{runs}/sparse", "--network", "8mbps", "--against", "{runs}/none"], "There is no run in {runs}/none"),
+        (["{runs}/sparse", "--network", "8mbps", "--against", "{runs}/gpipe"], "`schedule` of the run in {runs}/gpipe"),
+        (
+            ["{runs}/sparse", "--network", "8mbps", "--json", "/nowhere/x"],
+            "`--json` must be a file that can be written",
+        ),
+        (["{runs}/sparse", "--network", "8mbps", "--trace", "{runs}"], "`--trace` must be a file that can be written"),
+        (
+            ["{runs}/sparse", "--network", "8mbps", "--compute", "gpu"],
+            "`compute` must be one of auto, cpu, wall, but got 'gpu'.",
+        ),
+        (["{runs}/sparse", "--network", "8mbps", "--driver", "-1"], "`driver` must be an integer of at least 0"),
+        (["{runs}/sparse", "--network", "worldwide", "--driver", "99"], "`hosts` must be below 64"),
+    ],
+)
+def test_bad_input_is_one_sentence(runs, arguments, sentence):
+    for name in ("noevals", "broken", "halved"):
+        if not (runs / name).is_dir():
+            shutil.copytree(runs / "sparse", runs / name)
+            evals, actions = (runs / name / f"{table}.parquet" for table in ("evals", "actions"))
+            if name == "noevals":
+                write_table(pq.read_table(evals).slice(0, 0), evals)
+            elif name == "broken":
+                actions.write_bytes(b"PAR1")
+            else:
+                write_table(pq.read_table(actions).slice(7), actions)
+                write_table(pq.read_table(actions).slice(30), actions)
+    done = CliRunner().invoke(app, ["replay", *(text.format(runs=runs) for text in arguments)])
+    assert done.exit_code == 2, done.output
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("raysim: ")
+    assert sentence.format(runs=runs) in lines[0]
+
+
+def test_another_package_of_the_name_is_not_taken_for_ours(runs, tmp_path):
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('somebody else')")
+    done = subprocess.run(
+        [sys.executable, "-m", "raysim.cli", "replay", str(runs / "sparse"), "--network", "8mbps"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "`analysis` must be raysim's own" in done.stderr

@@ -1,0 +1,436 @@
+"""The report of runs: what it says follows from the records, whatever the folder holds; what it writes is sound HTML and Markdown."""
+
+import io
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+from records_made import write_run, write_study
+from report_runs import SEEDS, SPITE, change_row, copy_run, know_decisions, make_study, write_decisions
+from typer.testing import CliRunner
+
+from analysis import AnalysisError, Estimate, load
+from analysis.report import compose
+from analysis.report.blocks import Table, Text
+from analysis.report.figures import ByNetwork, Figure
+from analysis.report.html import write_html
+from analysis.report.markdown import write_markdown
+from analysis.report.material import ACCURACY, WORTH, Job, Setting, Spread
+from analysis.report.reproduce import recipe
+from raysim import train
+from raysim.cli import app
+from raysim.config import read_config
+from raysim.network.presets import parse_network
+
+NETWORKS = ("100mbps", "1gbps", "free")
+
+
+@pytest.fixture(scope="module")
+def runs(report_runs):
+    return report_runs
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    return compose(runs, NETWORKS)
+
+
+@pytest.fixture(scope="module")
+def html(page):
+    return write_html(page)
+
+
+def section(page, key):
+    return next(one for one in page.sections if one.key == key)
+
+
+def figures(page):
+    return [block for one in page.sections for block in one.blocks if isinstance(block, Figure)]
+
+
+def table(page, key):
+    return next(block for one in page.sections for block in one.blocks if isinstance(block, Table) and block.key == key)
+
+
+class Outline(HTMLParser):
+    """What a page consists of: its elements with their attributes, and the text outside of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "input", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.text.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_the_outline_is_sound_and_everything_is_labelled(html):
+    outline = Outline(html)
+    assert not outline.open
+    levels = [int(tag[1]) for tag, _ in outline.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    labelled = {attributes.get("for") for attributes in outline.all("label")}
+    controls = [*outline.all("input"), *outline.all("select")]
+    assert controls
+    assert {attributes["id"] for attributes in controls} <= labelled
+    assert all("scope" in attributes for attributes in outline.all("th"))
+    assert len(outline.all("caption")) == len(outline.all("table")) > 3
+    assert all(a["aria-label"] for _, a in outline.elements if a.get("role") == "img")
+    assert {a["href"][1:] for a in outline.all("a")} <= set(ids)
+
+
+def test_the_page_is_whole_by_itself(html):
+    outline = Outline(html)
+    for _, attributes in outline.elements:
+        for name in ("src", "href", "action"):
+            assert attributes.get(name, "#").startswith(("#", "data:")), attributes
+    policy = next(a["content"] for a in outline.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
+
+
+def test_what_comes_from_runs_is_never_markup(runs, html, tmp_path):
+    folder = tmp_path / "<b>&'\"runs"
+    copy_run(runs / "dense-s1", folder / "dense")
+    copy_run(runs / "topk-s1", folder / "<script>alert(1)<!--", name=SPITE, host=SPITE, schedule="1F1B")
+    change_row(folder / "<script>alert(1)<!--", data=f"</script>{SPITE}")
+    written = compose(folder, ("100mbps",))
+    outline = Outline(write_html(written))
+    assert {tag for tag, _ in outline.elements} <= {tag for tag, _ in Outline(html).elements}
+    assert not any(name.startswith("on") for _, attributes in outline.elements for name in attributes)
+    assert len(outline.all("script")) == 3
+    assert SPITE.replace("`", "") in "".join(outline.text).replace("`", "")
+    write_markdown(written, tmp_path / "md")
+    markdown = (tmp_path / "md" / "report.md").read_text()
+    assert "<script>" not in re.sub(r"```.*?```|`[^`\n]*`", "", markdown, flags=re.S).replace("\\<", "")
+
+
+def test_a_figure_is_the_same_in_the_page_and_in_its_csv(page, html):
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
+    assert set(data["figures"]) == {figure.key for figure in figures(page)}
+    frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier"))
+    for place, network in enumerate(NETWORKS):
+        rows = frontier.table(network)
+        for panel, drawn in zip(frontier.panels, data["figures"][frontier.key]["panels"], strict=True):
+            for series in drawn["series"]:
+                mine = rows[(rows["panel"] == panel.title) & (rows["series"] == series["name"])]
+                assert series["x"]["by"][place] == pytest.approx(mine["step_s"].tolist(), rel=1e-5)
+    everything = frontier.table()
+    assert set(everything["network"]) == set(NETWORKS)
+    assert len(everything) == sum(len(frontier.table(network)) for network in NETWORKS)
+
+
+def test_the_figures_hold_what_the_records_hold(runs, page):
+    results = load(runs)
+    frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier")).table("100mbps")
+    steps = [results.replay(f"topk-s{seed}").step_seconds([parse_network("100mbps")]).mean() for seed in SEEDS]
+    row = frontier[(frontier["series"] == "TopK / Identity") & frontier["accuracy_on"].notna()].iloc[0]
+    assert row["step_s"] == pytest.approx(sum(steps) / len(steps))
+    mine = results.runs[results.runs["forward"] == "TopK(0.1)"]
+    assert row["accuracy_on"] == pytest.approx(mine["final_accuracy_on"].mean())
+    assert row["accuracy_on_sd"] == pytest.approx(mine["final_accuracy_on"].std())
+    curves = next(figure for figure in figures(page) if figure.key.endswith("curves")).table("100mbps")
+    last = curves[
+        (curves["series"] == "TopK(0.1) / Identity") & curves["sent_bytes"].notna() & curves["train_loss"].notna()
+    ].iloc[-1]
+    assert last["sent_bytes"] == pytest.approx(mine["wire_bytes"].mean())
+    times = curves[
+        (curves["series"] == "TopK(0.1) / Identity") & curves["simulated_s"].notna() & curves["accuracy_on"].notna()
+    ]
+    assert times["simulated_s"].max() == pytest.approx(6 * row["step_s"])
+    links = next(figure for figure in figures(page) if figure.key.endswith("links")).table()
+    sent = links[links["series"] == "TopK(0.1) / Identity"]["wire_bytes"].sum()
+    assert sent == pytest.approx(mine["wire_bytes"].mean() / 6)
+
+
+def test_a_curve_over_time_is_one_over_steps_scaled(page):
+    figure = next(figure for figure in figures(page) if figure.key.endswith("curves"))
+    slow, fast = figure.table("100mbps"), figure.table("free")
+    known = slow["simulated_s"].notna()
+    assert known.any()
+    started = slow[known & (slow["simulated_s"] > 0)]
+    factors = (started["simulated_s"] / fast.loc[started.index, "simulated_s"]).groupby(started["series"])
+    assert (factors.min() > 1).all()
+    assert factors.max().tolist() == pytest.approx(factors.min().tolist())
+    assert slow.loc[~known, "train_loss"].equals(fast.loc[~known, "train_loss"])
+
+
+def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
+    quality = {mode: Spread(accuracy, 0.0, 3) for mode in ("on", "off")}
+    price = {network: Estimate(step_s, 0.99 * step_s, 1.01 * step_s) for network in NETWORKS}
+    times = speedup if speedup is not None else 1.0 / step_s
+    faster = {network: Estimate(times, 0.99 * times, 1.01 * times) for network in NETWORKS}
+    return Setting(
+        name,
+        name,
+        "Identity",
+        dense,
+        (name,),
+        3,
+        0,
+        6,
+        10.0,
+        100.0,
+        quality,
+        name,
+        (),
+        price,
+        dict.fromkeys(NETWORKS, 1.0),
+        faster,
+        {"verdict": verdict},
+    )
+
+
+def job(*settings):
+    return Job("job1", "a job", ACCURACY, settings, pd.DataFrame(), NETWORKS)
+
+
+def test_what_is_recommended_is_safe_and_worth_it():
+    dense = made("dense", 1.0, "", dense=True)
+    safe, safer, harmful, unsure = (
+        made("a", 0.5),
+        made("b", 0.8),
+        made("c", 0.1, "harmful"),
+        made("d", 0.2, "undecided"),
+    )
+    assert job(dense, harmful, unsure, safer, safe).recommended("free") is safe
+    assert job(dense, harmful, unsure).recommended("free") is dense
+    assert job(dense, made("e", 0.99, speedup=WORTH - 0.001)).recommended("free") is dense
+    assert job(safe).recommended("free") is None
+
+
+def test_a_front_holds_whom_no_other_beats():
+    settings = [
+        made("a", 1.0, accuracy=0.9),
+        made("b", 0.5, accuracy=0.8),
+        made("c", 0.6, accuracy=0.7),
+        made("d", 2.0, accuracy=0.95),
+    ]
+    front = job(*settings).fronts["free"]["on"]
+    assert [one.name for one in front] == ["b", "a", "d"]
+
+
+def test_the_table_of_runs_has_every_run(runs, page):
+    rows = table(page, "job1-runs").rows
+    assert {row[0].text for row in rows} == {folder.name for folder in runs.iterdir()}
+    simulated = next(row[11] for row in rows if row[0].text == "dense-s1")
+    assert isinstance(simulated.text, ByNetwork)
+    assert simulated.text.values["100mbps"] != simulated.text.values["free"]
+
+
+def test_the_recipe_and_the_commands_give_the_runs_again(runs, page, tmp_path):
+    codes = [
+        block.text for block in section(page, "reproduce").blocks if isinstance(block, Text) and block.kind == "code"
+    ]
+    (tmp_path / "job1.toml").write_text(codes[0])
+    commands = codes[1].splitlines()
+    assert len(commands) == 4
+    import shlex
+
+    rows = {(row["forward"], row["backward"], row["seed"]): row for row in load(runs).runs.to_dict("records")}
+    for command in commands:
+        words = shlex.split(command)
+        assert words[:3] == ["raysim", "train", "job1.toml"]
+        config = read_config(tmp_path / "job1.toml", words[3 : words.index("--engine")]).flat()
+        row = rows[config["forward"], config["backward"], config["seed"]]
+        for key, value in config.items():
+            if key != "cuts" and value is not None:
+                assert row[key] == value, key
+
+
+def test_options_of_a_model_stand_with_it_in_a_recipe():
+    assert (
+        recipe({"data": "digits", "data.path": 'a"b'}, ["data", "data.path"])
+        == 'data = { name = "digits", path = "a\\"b" }'
+    )
+
+
+def test_decisions_are_drawn_over_time(runs, tmp_path, monkeypatch):
+    know_decisions(monkeypatch)
+    copy_run(runs / "dense-s1", tmp_path / "runs" / "adaptive")
+    write_decisions(tmp_path / "runs" / "adaptive")
+    written = compose(tmp_path / "runs", NETWORKS)
+    figure = next(block for block in section(written, "decisions").blocks if isinstance(block, Figure))
+    rows = figure.table()
+    first = rows[(rows["series"] == "replica gradient, stage 0, layer0.weight") & rows["factor"].notna()]
+    assert first["factor"].tolist() == [10.0 * (1 + step) for step in range(6)]
+    assert rows[rows["series"] == "promote"]["step"].tolist() == [3, 3, 3, 3]
+    cells = next(block for block in section(written, "decisions").blocks if isinstance(block, Table)).rows[0]
+    assert [cell.text for cell in cells[3:5]] == ["6", "minimum 50%, candidate 50%"]
+    assert write_html(written)
+
+
+def test_decisions_without_a_gain_are_drawn_without_it(small, tmp_path):
+    train(small(forward="ACGC(0.1)", steps=4), engine="inline", out=tmp_path / "runs" / "acgc")
+    written = section(compose(tmp_path / "runs", NETWORKS), "decisions")
+    figure = next(block for block in written.blocks if isinstance(block, Figure))
+    assert [panel.title for panel in figure.panels] == ["Factor sent"]
+    rows = next(block for block in written.blocks if isinstance(block, Table)).rows
+    assert {row[1].text for row in rows} == {f"forward, boundary {boundary}, replica 0" for boundary in range(2)}
+    assert {tuple(cell.text for cell in row[3:5]) for row in rows} == {("4", "dense 50%, bounded 50%")}
+    assert {row[6].text for row in rows} == {"none"}
+
+
+def test_a_study_has_importances(runs, tmp_path):
+    folder = make_study(runs, tmp_path / "study", 30)
+    trials = [
+        {
+            "param.density": 0.01 * (1 + number),
+            "param.bits": float(2 + number % 3),
+            "objective.accuracy_on": 0.5 + number / 100,
+        }
+        for number in range(12)
+    ]
+    write_study(tmp_path / "made", trials, objectives={"accuracy_on": "maximize"})
+    for name in ("study.toml", "trials.parquet"):
+        shutil.copy(tmp_path / "made" / name, folder / name)
+    shutil.rmtree(tmp_path / "made")
+    figure = next(
+        block for block in section(compose(folder, NETWORKS), "importance").blocks if isinstance(block, Figure)
+    )
+    shares = figure.table()
+    assert shares["importance"].sum() == pytest.approx(1)
+    assert shares.iloc[0]["parameter"] == "density"
+
+
+def test_each_section_says_what_its_data_lack(runs, tmp_path):
+    copy_run(runs / "topk-s1", tmp_path / "runs" / "alone")
+    written = compose(tmp_path / "runs", NETWORKS)
+    for one in written.sections:
+        assert one.blocks or one.absent.endswith((".", "`.")), one.key
+    lead = next(
+        block for block in section(written, "summary").blocks if isinstance(block, Text) and block.kind == "lead"
+    )
+    assert "no dense run" in lead.text.values["free"]
+    assert write_html(written)
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_command_ends_with_the_decision(runs, tmp_path):
+    """The page's own sentence for the network, as plain text."""
+    result = command(runs, "--out", tmp_path / "report.html", "--network", "20mbps")
+    said = result.output.splitlines()[-1]
+    text = "".join(Outline((tmp_path / "report.html").read_text()).text)
+    assert said.startswith("On 20mbps, ")
+    assert said in text
+
+
+def test_bad_input_is_one_sentence(runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for arguments, said in (
+        ((tmp_path / "none",), f"There is no folder {tmp_path / 'none'}."),
+        ((tmp_path / "empty",), f"There is no run in {tmp_path / 'empty'}: no folder there has a run.parquet."),
+        ((runs, "--format", "pdf"), "`--format` must be html or md, but got 'pdf'."),
+        ((runs, "--compute", "gpu"), "`--compute` must be auto or cpu or wall, but got 'gpu'."),
+        (
+            (runs, "--format", "md", "--out", tmp_path / "file"),
+            f"`--out` must be a folder with --format md, but {tmp_path / 'file'} is a file.",
+        ),
+    ):
+        result = command(*arguments)
+        assert result.exit_code == 2, arguments
+        assert result.stderr.strip() == f"raysim: {said}"
+    assert command(runs, "--out", tmp_path / "none" / "report.html").exit_code == 2
+    assert command(runs, "--network", "slow").exit_code == 2
+    assert not list((tmp_path / "empty").iterdir())
+    with pytest.raises(AnalysisError, match="no run in"):
+        compose(tmp_path / "empty")
+
+
+def test_runs_that_are_not_over_are_listed_and_nothing_else_is(tmp_path):
+    write_run(tmp_path / "runs" / "going", status="running")
+    write_run(tmp_path / "runs" / "broken", status="failed", extra={"error": "stage 1 <died>"}.items())
+    result = command(tmp_path / "runs")
+    assert result.exit_code == 0, result.output
+    assert "None of the 2 runs is finished" in result.output
+    text = "".join(Outline((tmp_path / "runs" / "report.html").read_text()).text)
+    assert "None of the 2 runs is finished" in text
+    assert "stage 1 <died>" in text
+    assert "nothing to recommend" in text
+
+
+def test_other_schemas_and_corrupt_files_are_said_and_the_rest_is_shown(runs, tmp_path):
+    folder = tmp_path / "runs"
+    for name in ("dense-s1", "topk-s1", "q8-s1"):
+        shutil.copytree(runs / name, folder / name)
+    change_row(
+        folder / "q8-s1", schema_version=99, drop=("model", "steps_done", "dense_bytes", "final_loss_on", "host")
+    )
+    shutil.copytree(runs / "topk-s2", folder / "corrupt")
+    (folder / "corrupt" / "run.parquet").write_bytes(b"PAR1 nothing")
+    shutil.copytree(runs / "topk-s3", folder / "half")
+    (folder / "half" / "steps.parquet").write_bytes(b"PAR1 nothing")
+    (folder / "half" / "actions.parquet").unlink()
+    written = compose(folder, NETWORKS)
+    said = " ".join(written.problems)
+    for part in ("corrupt", "half", "version 99"):
+        assert part in said
+    assert all(problem.endswith(".") for problem in written.problems)
+    names = {row[0].text for number in (1, 2) for row in table(written, f"job{number}-runs").rows}
+    assert names == {"dense-s1", "topk-s1", "q8-s1", "half"}
+    assert write_html(written)
+
+
+def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
+    result = command(
+        runs,
+        "--format",
+        "md",
+        "--out",
+        tmp_path / "md",
+        "--network",
+        "100mbps",
+        "--network",
+        "1gbps",
+        "--network",
+        "free",
+    )
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "md" / "report.md").read_text()
+    from PIL import Image
+
+    for figure in figures(page):
+        assert f"![{figure.title}](figures/{figure.key}.png)" in text
+        with Image.open(tmp_path / "md" / "figures" / f"{figure.key}.png") as image:
+            assert image.width >= 1000
+            assert len(image.convert("L").getcolors()) > 2
+        written = pd.read_csv(io.StringIO((tmp_path / "md" / "figures" / f"{figure.key}.csv").read_text()))
+        assert len(written) == len(figure.table())
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("| `")} <= set(
+        range(3, 20)
+    )
+
+
+def test_two_hundred_runs_make_a_page_that_fits(large_report):
+    page, html, cpu_s = large_report
+    assert cpu_s < 20  # of CPU: how busy the machine is does not count
+    assert len(html.encode()) < 15e6
+    assert len(table(page, "job1-runs").rows) == 200

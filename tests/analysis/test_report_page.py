@@ -1,0 +1,260 @@
+"""The report's page in a real browser: no script errors, controls that work by mouse and keys, on a phone and on paper too."""
+
+import io
+import math
+import os
+import shutil
+import time
+
+import pandas as pd
+import pytest
+from report_runs import SPITE
+
+from analysis.report.figures import Figure
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return the system's Chromium, without a window."""
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+    if found is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        as_root = os.geteuid() == 0  # its sandbox does not work for root
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"] if as_root else [], timeout=60_000
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, large_report):
+    """Return a report of 200 runs and the file of its page."""
+    page, html, _ = large_report
+    file = tmp_path_factory.mktemp("browser") / "report.html"
+    file.write_text(html, encoding="utf-8")
+    return page, file
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Return a function that opens the page; no script error and no request may have come of it in the end."""
+    contexts, wrong = [], []
+
+    def open_page(width=1280, height=900, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else wrong.append(request.url),
+        )
+        page.goto(report[1].as_uri())
+        page.wait_for_function("window.raysimReport !== undefined")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_the_quickstart_sweep_has_a_report(browser, tmp_path):
+    """A real sweep and its page: no script error, the dense baseline in it, and a network control that works."""
+    from typer.testing import CliRunner
+
+    from raysim.cli import app
+    from sweeps.reading import read_study
+    from sweeps.runner import Sweep
+
+    study = read_study("quickstart", ["steps=20", "evaluate_every_steps=10"], trials=4)
+    Sweep(study, out=str(tmp_path / "study")).run()
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "study"), "-o", str(tmp_path / "report.html")])
+    assert result.exit_code == 0, result.output
+    wrong = []
+    page = browser.new_page()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_function("window.raysimReport !== undefined")
+    before = column(page, "job1-runs", 12)
+    page.get_by_label("Times on the network").select_option("worldwide")
+    assert len(before) == 4
+    assert column(page, "job1-runs", 12) != before
+    assert "dense" in page.inner_text("main")
+    assert not wrong
+
+
+def column(page, table, number):
+    return page.locator(f"#{table} tbody tr:not([hidden]) > :nth-child({number})").all_inner_texts()
+
+
+def test_the_network_control_changes_the_numbers(opened, report):
+    page = opened()
+    before = page.locator("p.lead").first.inner_text()
+    steps = column(page, "job1-runs", 12)
+    assert before.startswith("On 1gbps")
+    page.get_by_label("Times on the network").select_option("100mbps")
+    assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
+    after = column(page, "job1-runs", 12)
+    assert len(after) == len(steps) == 200
+    assert after != steps
+    row = next(row for row in report[0].sections[10].blocks[0].rows if row[0].text == "trials/0-s1")
+    place = column(page, "job1-runs", 1).index("trials/0-s1")
+    assert (steps[place], after[place]) == (row[11].text.values["1gbps"], row[11].text.values["100mbps"])
+    assert page.locator("#job1-recommended tr.current th").inner_text() == "100mbps"
+    assert "100mbps" in page.locator("#said").inner_text()
+
+
+def test_every_figure_is_drawn_and_its_data_are_those_of_python(opened, report):
+    page = opened()
+    page.get_by_label("Times on the network").select_option("100mbps")
+    page.evaluate("raysimReport.drawAll()")
+    drawn = [block for section in report[0].sections for block in section.blocks if isinstance(block, Figure)]
+    assert page.locator("figure").count() == len(drawn) > 5
+    for figure in drawn:
+        assert page.locator(f"#{figure.key} .plot .main-svg").count() >= len(figure.panels)
+        mine = figure.table("100mbps")
+        theirs = pd.read_csv(io.StringIO(page.evaluate(f"raysimReport.csv('{figure.key}')")))
+        assert list(theirs.columns) == list(mine.columns), figure.key
+        for name in mine:
+            if pd.api.types.is_numeric_dtype(mine[name]):
+                assert theirs[name].tolist() == pytest.approx(
+                    mine[name].astype(float).tolist(), rel=1e-5, nan_ok=True
+                ), figure.key
+            else:
+                assert theirs[name].astype(str).tolist() == mine[name].astype(str).tolist(), figure.key
+
+
+def test_a_figures_data_can_be_read_and_saved(opened, tmp_path):
+    page = opened()
+    figure = page.locator("#job1-frontier")
+    figure.locator("summary").click()
+    assert figure.locator(".data tbody tr").count() > 3
+    with page.expect_download() as download:
+        figure.get_by_role("button", name="Save job1-frontier.csv").click()
+    download.value.save_as(tmp_path / "saved.csv")
+    assert "step_s" in pd.read_csv(tmp_path / "saved.csv")
+
+
+def test_the_table_of_runs_is_sorted_and_filtered(opened):
+    page = opened()
+    head = page.locator("#job1-runs thead").get_by_role("button", name="factor")
+    head.click()
+    assert page.locator("#job1-runs th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    factors = [float(text) for text in column(page, "job1-runs", 8)]
+    assert factors == sorted(factors)
+    head.click()
+    assert [float(text) for text in column(page, "job1-runs", 8)] == sorted(factors, reverse=True)
+    page.locator("#job1-runs-filter").fill("topk(0.05) finished")
+    shown = column(page, "job1-runs", 2)
+    assert 0 < len(shown) < 200
+    assert all("TopK(0.05)" in text for text in shown)
+    assert page.locator('[data-count="job1-runs"]').inner_text() == f"{len(shown)} of 200"
+
+
+def test_times_stay_sorted_when_the_network_changes(opened):
+    page = opened()
+    page.locator("#job1-runs thead").get_by_role("button", name="step, simulated").click()
+    units = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    for network, place in (("free", -1), ("10kbps", 0), ("free", -1)):
+        page.get_by_label("Times on the network").select_option(network)
+        steps = [float(text.split()[0]) * units[text.split()[1]] for text in column(page, "job1-runs", 12)]
+        assert steps == sorted(steps)
+        assert column(page, "job1-runs", 1)[place] == "trials/998-s1"
+
+
+def test_it_can_be_used_without_a_mouse(opened):
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.locator("#network").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#network").input_value() == "free"
+    assert page.locator("p.lead").first.inner_text().startswith("On free")
+    button = page.locator("#job1-frontier .legend button").first
+    button.focus()
+    page.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "false"
+    hidden = "document.querySelector('#job1-frontier .plot').data.filter(one => one.visible === false).length"
+    assert page.evaluate(hidden) == 1
+    page.keyboard.press("Space")
+    assert page.evaluate(hidden) == 0
+    page.locator("#job1-runs thead button").first.focus()
+    page.keyboard.press("Enter")
+    assert column(page, "job1-runs", 1) == sorted(
+        column(page, "job1-runs", 1), key=lambda t: (int(t[7:].split("-")[0]), t)
+    )
+
+
+def test_it_fits_a_phone(opened):
+    page = opened(390, 844, is_mobile=True, has_touch=True)
+    page.evaluate("raysimReport.drawAll()")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    widths = page.locator(".plot").evaluate_all("plots => plots.map(plot => plot.getBoundingClientRect().width)")
+    assert all(300 < width <= 390 for width in widths)
+
+
+def test_a_row_is_read_without_scrolling_sideways_on_a_phone(opened):
+    page = opened(390, 844, is_mobile=True, has_touch=True)
+    cells = page.locator("#job1-recommended tbody td")
+    ends = cells.evaluate_all("cells => cells.map(cell => cell.getBoundingClientRect().right)")
+    assert ends
+    assert max(ends) <= 390
+    heads = cells.evaluate_all("cells => cells.map(cell => getComputedStyle(cell, '::before').content)")
+    assert all(len(head.strip('"')) > 2 for head in heads)
+
+
+def test_the_network_is_kept_in_the_address(opened):
+    page = opened()
+    page.get_by_label("Times on the network").select_option("100mbps")
+    page.goto(page.url + "#frontier")
+    page.reload()
+    page.wait_for_function("window.raysimReport !== undefined")
+    assert page.get_by_label("Times on the network").input_value() == "100mbps"
+    assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
+
+
+def test_ticks_of_an_axis_never_repeat(opened):
+    page = opened()
+    page.evaluate("raysimReport.drawAll()")
+    for axis in ("xtick", "ytick"):
+        texts = page.locator(".plot").evaluate_all(
+            f"plots => plots.map(plot => [...plot.querySelectorAll('.{axis} text')].map(text => text.textContent))"
+        )
+        assert all(len(set(of_plot)) == len(of_plot) for of_plot in texts)
+
+
+def test_it_prints_with_all_its_figures(opened):
+    page = opened()
+    stale = page.locator("figure[data-stale]")
+    deadline = time.monotonic() + 60
+    while stale.count() and time.monotonic() < deadline:  # drawn when idle, without scrolling
+        page.wait_for_timeout(100)
+    assert stale.count() == 0
+    page.evaluate(
+        "addEventListener('beforeprint', () => { globalThis.printed = [...document.querySelectorAll('.panel')].map("
+        "panel => [panel.clientWidth, panel.querySelector('.main-svg').clientWidth]); })"
+    )
+    paper = page.pdf(format="A4")
+    assert paper.startswith(b"%PDF")
+    widths = page.evaluate("printed")
+    assert widths
+    paper_px = math.ceil(182 / 25.4 * 96)  # between its margins; clientWidth is rounded
+    assert [(panel, plot) for panel, plot in widths if not plot <= panel <= paper_px] == []
+
+
+def test_text_of_runs_stays_text(opened):
+    page = opened()
+    assert page.locator("img").count() == 0
+    assert any(SPITE in text for text in column(page, "job1-runs", 1))

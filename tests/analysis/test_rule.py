@@ -1,0 +1,267 @@
+"""The rule of all verdicts, by simulation: bounds cover, families and repeated looks are safe, and all tables agree."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_made import write_run
+from scipy import stats
+
+from analysis import findings, load, safe_set
+from analysis.comparison.rule import PLANNED, RULE, at_chance, judge, sample
+from analysis.comparison.statistics import LOOKS, bounds, holm, look_at, p_value, seeds_to_decide
+
+MARGIN = 0.5
+ALPHA = 0.05
+STEP = 100 / 360  # points of accuracy, on the 360 samples of the digits' test split
+FAST, SLOW = 400, 20_000
+
+
+def accuracy_harms(rng, tries, seeds, harm, spread):
+    """Return differences of accuracies in steps of 1/360, (tries, seeds), whose mean is `harm`: seeds share their luck."""
+    luck = 97 + rng.normal(0, 1, (tries, seeds))
+    worse = luck - harm + rng.normal(0, spread, (tries, seeds))
+    return np.round(luck / STEP) * STEP - np.round(worse / STEP) * STEP
+
+
+def sigma(rate, tries):
+    return math.sqrt(rate * (1 - rate) / tries)
+
+
+def misses(tries, seeds, spread, share, harm=MARGIN):
+    """Return how often each one-sided bound misses the true harm, at the level of a look."""
+    rng = np.random.default_rng(seeds)
+    drawn = [bounds(row, 1 - ALPHA * share, STEP) for row in accuracy_harms(rng, tries, seeds, harm, spread)]
+    return np.mean([one.high < harm for one in drawn]), np.mean([one.low > harm for one in drawn])
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+def test_bounds_cover_accuracies_in_steps(seeds):
+    for miss in misses(FAST, seeds, 0.4, 1.0):
+        assert miss < ALPHA + 3 * sigma(ALPHA, FAST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, PLANNED, 0.3])
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.1, 0.2, 0.4, 1.0])
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+def test_bounds_cover_at_every_spread_and_level(seeds, spread, share):
+    for miss in misses(4000, seeds, spread, share):
+        assert miss < 1.15 * ALPHA * share + 3 * sigma(ALPHA * share, 4000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+def test_bounds_of_a_normal_quantity_miss_at_the_stated_rate(seeds):
+    rng = np.random.default_rng(seeds)
+    drawn = rng.normal(1.5, 3, (SLOW, seeds))
+    missed = np.mean([bounds(row).high < 1.5 for row in drawn])
+    assert abs(missed - ALPHA) < 4 * sigma(ALPHA, SLOW)
+
+
+@given(st.integers(2, 12), st.floats(-3, 3), st.floats(0.01, 1))
+@settings(max_examples=50)
+def test_equal_differences_keep_an_interval(seeds, value, step):
+    found = bounds([value] * seeds, 0.95, step)
+    assert found.low < found.mean < found.high
+    # If one seed in so many were a step off, all would be equal with a chance of 5 %: the bound reaches that far.
+    assert found.high - found.mean > step * (1 - ALPHA ** (1 / seeds))
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(-2, 2), st.floats(0.001, 0.4))
+@settings(max_examples=80)
+def test_a_p_value_is_the_level_at_which_the_bound_passes(differences, threshold, level):
+    p = p_value(differences, threshold, "below", 0.1)
+    if abs(p - level) > 1e-9:
+        assert bounds(differences, 1 - level, 0.1).beyond(threshold, "below") is (p < level)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+@settings(max_examples=80)
+def test_holm_rejects_what_its_definition_does(p_values):
+    levels = holm(p_values, ALPHA)
+    ordered = sorted(p_values)
+    count = next((place for place, p in enumerate(ordered) if p >= ALPHA / (len(ordered) - place)), len(ordered))
+    assert sum(p < level for p, level in zip(p_values, levels, strict=True)) == count
+    assert all(ALPHA / len(p_values) <= level <= ALPHA for level in levels)
+
+
+def false_safe(tries, family, seeds, spread=0.4, *, corrected=True):
+    """Return how often some setting of a family is called safe whose true harm is the margin for all."""
+    rng = np.random.default_rng(family)
+    hits = 0
+    for _ in range(tries):
+        drawn = [
+            sample(dict(enumerate(row)), plan=range(seeds), step=STEP) for row in _family(rng, family, seeds, spread)
+        ]
+        groups = [drawn] if corrected else [[one] for one in drawn]
+        hits += any(found.where == "below" for group in groups for found in judge(group, [MARGIN] * len(group), ALPHA))
+    return hits / tries
+
+
+def _family(rng, family, seeds, spread):
+    """Return harms of one study, (family, seeds): all settings are compared with the same dense runs."""
+    luck = 97 + rng.normal(0, 1, seeds)
+    dense = np.round((luck + rng.normal(0, spread / math.sqrt(2), seeds)) / STEP) * STEP
+    others = luck - MARGIN + rng.normal(0, spread / math.sqrt(2), (family, seeds))
+    return dense - np.round(others / STEP) * STEP
+
+
+@pytest.mark.parametrize("family", [1, 10])
+def test_no_family_is_called_safe_too_often(family):
+    assert false_safe(200, family, 5) < ALPHA * PLANNED + 3 * sigma(ALPHA * PLANNED, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+@pytest.mark.parametrize("family", [10, 30, 100])
+def test_large_families_are_called_safe_no_more_often(family, seeds):
+    level = ALPHA * PLANNED
+    assert false_safe(600, family, seeds) < level + 3 * sigma(level, 600)
+    if family == 100:
+        assert false_safe(100, family, seeds, corrected=False) > 2 * ALPHA  # each by itself: chance finds one
+
+
+def stopped_when_safe(tries, spread=0.4, most=30):
+    """Return how often a setting at the margin is called safe by somebody who looks after every seed, and stops then."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for row in accuracy_harms(rng, tries, most, MARGIN, spread):
+        looks = (sample(dict(enumerate(row[:count])), step=STEP) for count in range(1, most + 1))
+        hits += any(judge([one], [MARGIN], ALPHA)[0].where == "below" for one in looks)
+    return hits / tries
+
+
+def test_adding_seeds_until_it_is_safe_keeps_the_level():
+    assert stopped_when_safe(150, most=13) < ALPHA + 3 * sigma(ALPHA, 150)
+
+
+@pytest.mark.slow
+def test_adding_seeds_up_to_thirty_keeps_the_level():
+    assert stopped_when_safe(2500) < ALPHA + 3 * sigma(ALPHA, 2500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [10, 30, 100])
+def test_a_choice_is_confirmed_on_fresh_seeds_no_more_often_than_stated(family):
+    """The setting that looks best of many is judged on five seeds that did not choose it."""
+    rng, tries, hits = np.random.default_rng(family), 1500, 0
+    for _ in range(tries):
+        best = _family(rng, family, 3, 0.4).mean(axis=1).argmin()
+        fresh = _family(rng, family, 5, 0.4)[best]
+        hits += judge([sample(dict(enumerate(fresh)), plan=range(5), step=STEP)], [MARGIN], ALPHA)[0].where == "below"
+    assert hits / tries < ALPHA * PLANNED + 3 * sigma(ALPHA * PLANNED, tries)
+
+
+def test_a_harmless_setting_is_found_safe():
+    """The power that is left: no harm at all, eight planned seeds, one of ten settings."""
+    rng, tries, hits = np.random.default_rng(1), 200, 0
+    for _ in range(tries):
+        family = _family(rng, 10, 8, 0.4)
+        family[0] -= MARGIN
+        drawn = [sample(dict(enumerate(row)), plan=range(8), step=STEP) for row in family]
+        hits += judge(drawn, [MARGIN] * 10, ALPHA)[0].where == "below"
+    assert hits / tries > 0.2
+
+
+def test_the_shares_of_the_looks_are_all_of_the_error():
+    assert sum(LOOKS.values()) == pytest.approx(1)
+    assert [look_at(seeds) for seeds in (0, 2, 3, 4, 5, 12, 13, 40)] == [0, 0, 3, 3, 5, 8, 13, 21]
+    assert all(str(count) in RULE for count in LOOKS)
+
+
+def test_seeds_count_as_they_were_planned():
+    effects = dict(enumerate([0.1, 0.2, 0.3, 0.1, 0.2, 9.0]))
+    assert sample(effects).seeds == (0, 1, 2, 3, 4)
+    assert sample(effects, plan=[0, 1, 5]).seeds == (0, 1, 5)
+    assert sample(effects, plan=[0, 1, 7]).lacking == "2 of 3 planned seeds"
+    assert sample({0: 0.1}, plan=[0]).lacking == sample({0: 0.1}).lacking == "1 of at least 3 seeds"
+    assert sample(effects, step=math.nan).lacking == "the number of predictions is not recorded"
+    assert sample(effects, spent=True).share == pytest.approx(sample(effects).share / 2)
+    assert sample({**effects, 0: math.nan}).seeds == (1, 2, 3, 4, 5)
+
+
+def test_models_at_chance_have_no_skill():
+    assert at_chance([0.0, 1.0, -1.0, 0.5, 2.0])
+    assert at_chance([90.0, 91.0])  # of two seeds, nobody knows
+    assert at_chance([9.0, 12.0, 11.0])
+    assert not at_chance([40.0, 42.0, 41.0])
+    assert at_chance([math.nan] * 5)
+
+
+def test_the_seeds_asked_for_decide_in_four_of_five_cases():
+    first = np.array([0.0, 1.0, 2.0, 1.0, 0.5])
+    count = seeds_to_decide(first, 0.0)
+    assert count in LOOKS
+    rng, level = np.random.default_rng(0), ALPHA * LOOKS[count]
+    drawn = rng.normal(first.mean(), first.std(ddof=1), (1000, count))
+    decided = stats.ttest_1samp(drawn, 0.0, axis=1, alternative="greater").pvalue < level
+    assert decided.mean() > 0.75
+    assert seeds_to_decide([0.0, 1.0, -1.0], 0.0) is None
+    assert seeds_to_decide([0.3], 0.0) == 3
+
+
+def write_runs(folder, accuracies, seeds=5, **changes):
+    for place, (forward, mean) in enumerate(accuracies.items()):
+        for seed in range(seeds):
+            accuracy = mean + 0.001 * ((seed * 7 + place * 3) % 5)
+            finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1.5 - mean, "loss_off": 1.5 - mean}
+            setting = {"forward": forward, "backward": forward} if forward != "Identity" else {}
+            write_run(folder / f"{place}-s{seed}", seed=seed, finals=finals, **setting, **changes)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict"), [(0.9, "safe"), (0.7, "harmful"), (0.897, "undecided"), (0.893, "undecided")]
+)
+def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
+    """One setting beside dense: the same bounds and the same verdict in `safe_set`, and of the claim that is about it."""
+    write_runs(tmp_path, {"Identity": 0.9, "AQSGD(TopK(0.3))": accuracy})
+    results = load(tmp_path)
+    (row,) = safe_set(results).to_dict("records")
+    claim = next(one for one in findings(results) if one.claim.name == "aq-sgd-topk")
+    (comparison,) = (one for one in claim.comparisons if one.part == "30 % does no harm")
+    assert (row["harm"], row["harm_low"], row["harm_high"]) == pytest.approx(
+        (comparison.effect, comparison.low, comparison.high)
+    )
+    told = {"supported": "safe", "contradicted": "harmful", "undecided": "undecided"}
+    assert row["verdict"] == told[comparison.verdict] == verdict
+    assert row["seeds"] == comparison.seeds == 5
+
+
+def test_nothing_is_safe_beside_a_dense_model_at_chance(tmp_path):
+    write_runs(tmp_path, {"Identity": 0.1, "TopK(0.5)": 0.1})
+    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
+
+
+def test_accuracies_on_few_samples_are_not_certain(tmp_path):
+    """Equal at all seeds: on 36,000 predictions that is something, on 36 it says little."""
+    for predictions, verdict in ((36_000, "safe"), (36, "undecided"), (None, "undecided")):
+        folder = tmp_path / str(predictions)
+        write_runs(folder, {"Identity": 0.9}, predictions=predictions)
+        for seed in range(5):
+            accuracy = 0.9 + 0.001 * ((seed * 7) % 5)
+            finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 0.6, "loss_off": 0.6}
+            write_run(folder / f"1-s{seed}", seed=seed, forward="TopK(0.5)", finals=finals, predictions=predictions)
+        (row,) = safe_set(load(folder)).to_dict("records")
+        assert row["verdict"] == verdict
+        assert row["harm_low"] < row["harm"] < row["harm_high"] or predictions is None
+
+
+def test_confirmation_alone_judges_what_was_chosen(tmp_path):
+    """Chosen on lucky seeds, which say that it is safe: the fresh ones say otherwise, and they alone count."""
+    write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9})
+    assert set(safe_set(load(tmp_path))["verdict"]) == {"safe"}
+    for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.8}.items()):
+        for seed in range(5, 10):
+            accuracy = mean + 0.001 * (seed % 3)
+            finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1.5 - mean, "loss_off": 1.5 - mean}
+            setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
+            write_run(tmp_path / "confirm" / f"{place}-s{seed}", seed=seed, finals=finals, **setting)
+    found = safe_set(load(tmp_path)).set_index("forward")
+    assert found.loc["TopK(0.5)", ["verdict", "seeds", "family"]].tolist() == ["harmful", 5, 1]
+    assert found.loc["TopK(0.5)", "chose_on"] == [0, 1, 2, 3, 4]
+    assert found.loc["TopK(0.5)", "confirmed_on"] == [5, 6, 7, 8, 9]
+    assert found.loc["TopK(0.3)", ["verdict", "lacking"]].tolist() == ["undecided", "its choice was not confirmed"]

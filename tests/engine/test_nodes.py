@@ -1,0 +1,73 @@
+"""Several Ray nodes on one machine, in a process of their own: stages spread over them, and one node dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
+os.environ["RAY_health_check_initial_delay_ms"] = "500"
+os.environ["RAY_health_check_period_ms"] = "500"
+os.environ["RAY_health_check_timeout_ms"] = "500"
+os.environ["RAY_health_check_failure_threshold"] = "3"
+sys.path.insert(0, sys.argv[2])
+from configurations import SMALL
+from ray.cluster_utils import Cluster
+from raysim.config import make_config
+from raysim.training.run import Training
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=4), cluster.add_node(num_cpus=4)]
+os.environ["RAY_ADDRESS"] = cluster.address
+try:
+    changes = {"num_stages": 4, "steps": 200, "checkpoint_every_steps": 20}
+    config = make_config({**SMALL, **changes, "forward": "EF21(TopK(0.3))", "backward": "Quantize(8)"})
+    training = Training(config, out=sys.argv[1])
+    placed = []
+    for event in training.events():
+        if not placed or placed[-1] != training.engine._nodes:
+            placed.append(training.engine._nodes)
+        if event.kind == "step" and event.row["step"] == 4 and training._row["restarts"] == 0:
+            lost = placed[0][-1]
+            node = next(n for n in nodes if n.node_id == lost)
+            cluster.remove_node(node, allow_graceful=False)
+    head = cluster.head_node.node_id
+    print(json.dumps({"placed": placed, "head": head}))
+finally:
+    import ray
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
+    from runs import same_records
+
+    from raysim.records import Run
+    from raysim.training.run import train
+
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-nodes"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "nodes"), str(Path(__file__).parents[1] / "support")],
+        capture_output=True, text=True, timeout=240, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    before, after = said["placed"]
+    assert before[0] == before[1] == said["head"]  # two neighbours on the driver's node, one on each of the others
+    assert len(set(before)) == 3
+    assert before[-1] not in after
+    run = Run(tmp_path / "nodes")
+    assert (run.status, run.row["restarts"]) == ("finished", 1)
+    config = small(
+        num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"
+    )
+    same_records(run, train(config, engine="inline", out=tmp_path / "inline"))

@@ -1,0 +1,310 @@
+"""The Ray engine: the same bits as inline, and the same again after workers die, wherever and whenever."""
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pipelines import RUNS
+from runs import kill_at, same_records
+
+from raysim.config import ConfigError
+from raysim.engine.inline import InlineEngine
+from raysim.engine.ray import RayEngine, assign
+from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.state import unpack_tensors
+from raysim.pipeline.worker import Worker
+from raysim.records import Run
+from raysim.training.run import Training, train
+
+
+@pytest.fixture
+def engine(ray):
+    """Return a started Ray engine; its actors are killed at the end, Ray stays."""
+    started = []
+
+    def start(config):
+        started.append(RayEngine(prepare(config)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *["feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "interleaved-tied-clip"],
+        *["custom-tied-clip", "replicas-gravac"],
+        *(
+            pytest.param(run, marks=pytest.mark.slow)
+            for run in (
+                "topk-quantize",
+                "aqsgd-capacity",
+                "shared",
+                "gpt-dropout",
+                "zero-bubble",
+                "custom",
+                "replicas",
+                "replicas-fused",
+                "replicas-budget",
+                "replicas-marina-tied",
+                "replicas-gossip",
+            )
+        ),
+    ],
+)
+def test_engines_agree_bit_for_bit(engine, small, run):
+    config = small(**RUNS[run])
+    inline = InlineEngine(prepare(config))
+    inline.start()
+    on_ray = engine(config)
+    for step in range(3):
+        one, other = inline.step(step), on_ray.step(step)
+        for mine, theirs in zip(one, other, strict=True):
+            assert mine.losses == theirs.losses
+            for accounts in ("links", "groups"):
+                assert [a._replace(codec_s=0) for a in getattr(mine, accounts)] == [
+                    a._replace(codec_s=0) for a in getattr(theirs, accounts)
+                ]
+    assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
+    for mode in ("on", "off", "on_direct"):
+        assert inline.evaluate(mode) == on_ray.evaluate(mode)
+
+
+def test_divergence_is_the_same_fault_in_both_engines(engine, small):
+    config = small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"])
+    with pytest.raises(DivergedError) as caught:
+        engine(config).step(0)
+    assert str(caught.value) == "step 0, 0F0: NaN or infinity in the activation at boundary 0, forward"
+
+
+def test_a_model_that_fails_is_named(engine, small):
+    config = small(model={"name": "tests.models:broken"}, num_stages=2)
+    with pytest.raises(StageError) as caught:
+        engine(config).step(0)
+    assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
+
+
+@pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom"])
+def test_all_step_or_none_does(engine, small, run):
+    """A call that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
+    awaits its packet."""
+    running = engine(small(**RUNS[run]))
+    before = running.state()
+    last = {worker: place for worker, place, _ in running._calls}
+    for worker, place in [*((worker, 3) for worker in last), *last.items()]:
+        submit = running._submit
+
+        def skip(target, method, *arguments, num_returns=1, worker=worker, place=place, submit=submit):
+            if method == "run" and target == worker and arguments[2] == place:
+                arguments = (*arguments[:2], 99, *arguments[3:])  # a call that the worker does not await
+            return submit(target, method, *arguments, num_returns=num_returns)
+
+        running._submit = skip
+        with pytest.raises(StageError, match="awaited call"):
+            running.step(0)
+        running._submit = submit
+        for old, new in zip(before, running.state(), strict=True):
+            tensors, found = unpack_tensors(old), unpack_tensors(new)
+            assert all(torch.equal(x, found[name]) for name, x in tensors.items() if name.startswith("stage."))
+        running.load(0, before)
+
+
+def test_a_stage_that_hangs_is_given_up(engine, small):
+    running = engine(small())
+    running.plan = dataclasses.replace(running.plan, config=small(timeout_s=2.0))  # a start takes longer than that
+    pid = running._fetch([running._actors[1].__ray_call__.remote(lambda worker: os.getpid())])[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerLostError, match="no answer within `timeout_s` = 2 s"):
+            running.step(0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("run", ["identity", pytest.param("custom", marks=pytest.mark.slow)])
+def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
+    codecs = {"forward": "AQSGD(TopK(0.3), warmup=0)", "backward": "ErrorFeedback(TopK(0.2))"}
+    config = small(**{**RUNS[run], **codecs, "steps": 7})
+    undisturbed = train(config, out=tmp_path / "whole")
+    training = Training(config, out=tmp_path / "killed")
+    executed = kill_at(training, {5: 1})
+    run = Run(training.folder)
+    assert run.row["restarts"] == 1
+    assert executed == [0, 1, 2, 3, 4, 4, 5, 6]  # the checkpoint at 4 stands, step 4 is run again
+    same_records(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_five_kills_at_random_steps(ray, small, tmp_path):
+    config = small(forward="EF21(TopK(0.3))", backward="ErrorFeedback(TopK(0.2))", steps=30, checkpoint_every_steps=4)
+    undisturbed = train(config, out=tmp_path / "whole")
+    chance = random.Random(1)
+    for attempt in range(5):
+        moment = chance.randrange(1, 30)
+        training = Training(config, out=tmp_path / f"killed-{attempt}")
+        executed = kill_at(training, {moment: chance.randrange(3)})
+        assert len(executed) - 30 <= 4
+        same_records(Run(training.folder), undisturbed)
+
+
+OWN_RAY = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from configurations import SMALL
+from raysim.config import make_config
+from raysim.training.run import Training
+from runs import kill_at
+
+training = Training(make_config({**SMALL, "num_stages": 4, "forward": "TopK(0.3)"}), out=sys.argv[1])
+print(kill_at(training, {3: 1, 5: 2}))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
+    """As on a newcomer's machine: as many CPUs as stages, so the dead ones' must come back first."""
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_RAY, str(tmp_path / "run"), str(Path(__file__).parents[1] / "support")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = Run(tmp_path / "run")
+    assert (run.status, run.row["restarts"]) == ("finished", 2)
+    same_records(run, train(small(num_stages=4, forward="TopK(0.3)"), engine="inline", out=tmp_path / "inline"))
+
+
+@pytest.mark.parametrize(
+    "moment", ["state", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("load", "infer", "clock_s"))]
+)
+def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
+    """While it loads a checkpoint, saves one, evaluates, or has just come up."""
+    config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
+    training = Training(config, out=tmp_path / "run")
+    engine = training.engine
+    submit, seen = engine._submit, []
+
+    def deadly(worker, method, *arguments, num_returns=1):
+        if method == "run" and moment == "load" and arguments[0] == 3 and not seen:
+            seen.append("step")
+            ray.kill(engine._actors[1])  # the restart after it loads the checkpoint
+        if method == moment and moment not in seen and (moment != "clock_s" or engine.incarnation):
+            seen.append(moment)
+            ray.kill(engine._actors[worker])
+        if (
+            moment == "clock_s"
+            and method == "run"
+            and arguments[0] == 3
+            and not engine.incarnation
+            and "step" not in seen
+        ):
+            seen.append("step")
+            ray.kill(engine._actors[1])
+        return submit(worker, method, *arguments, num_returns=num_returns)
+
+    engine._submit = deadly
+    list(training.events())
+    assert moment in seen
+    run = Run(tmp_path / "run")
+    assert run.row["restarts"] >= 1
+    same_records(run, train(config, engine="inline", out=tmp_path / "inline"))
+
+
+@pytest.mark.slow
+def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
+    training = Training(small(), out=tmp_path / "run")
+    step = training.engine.step
+
+    def deadly(number, step_s=None):
+        if number == 3:
+            ray.kill(training.engine._actors[0])
+        return step(number, step_s)
+
+    training.engine.step = deadly
+    with pytest.raises(WorkerLostError):
+        list(training.events())
+    row = Run(tmp_path / "run").row
+    assert (row["status"], row["restarts"]) == ("failed", 2)
+
+
+def test_stages_without_room_are_refused(ray, small, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        train(small(cpus_per_stage=5), out=tmp_path / "run")
+    assert str(caught.value) == (
+        "3 workers of 5 CPU each need room for 3, but Ray's 1 free nodes have room for 1. "
+        "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_refused(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(
+        ConfigError, match=r"`RAY_ADDRESS` must be a running cluster's, but '127.0.0.1:1' does not answer"
+    ):
+        train(small(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch):
+    """The reason of a failed start is the last line of its traceback, not the first."""
+
+    class Unmakeable(Worker):
+        def __init__(self, *_):
+            raise ModuleNotFoundError("No module named 'mine'")
+
+    monkeypatch.setattr("raysim.engine.ray.Worker", Unmakeable)
+    with pytest.raises(StageError, match="a stage could not be made: ModuleNotFoundError: No module named 'mine'"):
+        engine(small())
+
+
+def test_a_gpu_that_is_not_there_is_refused(ray, small, tmp_path):
+    with pytest.raises(ConfigError, match="`device` = 'cuda' needs a GPU, and Ray has none free"):
+        train(small(device="cuda"), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("room", "count", "placement", "expected"),
+    [
+        ({"a": 8, "b": 8}, 4, "spread", "aabb"),
+        ({"a": 8, "b": 8}, 5, "spread", "aaabb"),
+        ({"a": 1, "b": 8}, 4, "spread", "abbb"),
+        ({"a": 8, "b": 8}, 4, "pack", "aaaa"),
+        ({"a": 3, "b": 8}, 6, "pack", "aaabbb"),
+        ({"a": 2, "b": 8, "c": 4}, 10, "pack", "aabbbbbbbb"),
+    ],
+)
+def test_neighbours_are_placed_side_by_side(room, count, placement, expected):
+    assert "".join(assign(room, count, placement, first="a")) == expected
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "Interleaved1F1B(3)"])
+def test_every_action_of_a_profiled_step_is_recorded(ray, small, tmp_path, schedule):
+    run = train(small(forward="TopK(0.1)", schedule=schedule), out=tmp_path / "run")
+    actions = run.actions
+    assert sorted(actions["step"].unique()) == [1, 3, 5]
+    for _, step in actions.groupby("step"):
+        assert sorted(step["op"].unique()) == (["B", "F", "W"] if schedule == "ZBH1" else ["B", "F"])
+        assert len(step) == 3 * step["op"].nunique() * 4
+        forward = step[(step["op"] == "F") & (step["stage"] < 2)]
+        assert (forward["wire_bytes"] > 0).all()
+        assert forward["inlined"].all()
+        ends = step.set_index(["stage", "op", "microbatch"])
+        for stage in (1, 2):
+            for m in range(4):  # a packet is not received before it was sent, by clocks that agree
+                assert ends.loc[(stage, "F", m), "end_s"] > ends.loc[(stage - 1, "F", m), "end_s"]
+        spent = step[["decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
+        assert (spent <= step["end_s"] - step["start_s"] + 1e-9).all()

@@ -1,0 +1,345 @@
+"""Runs that were never made: their profiles from counted operations and real codecs, their memory, their commands."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from raysim import train
+from raysim.cli import app
+from raysim.config import ConfigError, read_config
+from raysim.forecast.forecast import forecast
+from raysim.forecast.profiling import record_profile
+from raysim.network.devices import DEVICES
+from raysim.network.presets import parse_network
+from raysim.network.profile import Profile, gpt_forward_flops
+from raysim.network.topology import Network
+from raysim.network.transport import RAY
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+
+FREE = parse_network("free")
+QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["digits-cnn"],
+        ["digits-cnn", "forward=AQSGD(Quantize(4))", "backward=EF21(TopK(0.1))", "schedule=GPipe", "num_stages=3"],
+        ["digits-cnn", "forward=ErrorFeedback(TopK(0.1))", "recompute=true", "dtype=bfloat16", "num_microbatches=8"],
+        ["topics-gpt", "model.tied=true", "optimizer.name=sgd", "schedule=1F1B(extra_warmup=1)", "num_microbatches=8"],
+    ],
+)
+def test_memory_and_shapes_are_the_plans(overrides):
+    plan = prepare(read_config(*overrides[:1], overrides[1:])).plan
+    found = forecast(*overrides, device="A100")
+    assert found.memories == plan.memories
+    assert found.num_steps == plan.num_steps
+    assert found.worker_bytes() == [memory.total_bytes for memory in plan.memories]
+    itemsize = 2 if plan.config.dtype == "bfloat16" else 4
+    assert [link.dense_bytes for link in found.links] == [
+        itemsize * int(np.prod(shape)) for shape in plan.boundary_shapes for _ in range(2)
+    ]
+    assert len(found.tied) == len(plan.tied)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "shared"),
+    [
+        ("TopK(0.1)", "Quantize(4)", False),
+        ("ErrorFeedback(TopK(0.3, values=Quantize(8)))", "EF21(Quantize(3))", False),
+        ("TopK(0.25)", "Quantize(8)", True),
+        ("AQSGD(Quantize(4))", "Identity", False),
+    ],
+)
+def test_packets_weigh_what_they_weigh_in_a_run(small, tmp_path, forward, backward, shared):
+    config = small(forward=forward, backward=backward, shared_indices=shared, steps=8)
+    run = train(config, engine="inline", out=tmp_path / "run")
+    found = forecast(config, device="A100")
+    links = run.links
+    for step, first in ((0, True), (7, False)):  # AQ-SGD's first epoch has four steps
+        recorded = links[links["step"] == step].set_index(["boundary", "direction"])["wire_bytes"]
+        for link in found.links:
+            size = link.first_bytes if first else link.wire_bytes
+            assert size * config.num_microbatches == recorded[link.boundary, link.direction]
+        timeline = found.simulate(parse_network("1gbps"), first=first)
+        beside = len(found.links) * config.num_microbatches * RAY.small_bytes
+        assert sum(wire.wire_bytes for wire in timeline.wires()) == recorded.sum() + beside
+    assert found.first_steps == (4 if forward.startswith("AQSGD") else 0)
+
+
+def test_compute_is_counted_operations_over_the_datasheets_speed():
+    found = forecast("topics-gpt", "num_stages=2", device="A100", efficiency=0.5)
+    per_stage = np.array(found.flops_forward, float)
+    assert per_stage.sum() == gpt_forward_flops(4, 128, 64, batch=8, vocabulary=256)
+    speed = 0.5 * DEVICES["A100"].peak_flops
+    np.testing.assert_allclose(found.steady.compute_s[0, :, 0, 0], per_stage / speed)
+    np.testing.assert_allclose(found.steady.compute_s[0, :, 1, 0], 2 * per_stage / speed)
+    again = forecast("topics-gpt", "num_stages=2", "recompute=true", device="A100", efficiency=0.5)
+    np.testing.assert_allclose(again.steady.compute_s[0, :, 1, 0], 3 * per_stage / speed)
+
+
+def test_a_faster_network_is_never_slower_and_a_free_one_leaves_compute():
+    found = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
+    seconds = [found.step_s(Network(bandwidth, 0.001)) for bandwidth in np.geomspace(1e5, 1e11, 20)]
+    assert (np.diff(seconds) <= 1e-12).all()
+    free = found.simulate(FREE)
+    assert all(worker.wait_s == pytest.approx(0, abs=1e-12) for worker in free.workers())
+    assert found.run_s(FREE) == pytest.approx(found.num_steps * found.step_s(FREE))
+
+
+def test_the_first_epoch_of_aqsgd_is_priced_apart():
+    found = forecast("digits-cnn", "forward=AQSGD(Quantize(4))", device="T4", codec_bytes_per_s=1e12)
+    network = parse_network("100mbps")
+    first, steady = found.step_s(network, first=True), found.step_s(network)
+    assert first > steady
+    assert (found.first_steps, found.num_steps) == (1437 // 32, 300)
+    assert found.run_s(network) == pytest.approx(44 * first + 256 * steady)
+    longer = forecast("digits-cnn", "forward=AQSGD(Quantize(4), warmup=3)", device="T4")
+    assert longer.first_steps == 3 * 44
+
+
+def test_codecs_can_be_given_a_speed():
+    found = forecast("digits-cnn", "forward=TopK(0.1)", device="T4", codec_bytes_per_s=1e9)
+    assert {(link.encode_s, link.decode_s) for link in found.links if link.direction == "forward"} == {
+        (link.dense_bytes / 1e9,) * 2 for link in found.links
+    }
+    by_datasheet = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
+    speed = DEVICES["T4"].memory_bytes_per_s / 8
+    forwards = [link for link in by_datasheet.links if link.direction == "forward"]
+    assert [link.encode_s for link in forwards] == [link.dense_bytes / speed for link in forwards]
+    assert all(link.encode_s == 0 for link in by_datasheet.links if link.codec == "Identity")
+    assert any("37.5 GB a second" in note for note in by_datasheet.notes)
+
+
+@pytest.mark.parametrize("text", ["ZBH1", "Interleaved1F1B(2)", "1F1B(ahead=2)", "GPipe"])
+def test_every_schedule_is_forecast(text):
+    found = forecast("digits-cnn", f"schedule={text}", device="A100")
+    assert repr(found.schedule) == found.config.schedule == text
+    assert found.memories == prepare(read_config("digits-cnn", [f"schedule={text}"])).plan.memories
+    assert found.num_workers == (2 if text.startswith("Inter") else 4)
+    assert found.step_s(parse_network("8mbps")) > found.step_s(FREE) > 0
+    assert len(found.simulate(FREE).workers()) == found.num_workers
+
+
+def test_a_profile_recorded_in_two_parts_prices_any_schedule():
+    recorded = record_profile(read_config("digits-cnn", [*QUICK, "schedule=ZBH1"]), num_steps=1)
+    assert recorded.compute_s.shape[2] == 3
+    assert (recorded.compute_s[0, :, 2] > 0).all()
+    forecasts = [forecast("digits-cnn", *QUICK, f"schedule={text}", profile=recorded) for text in ("ZBH1", "1F1B")]
+    apart, joint = ([w.compute_s for w in found.simulate(FREE).workers()] for found in forecasts)
+    assert apart == pytest.approx(joint)
+
+
+def test_published_sizes_need_neither_data_nor_weights():
+    found = forecast("gpt2-wikitext2", "forward=Quantize(4)", device="A100")
+    tokens = 8 * 1024
+    assert sum(found.flops_forward) == gpt_forward_flops(12, 768, 1024, batch=8, vocabulary=50257)
+    assert [link.dense_bytes for link in found.links] == [4 * tokens * 768] * 6
+    assert found.tied == (((0, 3), 50257 * 768),)
+    weights = sum(memory.weights_bytes for memory in found.memories) // 4
+    assert weights == 124_439_808 + 50257 * 768  # the tied table is in two stages
+    network = parse_network("100mbps")
+    timeline = found.simulate(network)
+    chunk = chunk_bytes("sum", 50257 * 768, 2, TIED_TABLE)[0] + RAY.large_bytes
+    assert timeline.collective_s == pytest.approx(2 * 8 * chunk / 100e6)
+    assert found.step_s(network) == timeline.step_s == timeline.pipeline_s + timeline.collective_s
+    resnet = forecast("resnet18-cifar10", "data.train_samples=1280", "epochs=3", device="A100")
+    assert resnet.num_steps == 30
+    assert sum(memory.gradients_bytes for memory in resnet.memories) == 4 * 11_173_962
+
+
+def test_a_model_larger_than_this_machine():
+    large = ["topics-gpt", "data.length=64", "model.num_blocks=96", "model.width=12288", "num_stages=24"]
+    found = forecast(*large, "batch_size=4", device="H100", codec_bytes_per_s=1e11)
+    assert sum(memory.weights_bytes for memory in found.memories) > 4 * 170e9
+    assert found.step_s(parse_network("10gbps")) > found.step_s(FREE)
+
+
+def test_replicas_average_their_gradients():
+    """By reduce-scatter and all-gather: two rounds, in which each sends 2 (D - 1) / D of its gradients."""
+    found = forecast("digits-cnn", "num_replicas=2", "num_microbatches=2", device="T4")
+    network = parse_network("100mbps+1ms")
+    timeline = found.simulate(network)
+    sent = [cost.wire_bytes for cost in found.averages]
+    headers = [size - memory.gradients_bytes for size, memory in zip(sent, found.memories, strict=True)]
+    assert all(0 < header <= 2 * 16 for header in headers)  # of two messages
+    seconds = [one.end_s - one.start_s for one in timeline.collectives]
+    beside = [float(RAY.beside(size / 2)) for size in sent]
+    trips = [float(RAY.trips(size / 2)) for size in sent]
+    expected = [
+        2 * (t * 1e-3 + 8 * (size / 2 + more) / 100e6) for t, size, more in zip(trips, sent, beside, strict=True)
+    ]
+    assert seconds == pytest.approx(expected, rel=1e-4)  # but for odd sizes
+    update_s = RAY.step_trips * 1e-3  # the driver's call to update, and its reply
+    assert timeline.step_s == pytest.approx(timeline.pipeline_s + max(seconds) + update_s)
+
+
+@pytest.mark.parametrize(
+    "method", ["Identity", "ErrorFeedback(TopK(0.05, index='int32'))", "PowerGossip(min_values=16)"]
+)
+def test_replica_methods_are_forecast_as_they_are_recorded(small, tmp_path, method):
+    """A method whose packets do not depend on the gradients: what a run would send is what it sends, on average."""
+    config = small(num_replicas=2, num_microbatches=2, replica_gradient=method)
+    found = forecast(config, device="T4")
+    run = train(config, engine="inline", out=tmp_path / "run")
+    links = run.links[(run.links["direction"] == "replica_gradient") & run.links["step"].isin([3, 4])]
+    sent = links[links["replica"] == 0].groupby("stage")[["wire_bytes", "dense_bytes", "rounds"]].mean()
+    for name in sent:
+        assert sent[name].round().tolist() == [getattr(cost, name) for cost in found.averages]
+
+
+def test_steps_that_are_not_alike_are_no_forecast(small):
+    with pytest.raises(ConfigError) as refused:
+        forecast(small(num_replicas=2, num_microbatches=2, replica_gradient="MARINA(Natural)"), device="T4")
+    assert "must take one pass in every step, but MARINA(Natural) takes two in some" in str(refused.value)
+
+
+def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
+    config = small()
+    profile = record_profile(config, num_steps=2)
+    assert profile.compute_s.shape == (1, 3, 2, 4)
+    assert (profile.compute_s > 0).all()
+    assert (profile.update_s >= 0).all()
+    assert profile.message_s == profile.byte_s == profile.step_s == 0
+    profile.save(tmp_path / "p.json")
+    found = forecast(small(forward="TopK(0.1)"), profile=tmp_path / "p.json")
+    loading = np.zeros((3, 2))
+    loading[0, 0], loading[-1, 1] = profile.decode_s[0, 0, 0].mean(), profile.decode_s[0, -1, 1].mean()
+    np.testing.assert_allclose(found.steady.compute_s[0, :, :, 0], profile.compute_s[0].mean(axis=-1) + loading)
+    assert found.steady.call_s == profile.call_s
+    assert found.links[0].wire_bytes < found.links[0].dense_bytes / 7
+    assert found.capacity_bytes is None
+    more = forecast(small(batch_size=32, num_microbatches=8), profile=profile)
+    assert more.step_s(FREE) > found.step_s(FREE)
+    with pytest.raises(ConfigError, match=r"`num_stages` must be that of the profile \(3\), but got 2"):
+        forecast(small(num_stages=2), profile=profile)
+
+
+def test_profile_then_simulate(tmp_path):
+    made = CliRunner().invoke(app, ["profile", "digits-cnn", *QUICK, "--steps", "1", "--out", str(tmp_path / "p.json")])
+    assert made.exit_code == 0, made.output
+    assert "Raysim profile of digits-cnn on " in made.output
+    assert Profile.load(tmp_path / "p.json").num_stages == 4
+    files = {"--json": tmp_path / "s.json", "--trace": tmp_path / "t.json"}
+    done = CliRunner().invoke(
+        app,
+        [
+            *[
+                "simulate",
+                "digits-cnn",
+                *QUICK,
+                "forward=TopK(0.1)",
+                "schedule=ZBH1",
+                "--profile",
+                str(tmp_path / "p.json"),
+            ],
+            *["--network", "8mbps", "--network", "worldwide", *(str(part) for pair in files.items() for part in pair)],
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    for text in (
+        "ZBH1, 4 stages on 4 workers",
+        "Peak memory",
+        "no device named",
+        "TopK(0.1)",
+        "samples/s",
+        "worldwide",
+    ):
+        assert text in done.output
+    figures = json.loads((tmp_path / "s.json").read_text())
+    assert [row["network"] for row in figures["networks"]] == ["8mbps", "worldwide"]
+    assert figures["worker_bytes"] == [memory["total_bytes"] for memory in figures["memories"]]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event.get("cat") == "action" for event in events) == 3 * 4 * 4
+
+
+def test_the_verdict_is_the_devices():
+    done = CliRunner().invoke(
+        app,
+        [
+            *["simulate", "topics-gpt", "model.width=4096", "model.num_blocks=32", "--device", "T4"],
+            *["--network", "1gbps", "--codec-speed", "1e10"],
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert "too much for 16 GB" in done.output
+    assert "fits 16 GB" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing", "--device", "A100"], "Unknown recipe 'nothing'. Known: digits-cnn"),
+        (["digits-cnn"], "Just one of `device` (T4, V100, "),
+        (["digits-cnn", "--device", "A100", "--profile", "p.json"], "Just one of `device` (T4, V100, "),
+        (["digits-cnn", "--device", "TPU"], "`device` must be one of T4, V100"),
+        (["digits-cnn", "--profile", "none.json"], "The profile 'none.json' must be readable"),
+        (["digits-cnn", "--device", "A100", "--efficiency", "1.5"], "`efficiency` must be in (0, 1], but got 1.5."),
+        (["digits-cnn", "--device", "A100", "--codec-speed", "0"], "`codec_bytes_per_s` must be in (0, inf]"),
+        (["digits-cnn", "forward=TopK(2)", "--device", "A100"], "`density` must be in (0, 1], but got 2"),
+        (["digits-cnn", "schedule=2F2B", "--device", "A100"], "`schedule`: "),
+        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule` must be a valid string, but got 3"),
+        (
+            ["digits-cnn", "steps=3", "epochs=2", "--device", "A100"],
+            "The override of `steps` is undone by another one.",
+        ),
+        (["digits-cnn", "schedule=Interleaved1F1B(3)", "--device", "A100"], "`num_stages` must be a multiple of"),
+        (["digits-cnn", "num_stages=12", "--device", "A100"], "`num_stages` must be at most the number of layers (7)"),
+        (["digits-cnn", "batch_size=2048", "--device", "A100"], "`batch_size` must be at most the number of training"),
+        (
+            ["digits-cnn", "--device", "A100", "--json", "/nowhere/x.json"],
+            "`--json` must be a file that can be written",
+        ),
+        (["digits-cnn", "--device", "A100", "--network", "fast"], "`--network`: A network is a preset"),
+        (["resnet18-cifar10", "data.path=/nowhere", "--device", "A100"], "`data.path`"),
+        (["gpt2-wikitext2", "data.train_samples=10000", "--device", "A100"], "`data.train_samples` must be an integer"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["simulate", *arguments, "--network", "8mbps"])
+    assert done.exit_code == 2, done.output
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("raysim: ")
+    assert sentence in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["digits-cnn", "--out", "/nowhere/p.json"], "`--out` must be a file that can be written"),
+        (["digits-cnn", "--out", "p.json", "--steps", "0"], "`num_steps` must be an integer of at least 1, but got 0."),
+        (["digits-cnn", "num_stages=12", "--out", "p.json"], "`num_stages` must be at most the number of layers (7)"),
+    ],
+)
+def test_bad_profiles_are_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["profile", *arguments])
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("raysim: ")
+    assert sentence in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_benches_are_commands(tmp_path, monkeypatch):
+    from raysim.bench import simulate
+
+    monkeypatch.setattr(simulate, "bench_simulate", lambda: {"bench": "simulate"})
+    done = CliRunner().invoke(app, ["bench", "simulate", "--json", str(tmp_path / "s.json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "s.json").read_text()) == {"bench": "simulate"}
+    done = CliRunner().invoke(
+        app, ["bench", "codecs", "Quantize(4)", "--size", "4096", "--no-others", "--json", str(tmp_path / "c.json")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "Quantize(4)" in done.output
+    rows = json.loads((tmp_path / "c.json").read_text())["rows"]
+    assert {row["codec"] for row in rows} == {"Quantize(4)"}
+    refused = CliRunner().invoke(app, ["bench", "codecs", "Quantise(4)"])
+    assert refused.exit_code == 2
+    assert "`codecs`: Unknown codec `Quantise`" in refused.stderr

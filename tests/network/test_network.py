@@ -1,0 +1,292 @@
+"""Networks as data: costs of messages and collectives, the notation, presets and files."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raysim.network.placement import Placement
+from raysim.network.presets import LEVELS, WORLD, load_network, parse_network, presets
+from raysim.network.topology import Network
+
+DTFM = ("data-centre", "spot", "two-universities", "four-regions", "worldwide")
+
+
+# Costs.
+
+
+def test_point_to_point() -> None:
+    assert Network(100e6, 0.02).p2p_s(0, 1, 1_250_000) == pytest.approx(0.12)
+    assert Network(100e6, 0.02, framing=1.04).p2p_s(0, 1, 1_250_000) == pytest.approx(0.124)
+    assert Network(100e6, 0.02).p2p_s(3, 3, 1_250_000) == 0.0
+    assert Network(math.inf, 0.5).p2p_s(0, 1, 10**12) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("level", "seconds"),
+    [("8mbps", 1.0486), ("80mbps", 0.1049), ("100mbps", 0.0839), ("200mbps", 0.0419), ("500mbps", 0.0168)],
+)
+def test_a_mebibyte_at_the_levels_that_papers_quote(level: str, seconds: float) -> None:
+    assert parse_network(level).p2p_s(0, 1, 2**20) == pytest.approx(seconds, abs=5e-5)
+
+
+@given(st.integers(1, 9), st.floats(0, 1), st.floats(1e3, 1e10), st.floats(0, 1e9))
+def test_collectives_by_alpha_beta(ranks: int, latency: float, bandwidth: float, size: float) -> None:
+    network, hosts = Network(bandwidth, latency), list(range(ranks))
+    wire = 8 * size / bandwidth
+    assert network.all_reduce_s(size, hosts) == pytest.approx(
+        2 * (ranks - 1) * latency + 2 * wire * (ranks - 1) / ranks if ranks > 1 else 0.0
+    )
+    assert network.all_gather_s(size, hosts) == pytest.approx((ranks - 1) * (latency + wire))
+    if math.log2(ranks).is_integer():
+        rounds = math.log2(ranks)
+        assert network.all_reduce_s(size, hosts, "tree") == pytest.approx(2 * latency * rounds + 2 * wire * rounds)
+        assert network.all_gather_s(size, hosts, "doubling") == pytest.approx(
+            latency * rounds + wire * (ranks - 1), abs=1e-9
+        )
+
+
+def test_a_ring_goes_at_its_slowest_link() -> None:
+    bandwidth = ((0.0, 8.0, 4.0), (8.0, 0.0, 2.0), (4.0, 2.0, 0.0))
+    assert Network(bandwidth).all_reduce_s(3.0, [0, 1, 2]) == 2 * 2 * (8 * 1.0 / 2.0)
+    assert Network(bandwidth).all_reduce_s(2.0, [0, 1]) == 2 * (8 * 1.0 / 8.0)
+    with pytest.raises(ValueError, match=r"^`algorithm` must be one of ring, tree, but got 'star'\.$"):
+        Network(1.0).all_reduce_s(1.0, [0, 1], "star")
+
+
+def test_ports_are_as_fast_as_the_fastest_link() -> None:
+    matrix = ((0.0, 8.0, 4.0), (1.0, 0.0, 2.0), (3.0, 5.0, 0.0))
+    assert Network(matrix, sharing="port").ports_bps(3).tolist() == [8.0, 8.0, 5.0]
+    assert Network(matrix, sharing="port", port_bps=6.0).ports_bps(2).tolist() == [6.0, 6.0]
+    assert Network(matrix).ports_bps(3).tolist() == [8.0, 8.0, 5.0]
+
+
+# Notation.
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("100mbps", Network(100e6)),
+        ("1gbps", Network(1e9)),
+        ("2.5gbps+0.5ms", Network(2.5e9, 0.0005)),
+        (" 100Mbps+20ms ", Network(100e6, 0.02)),
+        ("8mbps+1s~250ms", Network(8e6, 1.0, 0.25)),
+        ("200mbps+50ms/inbound", Network(200e6, 0.05, sharing="inbound")),
+        ("56kbps/half", Network(56e3, sharing="half")),
+        ("free", Network(math.inf)),
+        ("free+20ms", Network(math.inf, 0.02)),
+    ],
+)
+def test_notation(text: str, network: Network) -> None:
+    assert parse_network(text) == network
+    assert parse_network(repr(network)) == network
+
+
+@given(
+    st.integers(1, 10**6).map(lambda n: n * 1e5),
+    st.integers(0, 10**6).map(lambda n: n / 1e6),
+    st.sampled_from(["pair", "fair", "port", "half", "inbound"]),
+)
+def test_notation_round_trip(bandwidth: float, latency: float, sharing: str) -> None:
+    network = Network(bandwidth, latency, latency / 2, sharing)
+    again = parse_network(repr(network))
+    assert again.bandwidth_bps == pytest.approx(network.bandwidth_bps, rel=1e-11)
+    assert again.latency_s == pytest.approx(network.latency_s, rel=1e-11)
+    assert (again.sharing, repr(again)) == (sharing, repr(network))
+
+
+@pytest.mark.parametrize("text", ["", "fast", "100", "100mbps+", "100mbps+20", "-1mbps", "1e3mbps", "mbps", "100 mbps"])
+def test_wrong_notation_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("but got") + ".*Known: 8mbps, .*worldwide"):
+        parse_network(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bandwidth_bps": 0}, r"^`bandwidth_bps` must be in \(0, inf\], but got 0\.$"),
+        ({"bandwidth_bps": "fast"}, r"^`bandwidth_bps`"),
+        ({"bandwidth_bps": 1e6, "latency_s": -1}, r"^`latency_s` must be in \[0, inf\], but got -1\.$"),
+        ({"bandwidth_bps": 1e6, "latency_s": math.nan}, r"^`latency_s` must be in"),
+        (
+            {"bandwidth_bps": 1e6, "jitter_s": 0.1},
+            r"^`jitter_s` must be at most the lowest latency \(0 s\), but got 0\.1\.$",
+        ),
+        (
+            {"bandwidth_bps": 1e6, "sharing": "bus"},
+            r"^`sharing` must be one of pair, fair, port, half, inbound, but got 'bus'\.$",
+        ),
+        (
+            {"bandwidth_bps": 1e6, "port_bps": 1e6},
+            r"^`port_bps` must go with `sharing` \"port\" or \"half\", but got 'pair'",
+        ),
+        ({"bandwidth_bps": 1e6, "framing": 0.9}, r"^`framing` must be in \[1, inf\], but got 0\.9"),
+        ({"bandwidth_bps": 1e6, "burst_bytes": 1, "sharing": "inbound"}, r"^`burst_bytes` must be 0 with"),
+        ({"bandwidth_bps": [[0, 1.0]]}, r"^`bandwidth_bps` must be a square matrix, but got rows of \[2\] numbers\.$"),
+        ({"bandwidth_bps": [[0, 1.0], [0.0, 0]]}, r"^`bandwidth_bps\[1\]\[0\]` must be in \(0, inf\], but got 0\.0\.$"),
+        (
+            {"bandwidth_bps": [[0, 1.0], [1.0, 0]], "latency_s": [[0.0] * 3] * 3},
+            r"^`latency_s` must have the size of `bandwidth_bps`, but got sizes \[2, 3\]\.$",
+        ),
+    ],
+)
+def test_wrong_networks_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Network(**arguments)  # type: ignore[arg-type]
+
+
+def test_networks_compare_by_what_they_are() -> None:
+    assert Network(1e6, name="a") == Network(1e6)
+    assert hash(Network(1e6, name="a")) == hash(Network(1e6))
+    assert Network([[0, 5.0], [6.0, 0]]) == Network(np.array([[1.0, 5.0], [6.0, 2.0]]))  # type: ignore[arg-type]
+
+
+# Presets.
+
+
+def test_presets_parse_by_name() -> None:
+    assert set(presets()) == {*LEVELS, "free", *DTFM}
+    for name, network in presets().items():
+        assert parse_network(name) is network
+        assert parse_network(repr(network)) == network
+
+
+@pytest.mark.parametrize("name", DTFM)
+def test_dtfm_cases_are_symmetric_and_of_64_hosts(name: str) -> None:
+    network = presets()[name]
+    assert network.num_hosts == 64
+    bandwidth, latency = np.array(network.bandwidth_bps), np.array(network.latency_s)
+    assert (bandwidth == bandwidth.T).all()
+    assert (latency == latency.T).all()
+
+
+def link(name: str, a: int, b: int) -> tuple[float, float]:
+    network = presets()[name]
+    return round(float(network.latencies_s(a, b)) * 1e3, 9), round(float(network.bandwidths_bps(a, b)) / 1e9, 9)
+
+
+def test_dtfm_cases_by_their_links() -> None:
+    assert (link("data-centre", 0, 7), link("data-centre", 7, 8)) == ((0, 100), (0, 3.125))
+    assert (link("spot", 28, 31), link("spot", 31, 32), link("spot", 40, 41)) == ((0, 100), (0, 1.25), (0, 1.25))
+    assert (link("two-universities", 0, 31), link("two-universities", 31, 32)) == ((1, 5), (11, 1.12))
+    four = {
+        (0, 1): (67, 1.15),
+        (0, 2): (59, 1.05),
+        (0, 3): (11, 1.12),
+        (1, 2): (12, 1.25),
+        (1, 3): (49, 1.10),
+        (2, 3): (52, 1.02),
+    }
+    assert {pair: link("four-regions", 16 * pair[0], 16 * pair[1]) for pair in four} == four
+    assert link("four-regions", 0, 15) == link("worldwide", 0, 7) == (10, 2)
+
+
+def test_worldwide_by_its_links_and_medians() -> None:
+    place = {city: 8 * index for index, city in enumerate(WORLD)}
+    for a, b, expected in (
+        ("Oregon", "Virginia", (67, 0.79)),
+        ("Seoul", "London", (238, 0.342)),
+        ("Seoul", "Ireland", (228, 0.335)),
+        ("Ireland", "Frankfurt", (24, 1.08)),
+        ("Virginia", "London", (76, 1.16)),
+        ("Tokyo", "Ohio", (130, 0.694)),
+    ):
+        assert link("worldwide", place[a], place[b]) == expected
+    across = [link("worldwide", 8 * a, 8 * b) for a in range(8) for b in range(a)]
+    assert np.median([ms for ms, _ in across]) == 111.5
+    assert np.median([gbps for _, gbps in across]) == pytest.approx(0.61, abs=0.005)
+    assert (min(across)[0], max(across)[0]) == (11, 238)
+    assert sorted(gbps for _, gbps in across)[:: len(across) - 1] == [0.335, 1.16]
+
+
+# Files.
+
+
+def test_toml_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text('bandwidth_bps = [[0, 1e9], [2e9, 0]]\nlatency_s = 0.001\nsharing = "port"\n')
+    network = parse_network(str(path))
+    assert network == Network(((0.0, 1e9), (2e9, 0.0)), 0.001, sharing="port")
+    assert network.name == "lab"
+
+
+def test_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.csv"
+    path.write_text("source,target,bandwidth_bps,latency_s\n0,1,1e9,0.01\n1,0,5e8,0.02\n0,2,1e8,0\n1,2,2e8,0.5\n")
+    network = load_network(path)
+    assert network.bandwidth_bps == ((0.0, 1e9, 1e8), (5e8, 0.0, 2e8), (1e8, 2e8, 0.0))
+    assert network.latency_s == ((0.0, 0.01, 0.0), (0.02, 0.0, 0.5), (0.0, 0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", "bandwidth = 5", r"^Unknown field `bandwidth`\. Known: bandwidth_bps, .* \(in '.*a\.toml'\)\.$"),
+        ("a.toml", "latency_s = 5", r"^`bandwidth_bps` must be given \(in "),
+        ("a.toml", "bandwidth_bps = -5", r"^`bandwidth_bps` must be in \(0, inf\], but got -5 \(in "),
+        ("a.toml", "= 5", r"\(in '.*a\.toml'\)\.$"),
+        (
+            "a.csv",
+            "source,target\n0,1\n",
+            r"^The columns must be source, target, bandwidth_bps, latency_s, but got source, target",
+        ),
+        (
+            "a.csv",
+            "source,target,bandwidth_bps,latency_s\n0,x,1,1\n",
+            r"^A line must hold two host numbers and two numbers",
+        ),
+        (
+            "a.csv",
+            "source,target,bandwidth_bps,latency_s\n0,1,1\n",
+            r"^A line must hold two host numbers and two numbers",
+        ),
+        (
+            "a.csv",
+            "source,target,bandwidth_bps,latency_s\n0,1,1,0\n0,1,2,0\n",
+            r"^A link must be given once, but got 0 to 1 twice",
+        ),
+        (
+            "a.csv",
+            "source,target,bandwidth_bps,latency_s\n0,2,1,0\n",
+            r"^Every pair of hosts must have a link, but got none",
+        ),
+        ("a.csv", "source,target,bandwidth_bps,latency_s\n", r"^The links must join hosts 0, 1, \.\.\., but got \[\]"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        parse_network(str(path))
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^The network file '.*none\.csv' must be readable, but: No such file or directory\.$"
+    ):
+        parse_network(str(tmp_path / "none.csv"))
+
+
+# Placement.
+
+
+def test_placement() -> None:
+    assert Placement.spread(3).hosts == (0, 1, 2)
+    assert Placement.spread(8, 4).hosts == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert Placement.spread(4, 64).hosts == (0, 16, 32, 48)
+    assert Placement((0, 2), driver=5).num_hosts == 6
+    with pytest.raises(ValueError, match=r"^`hosts` must be an integer of at least 0, but got -1\.$"):
+        Placement((0, -1))
+    with pytest.raises(ValueError, match=r"^`cores` must be given for 3 hosts, but got 1 numbers\.$"):
+        Placement((0, 2), cores=(1.0,))
+    with pytest.raises(ValueError, match=r"^`cores` must be in \(0, inf\], but got 0\.$"):
+        Placement((0,), cores=(0,))
+    with pytest.raises(ValueError, match=r"^`threads` must be an integer of at least 1, but got 0\.$"):
+        Placement((0,), threads=0)

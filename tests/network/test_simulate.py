@@ -1,0 +1,690 @@
+"""Laws of the simulator: known makespans, bounds, monotony, agreement of its two kernels, and a published case."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import check_timeline
+
+from raysim.bench.simulate import CASES, SMALL, _measure, print_table
+from raysim.network.placement import Placement
+from raysim.network.presets import parse_network
+from raysim.network.profile import Profile
+from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.topology import Network
+from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Transport
+from raysim.schedules.actions import Action, Row, calls, needs, sends
+from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
+
+FREE = parse_network("free")
+SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
+FAMILIES: list[Schedule] = [GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), OneFOneB(ahead=3)]
+every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
+
+
+def unshared(num_workers: int) -> Placement:
+    """Return a placement that shares nothing and still takes the general kernel."""
+    return Placement(tuple(range(num_workers)), cores=(math.inf,) * num_workers)
+
+
+def random_profile(seed: int, p: int, m: int, **overheads: float) -> Profile:
+    """Return a profile in which every action and every packet differs."""
+    random = np.random.default_rng(seed)
+    shape = (1, p, 2, m)
+    return Profile(
+        compute_s=random.uniform(0, 2, shape),
+        decode_s=random.uniform(0, 0.3, shape),
+        encode_s=random.uniform(0, 0.3, shape),
+        wire_bytes=random.integers(0, 1000, shape).astype(float),
+        **overheads,
+    )
+
+
+def random_network(seed: int, p: int, sharing: str = "pair") -> Network:
+    """Return a network whose links all differ, at about a second a packet."""
+    random = np.random.default_rng(seed)
+    bandwidth = tuple(map(tuple, random.uniform(2_000, 20_000, (p, p)).tolist()))
+    latency = tuple(map(tuple, random.uniform(0, 0.5, (p, p)).tolist()))
+    return Network(bandwidth, latency, sharing=sharing)
+
+
+def reference(
+    rows: list[Row], p: int, cost: Callable[[Action], float], fly: Callable[[Action], tuple[float, float]]
+) -> float:
+    """Return the makespan by the plainest rules: `cost` of an action, `fly` the (latency, transfer) seconds of its packet."""
+    arrive: dict[Action, float] = {}
+    free, heads, wire = [0.0] * len(rows), [0] * len(rows), {}
+    while any(head < len(row) for head, row in zip(heads, rows, strict=True)):
+        for worker, row in enumerate(rows):
+            while heads[worker] < len(row):
+                action = row[heads[worker]]
+                packet = needs(action, p)
+                if packet is not None and packet not in arrive:
+                    break
+                free[worker] = max(free[worker], arrive[packet] if packet else 0.0) + cost(action)
+                if sends(action, p):
+                    latency, transfer = fly(action)
+                    key = (action.stage, action.op)
+                    wire[key] = max(wire.get(key, 0.0), free[worker]) + transfer
+                    arrive[action] = wire[key] + latency
+                heads[worker] += 1
+    return max(free)
+
+
+# Known makespans.
+
+
+@every_family
+def test_makespan_and_bubble_of_equal_stages(schedule: Schedule) -> None:
+    for p, m in SIZES:
+        profile = Profile.uniform(p, 1.0, 2.0, wire_bytes=1e6)
+        timeline = simulate(schedule, profile, FREE, num_microbatches=m)
+        assert timeline.step_s == timeline.pipeline_s == 3 * (m + p - 1)
+        assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
+        assert all(worker.wait_s == 0 for worker in timeline.workers())
+
+
+def test_zero_bubble_leaves_a_third_of_the_bubble() -> None:
+    for p, m in SIZES:
+        profile = Profile.uniform(p, 1.0, 1.0, weight_s=1.0)
+        zero = simulate(ZBH1(), profile, FREE, num_microbatches=m).step_s
+        joint = simulate(OneFOneB(), profile, FREE, num_microbatches=m).step_s
+        assert joint == 3 * m + 3 * (p - 1)
+        assert zero == 3 * m + (p - 1) if m >= p else zero <= joint
+    profile = Profile.uniform(4, 1.0, 1.0, weight_s=1.0)
+    assert simulate(ZBH1(), profile, FREE, num_microbatches=8).step_s == 27.0
+    assert simulate(OneFOneB(), Profile.uniform(4, 1.0, 2.0), FREE, num_microbatches=8).step_s == 33.0
+
+
+def test_interleaving_divides_the_bubble() -> None:
+    for p in range(1, 7):
+        for each in range(1, 5):
+            profile = Profile.uniform(p * each, 1.0 / each, 2.0 / each)
+            for m in (p, 2 * p, 3 * p):
+                step_s = simulate(Interleaved1F1B(each), profile, FREE, num_microbatches=m).step_s
+                assert step_s == pytest.approx(3 * m + 3 * (p - 1) / each)
+    halves = Profile.uniform(8, 0.5, 1.0)
+    assert simulate(Interleaved1F1B(2), halves, FREE, num_microbatches=8).step_s == 28.5
+
+
+def test_interleaved_packets_cross_between_the_same_workers() -> None:
+    profile = Profile.uniform(8, 0.5, 1.0, wire_bytes=1000)
+    timeline = simulate(Interleaved1F1B(2), profile, Network(1e6, 0.01), num_microbatches=8)
+    check_timeline(timeline)
+    messages = {(use.source, use.target): use.messages for use in timeline.wires()}
+    assert messages == {(0, 1): 16, (1, 2): 16, (2, 3): 16, (3, 0): 8, (1, 0): 16, (2, 1): 16, (3, 2): 16, (0, 3): 8}
+    general = simulate(Interleaved1F1B(2), profile, Network(1e6, 0.01), num_microbatches=8, placement=unshared(4))
+    np.testing.assert_allclose(general.end_s, timeline.end_s, rtol=1e-9)
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 5), st.integers(1, 7), st.integers(0, 10**6))
+def test_both_kernels_agree_on_zero_bubble(p: int, m: int, seed: int) -> None:
+    profile = random_profile(seed, p, m, call_s=0.1).split_backward(0.4, 1.1)
+    network = random_network(seed, p)
+    fast, general = (simulate(ZBH1(), profile, network, placement=placed) for placed in (None, unshared(p)))
+    np.testing.assert_allclose(general.end_s, fast.end_s, rtol=1e-9)
+    check_timeline(fast)
+    check_timeline(general)
+
+
+def test_a_profile_without_the_weights_part_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^`profile` must hold costs of the weights' backward for ZBH1, .*split_backward"
+    ):
+        simulate(ZBH1(), Profile.uniform(2, 1.0, 2.0), FREE, num_microbatches=2)
+
+
+def test_large_schedule_keeps_the_law() -> None:
+    profile = Profile.uniform(128, 1.0, 2.0)
+    assert step_seconds(OneFOneB(), profile, [FREE], num_microbatches=512)[0, 0] == 3 * (128 + 512 - 1)
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "wire_bytes", "published_s", "ours_s", "two_directions_s"),
+    [(64, 16_777_216, 100.475, 100.23, 89.41), (32, 5_275_648, 19.889, 19.58, 17.75)],
+    ids=["dense", "subspace"],
+)
+def test_protocol_nanogpt(
+    num_microbatches: int, wire_bytes: int, published_s: float, ours_s: float, two_directions_s: float
+) -> None:
+    """Published steps of Protocol NanoGPT (Pluralis 2026, `0551bc3`), from its rows and its link rule alone."""
+    profile = Profile.uniform(8, 0.0, 0.0, wire_bytes=wire_bytes)
+    links = [parse_network("200mbps+50ms/inbound"), parse_network("200mbps+50ms")]
+    inbound, pair = step_seconds(OneFOneB(), profile, links, num_microbatches=num_microbatches)[:, 0]
+    assert inbound == pytest.approx(ours_s, abs=0.005)
+    assert -0.02 < inbound / published_s - 1 < 0
+    assert pair == pytest.approx(two_directions_s, abs=0.006)
+
+
+# Agreement.
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6))
+def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed: int) -> None:
+    profile = random_profile(seed, p, m, message_s=0.01, byte_s=1e-5)
+    network = random_network(seed, p)
+
+    def cost(action: Action) -> float:
+        key = (0, action.stage, "FB".index(action.op), action.microbatch)
+        return float(profile.decode_s[key] + profile.compute_s[key] + profile.encode_s[key])
+
+    def fly(action: Action) -> tuple[float, float]:
+        return float(network.latencies_s(action.stage, target(action))), transfer(action)
+
+    def target(action: Action) -> int:
+        return action.stage + (1 if action.op == "F" else -1)
+
+    def transfer(action: Action) -> float:
+        size = profile.wire_bytes[0, action.stage, "FB".index(action.op), action.microbatch]
+        return float(8 * size / network.bandwidths_bps(action.stage, target(action)))
+
+    without_path = replace(profile, message_s=0.0, byte_s=0.0)
+    timeline = simulate(schedule, without_path, network)
+    assert timeline.pipeline_s == pytest.approx(reference(schedule.rows(p, m), p, cost, fly), rel=1e-12)
+    check_timeline(timeline)
+    check_timeline(simulate(schedule, profile, network))
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans())
+def test_both_kernels_agree_where_nothing_is_shared(
+    schedule: Schedule, p: int, m: int, seed: int, extras: bool
+) -> None:
+    profile = random_profile(seed, p, m, call_s=0.05, message_s=0.02, byte_s=1e-5)
+    network = random_network(seed, p)
+    if extras:
+        network = replace(network, burst_bytes=300.0, framing=1.05)
+    fast = simulate(schedule, profile, network)
+    general = simulate(schedule, profile, network, placement=unshared(p))
+    assert general.pipeline_s == pytest.approx(fast.pipeline_s, rel=1e-9)
+    for name in ("start_s", "end_s", "arrive_s"):
+        np.testing.assert_allclose(getattr(general, name), getattr(fast, name), rtol=1e-9, atol=1e-9)
+    check_timeline(general)
+
+
+def test_jitter_is_the_same_in_both_kernels_and_repeats() -> None:
+    profile = random_profile(1, 4, 6)
+    network = Network(8_000.0, 0.2, jitter_s=0.2)
+    fast = simulate(OneFOneB(), profile, network, seed=3, num_replicas=2)
+    general = simulate(OneFOneB(), profile, network, seed=3, placement=unshared(8))
+    assert not np.array_equal(fast.arrive_s[0], fast.arrive_s[1], equal_nan=True)
+    np.testing.assert_allclose(general.arrive_s, fast.arrive_s, rtol=1e-9)
+    assert simulate(OneFOneB(), profile, network, seed=3, num_replicas=2).pipeline_s == fast.pipeline_s
+    assert simulate(OneFOneB(), profile, network, seed=4, num_replicas=2).pipeline_s != fast.pipeline_s
+    steady = simulate(OneFOneB(), profile, replace(network, jitter_s=0.0))
+    extra = (fast.arrive_s - fast.begin_s) - (steady.arrive_s - steady.begin_s)
+    assert np.nanmin(extra) >= -0.2
+    assert np.nanstd(extra) > 0.01
+    # A wire keeps the order of its packets.
+    assert (np.diff(fast.arrive_s[0, :-1, 0], axis=-1) >= 0).all()
+
+
+def test_many_networks_equal_one_at_a_time() -> None:
+    profiles = [random_profile(seed, 4, 5) for seed in range(3)]
+    networks = [Network(bandwidth) for bandwidth in np.geomspace(1e3, 1e5, 70)]
+    networks += [random_network(1, 4), random_network(2, 8), random_network(3, 4, "port")]
+    networks += [parse_network("10kbps+10ms/half"), parse_network("10kbps+10ms/inbound"), parse_network("10kbps/port")]
+    networks += [Network(8_000.0, burst_bytes=200.0, latency_s=0.1, jitter_s=0.05), FREE]
+    together = step_seconds(OneFOneB(), profiles, networks)
+    assert together.shape == (78, 3)
+    for row, network in enumerate(networks):
+        for column, profile in enumerate(profiles):
+            alone = simulate(OneFOneB(), profile, network, seed=column)
+            assert together[row, column] == pytest.approx(alone.step_s, rel=1e-12)
+
+
+# Bounds and monotony.
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(FAMILIES),
+    st.integers(2, 5),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.sampled_from(["pair", "fair", "port", "half", "inbound"]),
+)
+def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sharing: str) -> None:
+    profile = random_profile(seed, p, m)
+    network = replace(random_network(seed, p), sharing=sharing)
+    timeline = simulate(schedule, profile, network)
+    check_timeline(timeline)
+    assert timeline.pipeline_s >= simulate(schedule, profile, FREE).pipeline_s - 1e-9
+    sent = dict.fromkeys(range(p), 0.0)
+    received = dict(sent)
+    for use in timeline.wires():
+        sent[use.source] += use.wire_bytes
+        received[use.target] += use.wire_bytes
+    ports = network.ports_bps(p)
+    for host in range(p):
+        if sharing == "port":
+            assert timeline.pipeline_s >= 8 * max(sent[host], received[host]) / ports[host] - 1e-9
+        if sharing == "half":
+            assert timeline.pipeline_s >= 8 * (sent[host] + received[host]) / ports[host] - 1e-9
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(FAMILIES),
+    st.integers(2, 5),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.sampled_from(["pair", "inbound"]),
+)
+def test_a_better_network_or_fewer_bytes_never_take_longer(
+    schedule: Schedule, p: int, m: int, seed: int, sharing: str
+) -> None:
+    random = np.random.default_rng(seed)
+    profile = random_profile(seed, p, m)
+    network = replace(random_network(seed, p), sharing=sharing, burst_bytes=100.0 if sharing == "pair" else 0.0)
+    base = simulate(schedule, profile, network)
+
+    def scaled(matrix: object, low: float, high: float) -> tuple[tuple[float, ...], ...]:
+        return tuple(map(tuple, (np.array(matrix) * random.uniform(low, high, (p, p))).tolist()))
+
+    faster = replace(network, bandwidth_bps=scaled(network.bandwidth_bps, 1, 3))
+    nearer = replace(network, latency_s=scaled(network.latency_s, 0, 1))
+    fewer = replace(profile, wire_bytes=np.floor(profile.wire_bytes * random.uniform(0, 1, profile.wire_bytes.shape)))
+    bucket = replace(network, burst_bytes=300.0) if sharing == "pair" else network
+    for better in (faster, nearer, bucket):
+        assert (simulate(schedule, profile, better).end_s <= base.end_s + 1e-9).all()
+    assert (simulate(schedule, fewer, network).end_s <= base.end_s + 1e-9).all()
+
+
+@every_family
+def test_no_bytes_on_a_free_network_leave_the_compute(schedule: Schedule) -> None:
+    profile = random_profile(5, 4, 6)
+    empty = replace(profile, wire_bytes=np.zeros(1))
+    on_free = simulate(schedule, profile, FREE).pipeline_s
+    assert simulate(schedule, empty, FREE).pipeline_s == on_free
+    assert simulate(schedule, empty, Network(1e3)).pipeline_s == on_free
+
+
+def test_doubled_bandwidth_halves_the_wire() -> None:
+    profile = replace(random_profile(6, 4, 6), compute_s=np.zeros(1), decode_s=np.zeros(1), encode_s=np.zeros(1))
+    slow, fast = step_seconds(OneFOneB(), profile, [Network(8e3), Network(16e3)])[:, 0]
+    assert fast == slow / 2
+
+
+def test_bytes_on_wires_are_the_packets() -> None:
+    profile = random_profile(7, 5, 6)
+    timeline = simulate(OneFOneB(), profile, Network(8e3))
+    packets = profile.wire_bytes[0, :-1, 0].sum() + profile.wire_bytes[0, 1:, 1].sum()
+    assert sum(use.wire_bytes for use in timeline.wires()) == packets
+    assert sum(use.messages for use in timeline.wires()) == 2 * 6 * 4
+
+
+def test_more_in_flight_hides_the_wire() -> None:
+    """In lockstep every hop's delay counts once per microbatch; with enough in flight ahead of the next stage, once a step."""
+    profile = Profile.uniform(2, 1.0, 2.0)
+    network = Network(math.inf, latency_s=3.0)
+    ahead = [simulate(OneFOneB(ahead=n), profile, network, num_microbatches=16).step_s for n in (1, 2, 3, 4)]
+    assert ahead == [99.0, 72.0, 57.0, 57.0]  # 57 = 3 (16 + 1) + 3 + 3: nothing is left to hide
+    extra = [simulate(OneFOneB(n), profile, network, num_microbatches=16).step_s for n in (0, 1, 2, 3)]
+    assert extra == [99.0, 99.0, 93.0, 93.0]  # of the same warm-up on every stage little hides a hop
+
+
+# What costs where.
+
+
+def test_codec_time_is_on_both_clocks() -> None:
+    profile = Profile.uniform(2, 1.0, 2.0, encode_s=0.25, decode_s=0.5)
+    timeline = simulate(GPipe(), profile, FREE, num_microbatches=1)
+    assert timeline.step_s == 2 * (1 + 2) + 2 * (0.25 + 0.5)
+    assert [worker.codec_s for worker in timeline.workers()] == [0.75, 0.75]
+
+
+def test_overhead_counts_once_a_call() -> None:
+    profile = Profile.uniform(3, 1.0, 2.0, call_s=0.5)
+    timeline = simulate(OneFOneB(), profile, FREE, num_microbatches=4)
+    expected = [0.5 * len(calls(row, 3)) for row in OneFOneB().rows(3, 4)]
+    assert [worker.overhead_s for worker in timeline.workers()] == expected == [3.5, 4.0, 2.0]
+
+
+def test_a_packet_takes_path_queue_wire_and_latency() -> None:
+    profile = Profile.uniform(2, 1.0, 0.0, wire_bytes=1000, message_s=0.1, byte_s=1e-4)
+    timeline = simulate(GPipe(), profile, Network(4_000.0, 0.3, framing=1.5), num_microbatches=2)
+    np.testing.assert_allclose(timeline.begin_s[0, 0, 0], [1.2, 4.2])
+    np.testing.assert_allclose(timeline.arrive_s[0, 0, 0], [4.5, 7.5])
+    path = timeline.critical_path()
+    assert [segment.kind for segment in path[:6]] == ["compute", "compute", "path", "queue", "wire", "compute"]
+    assert (path[3].start_s, path[3].end_s) == pytest.approx((2.2, 4.2))
+
+
+def test_token_bucket_lets_a_burst_through() -> None:
+    """`tc tbf` at 100 Mbit/s with a burst of 128 kB: what is beyond the burst goes at the rate, and it fills up in a pause."""
+    network = Network(100e6, burst_bytes=131_072, framing=1514 / 1448)
+    profile = Profile.uniform(2, 0.0, 0.0, wire_bytes=1_048_576)
+    sizes = 8 * (1_048_576 * 1514 / 1448 - 131_072) / 100e6
+    one = simulate(GPipe(), profile, network, num_microbatches=1)
+    assert one.arrive_s[0, 0, 0, 0] == pytest.approx(sizes)
+    two = simulate(GPipe(), profile, network, num_microbatches=2)
+    assert two.arrive_s[0, 0, 0, 1] == pytest.approx(sizes + 8 * 1_048_576 * 1514 / 1448 / 100e6)
+    rested = simulate(GPipe(), replace(profile, compute_s=np.array(1.0)), network, num_microbatches=2)
+    assert rested.arrive_s[0, 0, 0, 1] == pytest.approx(2.0 + sizes)
+
+
+def test_a_host_sends_through_one_port() -> None:
+    """Stage 1 of 3 sends forward and backward; with ports both share what it has, with half duplex arrivals do too."""
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000)
+    seconds = {
+        sharing: simulate(
+            OneFOneB(extra_warmup=9), profile, Network(8_000.0, sharing=sharing), num_microbatches=9
+        ).step_s
+        for sharing in ("pair", "port", "half")
+    }
+    assert seconds["pair"] == pytest.approx(9 + 1 + 9 + 1)
+    assert seconds["pair"] <= seconds["port"] <= seconds["half"]
+    assert seconds["half"] >= 36  # all 36 packets pass the middle host's port
+
+
+def test_two_replicas_between_two_hosts_share_the_wire() -> None:
+    profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
+    shared = simulate(GPipe(), profile, Network(8_000.0), num_microbatches=1, placement=Placement((0, 1, 0, 1)))
+    assert shared.num_replicas == 2
+    # Packets at second 1: one at a time, so the second is there at 3; its backward finds the wire free.
+    assert sorted(shared.arrive_s[:, 0, 0, 0]) == [2.0, 3.0]
+    assert shared.pipeline_s == 7.0
+    apart = simulate(GPipe(), profile, Network(8_000.0), num_microbatches=1, num_replicas=2)
+    assert apart.pipeline_s == 6.0
+
+
+def test_messages_share_a_fair_wire_evenly() -> None:
+    # The first stage sends at 1, 2 and 3; a packet alone needs 2 seconds.
+    profile = Profile.uniform(2, 1.0, 0.0, wire_bytes=2000)
+    profile = replace(profile, wire_bytes=profile.wire_bytes * np.array([1.0, 0.0]).reshape(1, 1, 2, 1))
+    pair, fair = (
+        simulate(GPipe(), profile, Network(8_000.0, sharing=sharing), num_microbatches=3)
+        for sharing in ("pair", "fair")
+    )
+    assert pair.arrive_s[0, 0, 0].tolist() == [3.0, 5.0, 7.0]
+    # From 2 on two share it, from 3 on three: 1 + 1/2 of the first is over at 3, and 1/2 of the second.
+    assert fair.arrive_s[0, 0, 0].tolist() == [4.5, 6.5, 7.0]
+    assert fair.begin_s[0, 0, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_small_message_overtakes_on_a_fair_wire() -> None:
+    profile = Profile.uniform(2, 1.0, 0.0)
+    sizes = np.zeros((1, 2, 2, 2))
+    sizes[0, 0, 0] = 5000, 1000
+    timeline = simulate(GPipe(), replace(profile, wire_bytes=sizes), Network(8_000.0, sharing="fair"))
+    assert timeline.arrive_s[0, 0, 0].tolist() == [
+        7.0,
+        4.0,
+    ]  # both from 2 to 4; the call of the first still comes first
+    burst = Network(8_000.0, sharing="fair", burst_bytes=1000)
+    assert simulate(GPipe(), replace(profile, wire_bytes=sizes), burst).arrive_s[0, 0, 0].tolist() == [6.0, 4.0]
+
+
+def test_few_cores_are_shared_from_cpu_seconds() -> None:
+    profile = Profile.uniform(2, 3.0, 3.0, cpu_s=np.full(1, 2.0))
+    one_core = Placement((0, 1, 0, 1), cores=(1.0, 1.0))
+    alone = simulate(GPipe(), profile, FREE, num_microbatches=1, placement=Placement((0, 1), cores=(1.0, 1.0)))
+    assert alone.pipeline_s == 8.0  # four actions of two CPU seconds, whatever the wall said
+    shared = simulate(GPipe(), profile, FREE, num_microbatches=1, placement=one_core)
+    assert shared.pipeline_s == 16.0
+    assert [worker.contention_s for worker in shared.workers()] == pytest.approx([4.0] * 4)
+    threads = simulate(
+        GPipe(), profile, FREE, num_microbatches=1, placement=replace(one_core, cores=(4.0, 4.0), threads=2)
+    )
+    assert threads.pipeline_s == 4.0
+    tight = simulate(GPipe(), profile, FREE, num_microbatches=1, placement=replace(one_core, threads=2))
+    assert tight.pipeline_s == 16.0  # more threads than cores: nothing is won
+    check_timeline(tight)
+
+
+def test_hosts_on_one_machine_share_its_cores_and_no_wires() -> None:
+    profile = Profile.uniform(2, 3.0, 3.0, cpu_s=np.full(1, 2.0), wire_bytes=1000)
+    network = Network(8_000.0)
+    namespaces = Placement((0, 1, 2, 3), cores=(1.0,), machines=(0, 0, 0, 0))
+    shared = simulate(GPipe(), profile, network, num_microbatches=1, placement=namespaces)
+    # Two replicas at once on one core, each between hosts of its own: twice the CPU seconds, the wires as alone.
+    assert shared.pipeline_s == 4 * 4.0 + 2 * 1.0
+    with pytest.raises(ValueError, match=r"`machines` must be given for 4 hosts, but got 3 numbers\."):
+        replace(namespaces, machines=(0, 0, 0))
+    with pytest.raises(ValueError, match=r"`cores` must be given for 2 machines, but got 1 numbers\."):
+        replace(namespaces, machines=(0, 0, 1, 1))
+
+
+def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
+    profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
+    beside = replace(profile, transport=replace(BARE, small_bytes=500.0))
+    network = Network(8_000.0)
+    for placement in (None, Placement((0, 1), driver=0)):
+        times = [
+            simulate(GPipe(), one, network, num_microbatches=1, placement=placement).pipeline_s
+            for one in (profile, beside)
+        ]
+        assert times == [6.0, 7.0]
+    sends = profile.wire_bytes > 0
+    for size, expected in (
+        (1_000, RAY.small_bytes),
+        (RAY.large_from - 1, RAY.small_bytes),
+        (RAY.large_from, RAY.large_bytes),
+    ):
+        of_ray = replace(profile, wire_bytes=size * sends, transport=RAY)
+        assert set((of_ray.moved_bytes - of_ray.wire_bytes)[sends]) == {expected}
+        assert not of_ray.moved_bytes[~sends].any()
+
+
+@pytest.mark.parametrize("sharing", ["pair", "inbound", "fair", "port"])
+@pytest.mark.parametrize("trips", [1, 2, 7])
+def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None:
+    """In closed form on a pipeline of one microbatch, whose packets wait for one another; on every sharing of wires."""
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000)
+    over = replace(profile, transport=replace(BARE, small_trips=trips))
+    network = Network(8_000.0, 0.25, sharing=sharing)
+    assert simulate(GPipe(), over, network, num_microbatches=1).pipeline_s == pytest.approx(4 * (1 + trips * 0.25))
+
+
+def test_large_and_small_packets_make_trips_of_their_own() -> None:
+    sizes = Profile.uniform(2, 0.0, 0.0).wire_bytes.copy()
+    sizes[0, 0, 0], sizes[0, 1, 1] = 999, 1000
+    transport = Transport("steps", 1000, small_bytes=1, large_bytes=0, small_trips=2, large_trips=5)
+    profile = Profile(compute_s=np.zeros((1, 2, 2, 1)), wire_bytes=sizes, transport=transport)
+    assert simulate(GPipe(), profile, Network(8_000.0, 0.1), num_microbatches=1).pipeline_s == pytest.approx(
+        2 + 7 * 0.1
+    )
+
+
+def test_large_packets_make_fewer_trips_to_the_drivers_host() -> None:
+    """Of the four packets of one microbatch over three stages, one goes to the first stage, beside the driver."""
+    transport = replace(BARE, large_from=0, large_trips=7, large_trips_to_driver=5)
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=transport)
+    network = Network(8_000.0, 0.25)
+    for driver, trips in ((None, 4 * 7), (0, 3 * 7 + 5), (1, 2 * 7 + 2 * 5)):
+        placement = Placement((0, 1, 2), driver=driver)
+        found = simulate(GPipe(), profile, network, num_microbatches=1, placement=placement)
+        assert found.pipeline_s == pytest.approx(4 + trips * 0.25)
+
+
+@pytest.mark.parametrize("sharing", ["pair", "fair"])
+def test_the_end_of_a_step_takes_the_drivers_trips_to_the_farthest_worker(sharing: str) -> None:
+    latency_s = ((0, 0.1, 0.3), (0.1, 0, 0.1), (0.3, 0.1, 0))
+    network = Network(math.inf, latency_s, sharing=sharing)
+    profile = Profile.uniform(3, 1.0, 2.0, transport=replace(BARE, step_trips=2))
+    for driver, farthest_s in ((None, 0.3), (1, 0.1)):
+        placement = Placement((0, 1, 2), driver=driver)
+        found = simulate(GPipe(), profile, network, num_microbatches=2, placement=placement)
+        assert found.step_s == pytest.approx(found.pipeline_s + 2 * farthest_s)
+        seconds = step_seconds(GPipe(), profile, [network], num_microbatches=2, placement=placement)
+        assert seconds[0, 0] == pytest.approx(found.step_s)
+
+
+def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
+    """A message over nccl never costs more than the same message over Ray; without latency and with large packets they are alike."""
+    profile = random_profile(5, 4, 6)
+    for text in ("100mbps+20ms", "1gbps", "10mbps/fair"):
+        network = parse_network(text)
+        times = {
+            name: simulate(OneFOneB(), replace(profile, transport=transport), network).step_s
+            for name, transport in TRANSPORTS.items()
+        }
+        assert times["nccl"] <= times["gloo"] < times["ray"]
+    huge = Profile.uniform(2, 0.0, 0.0, wire_bytes=1e9)
+    times = [
+        simulate(GPipe(), replace(huge, transport=one), parse_network("1gbps"), num_microbatches=1).step_s
+        for one in (NCCL, RAY)
+    ]
+    assert times[0] == pytest.approx(times[1], rel=1e-5)
+
+
+def test_work_of_shared_cores_is_conserved() -> None:
+    profile = random_profile(3, 4, 6)
+    packed = simulate(OneFOneB(), profile, FREE, placement=Placement((0,) * 4, cores=(2.0,)))
+    work = float((profile.decode_s + profile.compute_s + profile.encode_s).sum())
+    assert packed.pipeline_s >= work / 2
+    assert packed.pipeline_s <= work
+    check_timeline(packed)
+
+
+def test_inlined_packets_pass_by_the_drivers_host() -> None:
+    by_way = replace(BARE, large_from=2000, small_trips=2, relays=True)  # two trips where the way is not known
+    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=by_way)
+    network = Network(8_000.0, 0.25)
+    straight = simulate(GPipe(), profile, network, num_microbatches=1)
+    by_driver = simulate(GPipe(), profile, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0))
+    # 0 -> 1 and back stay one hop, since the driver is at one end; 1 -> 2 and back become two.
+    assert straight.pipeline_s == 4 * 1.5
+    assert by_driver.pipeline_s == 6 * 1.25
+    assert {(use.source, use.target): use.messages for use in by_driver.wires()} == {
+        (0, 1): 2,
+        (1, 0): 2,
+        (0, 2): 1,
+        (2, 0): 1,
+    }
+    large = replace(profile, transport=BARE)
+    assert (
+        simulate(GPipe(), large, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0)).pipeline_s
+        == 5.0
+    )
+
+
+def test_stages_of_one_host_send_for_nothing() -> None:
+    profile = Profile.uniform(4, 1.0, 2.0, wire_bytes=1000)
+    timeline = simulate(OneFOneB(), profile, Network(8.0), num_microbatches=3, placement=Placement((0, 0, 0, 0)))
+    assert timeline.pipeline_s == 18.0
+    assert timeline.wires() == []
+    halves = simulate(GPipe(), profile, Network(8_000.0), num_microbatches=1, placement=Placement((0, 0, 1, 1)))
+    assert halves.pipeline_s == 12.0 + 2.0
+
+
+def test_the_end_of_the_step() -> None:
+    """Replicas average after the pipeline or as soon as a stage is done; when all are done every stage updates."""
+    profile = Profile.uniform(
+        2, 1.0, 2.0, gradient_bytes=np.array([8000.0, 4000.0]), update_s=np.array([0.5, 1.0]), step_s=0.25
+    )
+    network = Network(32_000.0)
+    arguments = {"num_microbatches": 2, "num_replicas": 2}
+    after = simulate(GPipe(), profile, network, **arguments)  # type: ignore[arg-type]
+    assert after.pipeline_s == 9.0
+    assert [one.end_s - one.start_s for one in after.collectives] == [2.0, 1.0]
+    assert after.step_s == 9.0 + 2.0 + 1.0 + 0.25
+    during = simulate(GPipe(), profile, network, overlap=True, **arguments)  # type: ignore[arg-type]
+    # Stage 1 is done at 7, and its average at 8; stage 0's at 9 + 2.
+    assert [(one.start_s, one.end_s) for one in during.collectives] == [(9.0, 11.0), (7.0, 8.0)]
+    assert during.step_s == 11.0 + 1.0 + 0.25
+    late = replace(profile, gradient_bytes=np.array([0.0, 12000.0]))
+    assert simulate(GPipe(), late, network, overlap=True, **arguments).step_s == 10.0 + 1.0 + 0.25  # type: ignore[arg-type]
+    assert simulate(GPipe(), late, network, **arguments).step_s == 9.0 + 3.0 + 1.0 + 0.25  # type: ignore[arg-type]
+    single = simulate(GPipe(), profile, network, num_microbatches=2)
+    assert single.step_s == 9.0 + 1.0 + 0.25
+    for timeline in (after, during, single):
+        check_timeline(timeline)
+
+
+def test_replicas_differ() -> None:
+    slow = np.concatenate([np.ones((1, 2, 2, 1)), 2 * np.ones((1, 2, 2, 1))])
+    timeline = simulate(GPipe(), Profile(compute_s=slow), FREE, num_microbatches=1)
+    assert timeline.num_replicas == 2
+    assert timeline.pipeline_s == 8.0
+    assert [worker.bubble_s for worker in timeline.workers()] == [6.0, 6.0, 4.0, 4.0]
+    check_timeline(timeline)
+
+
+# Break-even.
+
+
+def test_break_even_is_where_codec_time_equals_saved_wire() -> None:
+    dense = Profile.uniform(2, 1.0, 2.0, wire_bytes=1_000_000)
+    packed = Profile.uniform(2, 1.0, 2.0, wire_bytes=250_000, encode_s=0.01, decode_s=0.02)
+    # Two packets on the path, each saving 750,000 bytes for 0.03 s.
+    assert break_even_bps(GPipe(), packed, dense, Network(1e6), num_microbatches=1) == pytest.approx(
+        8 * 750_000 / 0.03, rel=1e-5
+    )
+    assert break_even_bps(GPipe(), dense, packed, Network(1e6), num_microbatches=1) == math.inf
+    smaller = Profile.uniform(2, 1.0, 2.0, wire_bytes=250_000)
+    assert break_even_bps(GPipe(), smaller, dense, Network(1e6), num_microbatches=1) == math.inf
+    assert break_even_bps(GPipe(), dense, smaller, Network(1e6), num_microbatches=1) == 0.0
+    with pytest.raises(ValueError, match=r"^`network` must have one bandwidth for a break-even"):
+        break_even_bps(GPipe(), packed, dense, random_network(1, 2))
+
+
+# The bench.
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bench_cases_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"case": name} | _measure(name, SMALL, 1)
+    assert json.loads(json.dumps(result)) == result
+    assert result["peak_bytes"] >= result["idle_bytes"] > 0
+    print_table([result])
+    assert f"{result['actions']:,}" in capsys.readouterr().out
+
+
+# Refusals.
+
+
+@dataclass(frozen=True, repr=False)
+class Backwards(Schedule):
+    """A schedule that waits for itself."""
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        """Return backward first on the first stage."""
+        return "BF" if stage == 0 else "FB"
+
+
+@pytest.mark.parametrize("placement", [None, unshared(2)], ids=["ordered", "shared"])
+def test_deadlock_is_refused(placement: Placement | None) -> None:
+    with pytest.raises(ValueError, match=r"^The schedule deadlocks: 0B0 waits for 0F0 and 1B0; 1F0 waits for 0F0\.$"):
+        simulate(Backwards(), Profile.uniform(2, 1.0, 2.0), FREE, num_microbatches=1, placement=placement)
+
+
+def test_wrong_sizes_are_refused() -> None:
+    profile = random_profile(1, 4, 6)
+    with pytest.raises(
+        ValueError, match=r"^`num_microbatches` must be the profile's \(6\), but got 8\. Use `Profile.mean"
+    ):
+        simulate(OneFOneB(), profile, FREE, num_microbatches=8)
+    with pytest.raises(
+        ValueError, match=r"^`hosts` must name a host for each of 4 workers of every replica, but got 3 hosts\.$"
+    ):
+        simulate(OneFOneB(), profile, FREE, placement=Placement((0, 1, 2)))
+    with pytest.raises(ValueError, match=r"^`hosts` must name workers of 2 replicas, but got 1\.$"):
+        simulate(OneFOneB(), profile, FREE, placement=Placement((0, 1, 2, 3)), num_replicas=2)
+    with pytest.raises(ValueError, match=r"^`num_replicas` must be an integer of at least 1, but got 0\.$"):
+        simulate(OneFOneB(), profile, FREE, num_replicas=0)
+    with pytest.raises(ValueError, match=r"^`hosts` must be below 3, the size of the network, but got 3\.$"):
+        simulate(OneFOneB(), profile, random_network(1, 3), placement=Placement((0, 1, 2, 3)))
+    with pytest.raises(ValueError, match=r'^`sharing` "inbound" must go with one worker on each host'):
+        simulate(OneFOneB(), profile, Network(1e6, sharing="inbound"), placement=Placement((0, 1, 1, 2)))
+    with pytest.raises(ValueError, match=r"^`profiles` must be one or more of one shape, but got \[\]\.$"):
+        step_seconds(OneFOneB(), [], [FREE])
+
+
+def test_workers_are_spread_over_the_hosts_of_a_network() -> None:
+    profile = Profile.uniform(4, 0.0, 0.0, wire_bytes=1_000_000)
+    worldwide = simulate(GPipe(), profile, parse_network("worldwide"), num_microbatches=1)
+    assert worldwide.placement.hosts == (0, 16, 32, 48)
+    # Oregon, Ohio, Seoul, Frankfurt, there and back.
+    expected = 2 * sum(ms / 1e3 + 8e6 / (gbps * 1e9) for ms, gbps in ((49, 1.10), (159, 0.529), (235, 0.358)))
+    assert worldwide.pipeline_s == pytest.approx(expected)

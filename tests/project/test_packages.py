@@ -1,0 +1,85 @@
+"""The packages as a user finds them: names to complete, types, a user's own files beside them, and runs that say what they are."""
+
+import subprocess
+import sys
+
+import pytest
+
+import raysim
+from raysim.training.run import train
+
+
+def test_packages_list_their_exports():
+    import analysis
+
+    assert dir(raysim) == sorted(raysim.__all__)
+    assert dir(analysis) == sorted(analysis.__all__)
+    for package in (raysim, analysis):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+
+
+def test_analysis_and_sweeps_are_reached_from_raysim():
+    import analysis
+    import sweeps
+
+    assert raysim.analysis is analysis
+    assert raysim.sweeps is sweeps
+
+
+def test_a_users_file_of_the_same_name_does_not_hide_ours(tmp_path):
+    (tmp_path / "analysis.py").write_text("# a user's own")
+    code = "from raysim import analysis; print(analysis.load.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "analysis.data.results\n", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", f"import analysis; {code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "ImportError: `raysim.analysis` needs its own analysis, but" in done.stderr
+
+
+def test_a_run_says_setting_steps_status_and_quality(small, tmp_path):
+    run = train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
+    words = repr(run)
+    for part in ("forward=TopK(0.1)", "6 steps", "finished", f"accuracy {run.row['final_accuracy_on']:.4f}"):
+        assert part in words
+    assert "uncompressed" in repr(train(small(steps=1), engine="inline", out=tmp_path / "dense"))
+
+
+def test_prices_have_bandwidth_and_latency_as_numbers(small, tmp_path):
+    run = train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
+    frame = raysim.analysis.replay(run, ["100mbps", "1gbps+20ms"])
+    assert frame["bandwidth_bps"].tolist() == [100e6, 1e9]
+    assert frame["latency_s"].tolist() == [0.0, 0.02]
+
+
+def test_a_folder_of_runs_is_described_where_one_run_is_needed(small, tmp_path):
+    from typer.testing import CliRunner
+
+    from raysim.cli import app
+
+    for name in "ab":
+        train(small(steps=1), engine="inline", out=tmp_path / name)
+    done = CliRunner().invoke(app, ["replay", str(tmp_path), "--network", "100mbps"])
+    assert done.exit_code == 2
+    assert f"holds 2 runs: {tmp_path / 'a'}, {tmp_path / 'b'}. Give one of them." in done.stderr
+
+
+def test_a_profile_given_as_a_device_is_answered_with_the_option_for_it(tmp_path):
+    from typer.testing import CliRunner
+
+    from raysim.cli import app
+
+    done = CliRunner().invoke(app, ["simulate", "digits-cnn", "--device", "here.json", "--network", "100mbps"])
+    assert done.exit_code == 2
+    assert "--profile here.json" in done.stderr
+
+
+@pytest.mark.parametrize("within", ["1%", "one"])
+def test_a_margin_that_is_no_number_is_a_sentence(within, report_runs):
+    results = raysim.analysis.load(report_runs)
+    with pytest.raises(raysim.analysis.AnalysisError) as error:
+        raysim.analysis.safe_set(results, within=within)
+    assert str(error.value).startswith(
+        "`within` must be a number, in points of accuracy or per cent of the loss, but got"
+    )

@@ -1,0 +1,167 @@
+"""The doors of the house: a module imports only from the rooms below it, and what is heavy only where it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+THIRD_PARTY = {
+    "torch",
+    "ray",
+    "pandas",
+    "optuna",
+    "plotly",
+    "matplotlib",
+    "numba",
+    "pyarrow",
+    "pydantic",
+    "typer",
+    "rich",
+    "safetensors",
+}
+
+# What each room may import of ours, and of the third-party packages that matter.
+LOW = {"notation", "on_demand", "random"}
+TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
+RUNS = {*TENSORS, "workloads", "config", "places", "records"}
+
+ROOMS = {
+    "raysim.notation": (set(), set()),
+    "raysim.random": (set(), set()),
+    "raysim.on_demand": (set(), {"torch"}),
+    "raysim.codecs": (LOW, {"torch", "numba"}),
+    "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
+    "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
+    "raysim.schedules": ({"notation"}, set()),
+    "raysim.network": ({"notation", "schedules"}, {"numba"}),
+    "raysim.workloads": (LOW, {"torch", "pyarrow"}),
+    "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
+    "raysim.places": (set(), {"pyarrow"}),
+    "raysim.records": ({*TENSORS, "places"}, {"pyarrow", "pandas"}),
+    "raysim.pipeline": (RUNS, {"torch", "safetensors"}),
+    "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),
+    "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
+    "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),
+    "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
+    "raysim.recipes": (set(), set()),
+    "raysim.show": ({"network", "records", "training"}, {"rich"}),
+    "raysim.bench": ({"*"}, THIRD_PARTY),
+    "raysim.validate": ({"*"}, {"pyarrow"}),
+    "raysim.cli": ({"*"}, {"typer", "rich"}),
+    "raysim": ({"*"}, set()),
+    "sweeps": ({"*"}, THIRD_PARTY),
+    "analysis": ({"places", "records", "network", "schedules", "notation", "config"}, THIRD_PARTY - {"torch", "ray"}),
+}
+
+
+def modules():
+    for package in ("raysim", "sweeps", "analysis"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def room_of(module):
+    found = [room for room in ROOMS if module == room or module.startswith(f"{room}.")]
+    room = max(found, key=len)
+    if room == "raysim" and module != "raysim":
+        raise AssertionError(f"{module} is in no room: give it one in this table")
+    return room
+
+
+def imports_of(path):
+    """Return the modules that a file imports, wherever in it; those for the type checker alone are left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_only_from_the_rooms_below(module, path):
+    room = room_of(module)
+    ours, theirs = ROOMS[room]
+    own = room.removeprefix("raysim.")
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        if top == "raysim" and name != "raysim" and ours != {"*"}:
+            inner = name.removeprefix("raysim.")
+            allowed = any(inner == one or inner.startswith(f"{one}.") for one in {*ours, own})
+            assert allowed, f"{module} imports {name}"
+        elif top in THIRD_PARTY:
+            assert top in theirs, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["replay", "--help"],
+        ["report", "--help"],
+        ["simulate", "--help"],
+        ["findings", "--help"],
+        ["--version"],
+        ["recipes"],
+        ["studies"],
+        ["keys"],
+        ["keys", "study"],
+        ["keys", "data", "cifar10"],
+        ["train", "digits-cn"],
+        ["train", "digits-cnn", "stpes=5"],
+        ["train", "digits-cnn", "steps=0"],
+        ["train", "digits-cnn", "data.samples=3"],
+        ["train", "digits-cnn", "forward=TopKk(0.1)"],
+        ["train", "digits-cnn", "forward=TopK(1.5)"],
+        ["train", "digits-cnn", "backward=ErrorFeedback(Quantize(9))"],
+        ["train", "digits-cnn", "num_replicas=2", "replica_gradient=GraVAC(3)"],
+        ["train", "digits-cnn", "schedule=2F1B"],
+        ["train", "digits-cnn", "--engine", "tpu"],
+        ["train", "digits-cnn", "--resume", "--out", "nowhere"],
+        ["sweep", "quickstarts"],
+    ],
+)
+def test_help_lists_and_refusals_import_neither_torch_nor_ray(command):
+    code = f"""
+import sys
+sys.argv = ["raysim", *{command!r}]
+from raysim.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = {{"torch", "ray", "pandas", "numba"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_importing_raysim_brings_in_nothing_heavy():
+    code = "import sys, raysim, analysis, sweeps; assert not {'torch', 'ray', 'pandas', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_package_is_documented_and_typed():
+    for package in ("raysim", "analysis", "sweeps"):
+        assert (ROOT / package / "py.typed").is_file()
+    for _, path in modules():
+        assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip(), path
+
+
+def test_no_test_module_imports_another():
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        imported = {name.split(".")[0] for name in imports_of(path)}
+        assert not {name for name in imported if name.startswith("test_")}, path

@@ -1,0 +1,270 @@
+"""Laws that hold for every method that averages replica gradients: oracles sections 4 and 8."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from replica_variants import (
+    SHAPES,
+    VARIANTS,
+    Team,
+    Variant,
+    average,
+    context,
+    copy_of,
+    dense_mean,
+    gradients,
+    same_tensors,
+)
+
+from raysim.codecs import NonFiniteError
+from raysim.replication import METHODS, parse_replica_method
+from raysim.replication.base import average_together
+
+variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+replicas = pytest.mark.parametrize("count", [2, 3, 4])
+STEPS = 5
+
+
+def test_every_method_has_a_variant() -> None:
+    assert set(METHODS) <= {type(variant.method).name() for variant in VARIANTS}
+
+
+@variants
+def test_notation(variant: Variant) -> None:
+    method = variant.method
+    assert repr(method) == variant.notation
+    assert parse_replica_method(repr(method)) == method
+    assert hash(method) == hash(variant.method)
+
+
+@variants
+@replicas
+def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Variant, count: int) -> None:
+    team = Team(variant.method, count)
+    variant.method.check(SHAPES, count, 0.9)
+    for step in range(STEPS):
+        given = [gradients(replica, step) for replica in range(count)]
+        before, held = [copy_of(one) for one in given], [copy_of(memory) for memory in team.memories]
+        memories = team.memories
+        results = team.step(step, given)
+        for result, own in zip(results, given, strict=True):
+            assert list(result.gradients) == list(SHAPES)
+            parts = variant.method.parts and step >= variant.method.warmup
+            compressed = variant.method.compressed_shapes(SHAPES) if parts else {}
+            for name, x in result.gradients.items():
+                assert torch.equal(x, own[name] if name in compressed else results[0].gradients[name])
+            assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES
+            assert all(x.dtype == torch.float32 and torch.isfinite(x).all() for x in result.gradients.values())
+            assert result.decisions == results[0].decisions
+            assert result.with_momentum == results[0].with_momentum
+        assert all(same_tensors(one, other) for one, other in zip(given, before, strict=True))
+        assert all(same_tensors(one, other) for one, other in zip(memories, held, strict=True))
+        if variant.exact:
+            mean = dense_mean(given)
+            assert same_tensors(results[0].gradients, mean) or not variant.bitwise
+            for name, x in results[0].gradients.items():
+                torch.testing.assert_close(x, mean[name], rtol=1e-4, atol=1e-5)
+
+
+@variants
+def test_what_was_averaged_and_what_is_remembered_sum_to_what_was_fed(variant: Variant) -> None:
+    if not variant.conserves:
+        return
+    team = Team(variant.method, 3)
+    for step in range(STEPS):
+        team.step(step)
+        for name in SHAPES:
+            torch.testing.assert_close(team.sent[name] + team.residual(name), team.fed[name], rtol=1e-5, atol=1e-5)
+
+
+@variants
+def test_l15_a_restored_memory_goes_on_bit_for_bit(variant: Variant) -> None:
+    one, other = Team(variant.method, 2), Team(variant.method, 2)
+    for step in range(STEPS + 2):
+        expected, found = one.step(step), other.step(step)
+        assert one.array_bytes == other.array_bytes
+        for a, b in zip(expected, found, strict=True):
+            assert same_tensors(a.gradients, b.gradients)
+            assert same_tensors(a.memory, b.memory)
+            assert a.decisions == b.decisions
+        other.restore()
+
+
+@variants
+def test_the_memory_is_no_more_than_stated(variant: Variant) -> None:
+    team = Team(variant.method, 2)
+    for step in range(4):
+        team.step(step)
+    stated = variant.method.memory_bytes(SHAPES)
+    for memory in team.memories:
+        held = sum(x.nbytes for name, x in memory.items() if not name.startswith("controller"))
+        assert held <= stated
+        assert held > 0 or stated == 0 or variant.method.num_rounds(2) == 2
+
+
+@variants
+def test_one_replica_alone_and_gradients_of_no_layer_at_all(variant: Variant) -> None:
+    results, array_bytes = average(variant.method, [gradients(0, 0)], [{}], [context(0, 1, 0)])
+    assert array_bytes == [0]
+    if variant.exact:
+        for name, x in results[0].gradients.items():
+            torch.testing.assert_close(x, gradients(0, 0)[name], rtol=1e-4, atol=1e-5)
+    results, array_bytes = average(variant.method, [{}, {}], [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
+    assert [result.gradients for result in results] == [{}, {}]
+    assert array_bytes == [0, 0]
+
+
+@variants
+@pytest.mark.parametrize("name", ["wide.weight", "first.bias"])
+def test_nan_is_refused(variant: Variant, name: str) -> None:
+    given = [gradients(replica, 3) for replica in range(2)]
+    given[1][name].view(-1)[4] = math.nan
+    with pytest.raises(NonFiniteError):
+        average_together(variant.method, given, [{}, {}], [context(0, 2, 3), context(1, 2, 3)])
+
+
+# Gathered packets.
+
+
+def test_small_and_one_dimensional_tensors_and_first_steps_are_dense() -> None:
+    for notation, dense in [
+        ("TopK(0.01)", {"first.bias", "tiny.weight", "last.bias"}),
+        (
+            "Gathered(TopK(0.01), min_values=1250)",
+            {"first.bias", "tiny.weight", "last.bias", "wide.weight", "silent.weight"},
+        ),
+        ("Gathered(TopK(0.01), min_values=1)", {"first.bias", "last.bias"}),
+        ("Gathered(TopK(0.01), warmup=1)", set(SHAPES)),
+    ]:
+        given = [gradients(replica, 0) for replica in range(2)]
+        result, _ = average(parse_replica_method(notation), given, [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
+        mean = dense_mean(given)
+        exact = {name for name in SHAPES if torch.equal(result[0].gradients[name], mean[name])}
+        assert exact - {"silent.weight"} == dense - {"silent.weight"}
+
+
+def test_bytes_of_packets() -> None:
+    values = {name: math.prod(shape) for name, shape in SHAPES.items()}
+    compressed = [values[name] for name in ("first.weight", "wide.weight", "silent.weight")]
+    exempt = sum(values.values()) - sum(compressed)
+    for count in (2, 4):
+        bytes_dense = 2 * (count - 1) * 4 * exempt  # an all-reduce: 2 (D - 1)/D of the bytes, from each of D
+        team = Team(parse_replica_method("Identity"), count)
+        team.step(0)
+        assert team.array_bytes == 2 * (count - 1) * 4 * sum(values.values())
+        team = Team(parse_replica_method("Sign"), count)
+        team.step(0)
+        packets = sum(math.ceil(n / 8) + 4 for n in compressed)
+        assert team.array_bytes == bytes_dense + count * (count - 1) * packets
+        team = Team(parse_replica_method("RandomK(0.1)"), count)
+        team.step(0)
+        assert team.array_bytes == bytes_dense + 2 * (count - 1) * 4 * sum(math.ceil(0.1 * n) for n in compressed)
+        team = Team(parse_replica_method("Gathered(RandomK(0.1), seeds='separate')"), count)
+        team.step(0)
+        packets = sum(4 * math.ceil(0.1 * n) + 8 for n in compressed)
+        assert team.array_bytes == bytes_dense + count * (count - 1) * packets
+
+
+def test_shared_seeds_keep_the_same_positions_and_separate_ones_others() -> None:
+    kept = {}
+    for seeds in ("shared", "separate"):
+        team = Team(parse_replica_method(f"Gathered(RandomK(0.1), seeds={seeds!r})"), 2)
+        result = team.step(0)[0]
+        kept[seeds] = int((result.gradients["wide.weight"] != 0).sum())
+        again = team.step(0)[0]
+        assert same_tensors(result.gradients, again.gradients)
+        assert not same_tensors(result.gradients, team.step(1)[0].gradients)
+    assert kept["shared"] == 120
+    assert 180 < kept["separate"] < 240
+
+
+def test_unbiased_random_k_has_the_mean_for_its_mean() -> None:
+    shapes = {"weight": (32, 33)}
+    given = [gradients(replica, 0, shapes) for replica in range(2)]
+    method, total, steps = parse_replica_method("RandomK(0.25, unbiased=True)"), torch.zeros(32, 33), 800
+    for step in range(steps):
+        results, _ = average_together(method, given, [{}, {}], [context(0, 2, step), context(1, 2, step)])
+        total += results[0].gradients["weight"]
+    mean = dense_mean(given)["weight"]
+    assert ((total / steps - mean).abs() <= 5 * mean.abs() * math.sqrt(3 / steps) + 1e-6).all()
+
+
+def test_a_stage_as_one_row_keeps_the_greatest_of_all() -> None:
+    team = Team(parse_replica_method("Gathered(TopK(0.1), scope='stage')"), 1)
+    given = [gradients(0, 0)]
+    given[0]["wide.weight"] *= 100
+    result = team.step(0, given)[0]
+    assert not result.gradients["first.weight"].any()
+    kept = int((result.gradients["wide.weight"] != 0).sum())
+    assert kept == math.ceil(0.1 * (1800 + 1200 + 1200))
+
+
+def descend(method, steps: int) -> list[torch.Tensor]:
+    """Two replicas of f_i(w) = +-10 w_1 + (w_2 - 1)^2 / 2 from w = 0."""
+    w, memories, path = torch.zeros(1, 2), [{}, {}], []
+    for step in range(steps):
+        given = [{"w": torch.stack([torch.tensor(sign), w[0, 1] - 1])[None]} for sign in (10.0, -10.0)]
+        results, _ = average_together(method, given, memories, [context(0, 2, step), context(1, 2, step)])
+        memories = [result.memory for result in results]
+        w = w - 0.01 * results[0].gradients["w"]
+        path.append(w[0])
+    return path
+
+
+def test_error_feedback_matters() -> None:
+    without = torch.stack(descend(parse_replica_method("Gathered(TopK(0.5), min_values=1)"), 100))
+    assert (without == 0).all()
+    path = torch.stack(descend(parse_replica_method("Gathered(ErrorFeedback(TopK(0.5)), min_values=1)"), 2000))
+    assert (path[:, 0] == 0).all()
+    late = path[-1000:, 1]
+    assert late.min() >= 0.93
+    assert late.max() <= 1.04
+    assert abs(late.mean() - 1) < 0.01
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("notation", "message"),
+    [
+        ("TopK(0)", "`density` must be in (0, 1], but got 0"),
+        ("Nothing(3)", "Unknown replica method `Nothing`"),
+        ("Gathered(TopK(0.1), min_values=0)", "`min_values` must be an integer of at least 1, but got 0"),
+        ("Gathered(TopK(0.1), warmup=-1)", "`warmup` must be an integer of at least 0, but got -1"),
+        ("Gathered(TopK(0.1), scope='layer')", "`scope` must be one of tensor, stage, but got 'layer'"),
+        ("Gathered(TopK(0.1), seeds='none')", "`seeds` must be one of shared, separate, but got 'none'"),
+        ("Gathered(LowRank(2), scope='stage')", "`scope` must be 'tensor' for LowRank(2), which works on matrices"),
+        ("ErrorFeedback(TopK(0.1), key='sample')", "`key` of replica gradients cannot be 'sample'"),
+        (
+            "ErrorFeedback(RandomK(0.1, unbiased=True))",
+            "`density` of an unbiased RandomK under a memory must be at least 0.5",
+        ),
+        ("AQSGD(Quantize(4))", "Unknown replica method `AQSGD`"),
+    ],
+)
+def test_bad_methods_are_refused(notation: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_replica_method(notation)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("notation", "momentum", "message"),
+    [
+        (
+            "ErrorFeedback(LowRank(31))",
+            0.9,
+            "`rank` must be at most 30, the rank of the largest matrix of the stage (silent.weight), but got 31.",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_or_its_optimiser_is_refused(
+    notation: str, momentum: float | None, message: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_replica_method(notation).check(SHAPES, 2, momentum)
+    assert str(error.value) == message

@@ -1,0 +1,45 @@
+"""Inline engines of small pipelines, and reading what they hold."""
+
+from raysim.engine.inline import InlineEngine
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.signals import Signals
+from raysim.training.budgets import sensitivities
+
+
+def start(config):
+    engine = InlineEngine(prepare(config))
+    engine.start()
+    return engine
+
+
+def losses_of(engine, step):
+    """Run a step, told what the one before says, and return the microbatches' losses, whichever worker owns the last stage."""
+    reports = engine.step(step, engine.signals if step else Signals())
+    engine.signals = Signals(sensitivities=sensitivities(reports))
+    return [loss for report in reports for loss in report.losses]
+
+
+def staged_gradients(engine, step=0):
+    """Return the gradients that the stages hold just before they update."""
+    held = {}
+    for worker in engine.workers:
+        update = worker.update
+
+        def catch(*arguments, worker=worker, update=update):
+            for stage in worker.stages.values():
+                held.update({name: gradient.clone() for name, gradient in stage.gradients().items()})
+            return update(*arguments)
+
+        worker.update = catch
+    engine.step(step)
+    return held
+
+
+def weights(engine, replica):
+    per = len(engine.plan.rows)
+    return {
+        f"{index}.{name}": parameter
+        for worker in engine.workers[replica * per : (replica + 1) * per]
+        for index, stage in worker.stages.items()
+        for name, parameter in stage.module.named_parameters()
+    }

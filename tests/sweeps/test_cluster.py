@@ -1,0 +1,120 @@
+"""Cluster files against Ray's own schema, offline; and a sweep over several Ray nodes on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from studies import BASE, write_study
+
+from raysim.records import Run
+
+CLUSTERS = Path(__file__).parents[2] / "sweeps" / "cluster"
+
+
+@pytest.mark.parametrize("name", ["aws", "gcp", "on-premises"])
+def test_cluster_files_are_valid_and_closed(name):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = prepare_config(yaml.safe_load((CLUSTERS / f"{name}.yaml").read_text()))
+    validate_config(config)
+    head, worker = (" ".join(config[f"{kind}_start_ray_commands"]) for kind in ("head", "worker"))
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "0.0.0.0" not in head
+    assert "--address=$RAY_HEAD_IP:6379" in worker
+    for commands in (head, worker):
+        assert "RAY_AUTH_MODE=token" in commands
+        assert "RAY_USAGE_STATS_ENABLED=0" in commands
+    assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert any("raysim" in command for command in config["setup_commands"])
+
+
+def test_the_job_for_kubernetes_is_one_that_ray_reads():
+    """KubeRay's own check is on the cluster; Ray's autoscaler reads the same resource, and validates what it reads."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.util import validate_config
+
+    job = yaml.safe_load((CLUSTERS / "kuberay.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job["spec"]["entrypoint"].startswith("raysim sweep quickstart --address auto --out s3://")
+    spec = job["spec"]["rayClusterSpec"]
+    assert spec["authOptions"] == {"mode": "token"}
+    config = _derive_autoscaling_config_from_ray_cr(
+        {"metadata": {"name": "raysim", "namespace": "default"}, "spec": spec}
+    )
+    validate_config(config)
+    stages = config["available_node_types"]["stages"]
+    assert (stages["min_workers"], stages["max_workers"]) == (4, 8)
+    assert stages["resources"]["GPU"] == 1
+    assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
+
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
+for name, value in {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}.items():
+    os.environ[f"RAY_health_check_{name}"] = str(value)
+from ray.cluster_utils import Cluster
+from sweeps import runner
+from sweeps.reading import read_study
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+study, out, bucket = sys.argv[1:]
+sweep = runner.Sweep(read_study(study), out=bucket if bucket != "-" else out, address=cluster.address)
+lost, places = [], []
+
+
+class Killing(runner._Watch):
+    def on_step_end(self, iteration, trials, **info):
+        super().on_step_end(iteration, trials, **info)
+        checkpoints = list((sweep.folder / "trials" / "1-s0" / "checkpoints").glob("step-*"))
+        if not lost and checkpoints:
+            from ray._private.state import actors
+            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageHost"]
+            places.extend(sorted({actor["Address"]["NodeID"] for actor in alive}))
+            node = next(node for node in nodes if node.node_id in places)
+            cluster.remove_node(node, allow_graceful=False)
+            lost.append(node.node_id)
+
+
+runner._Watch = Killing
+try:
+    sweep.run()
+    print(json.dumps({"places": places, "lost": lost}))
+finally:
+    import ray
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", [False, True])
+def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket):
+    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10}
+    path = write_study(tmp_path, trials=3, base=base, engine="ray")
+    where = (tmp_path / "bucket").as_uri() if bucket else "-"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where],
+        capture_output=True,
+        text=True,
+        timeout=290,
+        env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(said["places"]) == 3
+    assert len(said["lost"]) == 1
+    folder = tmp_path / ("bucket" if bucket else "out")
+    frame = pd.read_parquet(folder / "trials.parquet")
+    assert frame["status"].tolist() == ["finished"] * 3
+    for runs in frame["runs"]:
+        assert Run(folder / runs[0]).status == "finished"
+    assert (folder / "optuna.db").is_file()

@@ -1,0 +1,277 @@
+"""A study's rows and its Optuna study in sqlite agree, whatever happens in between; the rows are the truth."""
+
+import random
+
+import optuna
+import pandas as pd
+import pytest
+from optuna.trial import TrialState
+from studies import write_study
+from trials import STATES, check_agree
+
+from sweeps.objectives import Figure
+from sweeps.reading import read_study
+from sweeps.search import Ledger
+from sweeps.trial import Outcome
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Return a function that opens the ledger of a study in a folder of its own, anew each time."""
+    ledgers = []
+
+    def open_(**changes):
+        study = read_study(write_study(tmp_path, **changes))
+        folder = tmp_path / "out"
+        folder.mkdir(exist_ok=True)
+        ledger = Ledger(study, folder)
+        ledger.reconcile()
+        ledgers.append(ledger)
+        return ledger
+
+    yield open_
+    for ledger in ledgers:
+        ledger.close()
+
+
+def finished(accuracy=0.5, step_s=1.0, status="finished", error=None):
+    if status != "finished":
+        return Outcome(status, 1.0, error, {})
+    return Outcome(status, 2.5, None, {"accuracy_on": Figure(accuracy), "step_s@100mbps": Figure(step_s)})
+
+
+def begin(ledger):
+    row, _ = ledger.next()
+    ledger.begin(row, [f"trials/{row.trial}-s0"])
+    return row
+
+
+def test_baselines_come_first_and_the_budget_is_kept(opened):
+    ledger = opened()
+    names = []
+    while (found := ledger.next()) is not None:
+        row, config = found
+        ledger.begin(row, [])
+        names.append(row.name)
+        ledger.end(row, finished(accuracy=len(names) / 10))
+        assert config.forward == row.notation.split()[0].removeprefix("forward=")
+    assert names == ["dense", None, None, None]
+    assert ledger.rows.distinct == 4
+    check_agree(ledger)
+
+
+@pytest.mark.parametrize("status", ["diverged", "failed", "pruned"])
+def test_what_did_not_finish_is_recorded_as_what_it_is(opened, status):
+    ledger = opened()
+    row = begin(ledger)
+    ledger.end(row, finished(status=status, error="why"))
+    frame = pd.read_parquet(ledger.rows.path)
+    assert (frame["status"][0], frame["error"][0], frame["name"][0], bool(frame["baseline"][0])) == (
+        status,
+        "why",
+        "dense",
+        True,
+    )
+    trial = ledger.optuna.trials[0]
+    assert trial.state == STATES.get(status, TrialState.FAIL)
+    assert trial.user_attrs["error"] == "why"
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_a_figure_that_is_none_is_a_failure_for_the_sampler_and_null_in_the_row(opened, value):
+    ledger = opened()
+    row = begin(ledger)
+    outcome = finished()
+    outcome.figures["step_s@100mbps"] = Figure(value if value is None else None, None, False)
+    ledger.end(row, outcome)
+    assert ledger.optuna.trials[0].state == TrialState.FAIL
+    frame = pd.read_parquet(ledger.rows.path)
+    assert frame["status"][0] == "finished"
+    assert pd.isna(frame["objective.step_s@100mbps"][0])
+    assert frame["objective.accuracy_on"][0] == 0.5
+
+
+def test_the_same_configuration_is_not_trained_twice(opened):
+    ledger = opened(
+        space={"forward": ["Identity", "TopK(0.5)", "TopK(density=0.5)", "Plain(TopK(0.5))"]},
+        symbols=None,
+        trials=None,
+        sampler="grid",
+    )
+    trained = []
+    while (found := ledger.next()) is not None:
+        trained.append(found[0].notation)
+        ledger.begin(found[0], [f"trials/{found[0].trial}-s0"])
+        ledger.end(found[0], finished(accuracy=len(trained) / 10))
+    assert trained == ["forward=Identity backward=Identity", "forward=TopK(0.5) backward=Identity"]
+    frame = pd.read_parquet(ledger.rows.path)
+    assert frame["same_as"].fillna(-1).tolist() == [-1, 0, -1, 2, 2]
+    assert frame["objective.accuracy_on"].tolist() == [0.1, 0.1, 0.2, 0.2, 0.2]
+    assert frame["seconds"].tolist() == [2.5, 0, 2.5, 0, 0]
+    assert frame["runs"].map(list).tolist() == [["trials/0-s0"]] * 2 + [["trials/2-s0"]] * 3
+    check_agree(ledger)
+
+
+def test_a_repeat_of_what_goes_on_waits_for_it(opened):
+    ledger = opened(
+        space={"forward": ["TopK(0.5)", "TopK(density=0.5)", "Identity"]},
+        symbols=None,
+        sampler="grid",
+        trials=None,
+        baselines=None,
+    )
+    first, _ = ledger.next()
+    ledger.begin(first, [])
+    other, _ = ledger.next()
+    assert (other.trial, ledger.rows[1].status, ledger.rows[1].same_as) == (2, "waiting", 0)
+    ledger.begin(other, [])
+    check_agree(ledger)
+    ledger.end(first, finished(status="diverged", error="NaN"))
+    assert (ledger.rows[1].status, ledger.rows[1].error) == ("diverged", "NaN")
+    ledger.end(other, finished())
+    check_agree(ledger)
+
+
+def test_a_space_that_has_nothing_new_left_ends_the_study(opened):
+    ledger = opened(space={"forward": ["Identity", "TopK(0.5)"]}, symbols=None, trials=9)
+    while (found := ledger.next()) is not None:
+        ledger.begin(found[0], [])
+        ledger.end(found[0], finished())
+    assert ledger.rows.distinct == 2
+
+
+def test_constraints_are_told_and_hold_against_the_baseline(opened):
+    ledger = opened(
+        constraints=[
+            {"objective": "accuracy_on", "within": 0.1, "of": "dense"},
+            {"objective": "step_s@100mbps", "at_most": 2.0},
+        ],
+        space={"forward": "TopK({density})"},
+        baselines=[{"name": "dense", "set": {"forward": "Identity"}}],
+    )
+    begun = begin(ledger)
+    assert ledger.awaits_baseline()
+    ledger.end(begun, finished(accuracy=0.8))
+    assert not ledger.awaits_baseline()
+    for accuracy, step_s in ((0.73, 1.0), (0.71, 1.0), (0.9, 2.5)):
+        ledger.end(begin(ledger), finished(accuracy, step_s))
+    frame = pd.read_parquet(ledger.rows.path)
+    assert frame["feasible"].tolist() == [True, True, False, False]
+    assert frame["constraint.accuracy_on within 0.1 of dense"].round(9).tolist() == [-0.08, -0.01, 0.01, -0.18]
+    assert frame["constraint.step_s@100mbps <= 2"].tolist() == [-1.0, -1.0, -1.0, 0.5]
+    assert sorted(trial.number for trial in ledger.optuna.best_trials) == [0]  # of 0 and 1, equal in seconds
+    assert ledger.optuna.trials[2].constraints == pytest.approx(
+        {"accuracy_on within 0.1 of dense": 0.01, "step_s@100mbps <= 2": -1.0}
+    )
+
+
+def test_a_baseline_without_a_value_ends_the_study_where_constraints_need_it(opened):
+    ledger = opened(constraints=[{"objective": "accuracy_on", "within": 0.1, "of": "dense"}])
+    ledger.end(begin(ledger), finished(status="diverged", error="NaN in the loss"))
+    assert ledger.lacking() == "The baseline dense, which `constraints` need, is diverged: NaN in the loss"
+
+
+def test_trials_that_were_cut_off_go_on_under_their_numbers(opened):
+    ledger = opened()
+    ledger.end(begin(ledger), finished())
+    cut = [begin(ledger), begin(ledger)]
+    texts = [(row.trial, row.notation, row.params) for row in cut]
+    again = opened()
+    check_agree(again)
+    found = [again.next()[0] for _ in range(2)]
+    assert [(row.trial, row.notation, row.params) for row in found] == texts
+    for row in found:
+        again.begin(row, [])
+        again.end(row, finished())
+    check_agree(again)
+    again.end(begin(again), finished())
+    assert again.next() is None
+
+
+def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path):
+    ledger = opened(trials=6)
+    for _ in range(3):
+        ledger.end(begin(ledger), finished())
+    begin(ledger)
+    ledger = opened(trials=6)
+    while (found := ledger.next()) is not None:
+        ledger.begin(found[0], [])
+        ledger.end(found[0], finished())
+    broken = [row.notation for row in ledger.rows]
+    (tmp_path / "out").rename(tmp_path / "first")
+    ledger = opened(trials=6)
+    while (found := ledger.next()) is not None:
+        ledger.begin(found[0], [])
+        ledger.end(found[0], finished())
+    assert [row.notation for row in ledger.rows] == broken
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("sampler", "lost"),
+    [
+        pytest.param(
+            sampler, lost, marks=[] if (sampler, lost) in (("tpe", None), ("grid", "old")) else pytest.mark.slow
+        )
+        for sampler in ("random", "tpe", "nsga2", "grid")
+        for lost in (None, "optuna.db", "old")
+    ],
+)
+def test_killed_at_any_moment_no_trial_is_lost_or_counted_twice(opened, tmp_path, monkeypatch, sampler, lost):
+    """At any write of rows or of sqlite; and with sqlite lost, or older than the rows."""
+    chance = random.Random(f"{sampler} {lost}")
+    changes = {"sampler": sampler, "trials": 6}
+    if sampler == "grid":
+        changes |= {"symbols": {"density": [0.5, 0.3, 0.1]}, "trials": None}
+    budget, ended = 7 if sampler == "grid" else 6, []
+    left = [0]
+
+    def deadly(real):
+        def method(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KilledError
+            result = real(*arguments, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KilledError
+            return result
+
+        return method
+
+    from sweeps.rows import Rows
+
+    monkeypatch.setattr(Rows, "write", deadly(Rows.write))
+    for name in ("set_trial_state_values", "create_new_trial", "set_trial_param", "set_trial_user_attr"):
+        monkeypatch.setattr(optuna.storages.RDBStorage, name, deadly(getattr(optuna.storages.RDBStorage, name)))
+    for attempt in range(25):
+        left[0] = chance.randrange(1, 40) if attempt < 24 else 10**9
+        if lost == "optuna.db":
+            (tmp_path / "out" / "optuna.db").unlink(missing_ok=True)
+        elif lost == "old" and attempt % 2 and (tmp_path / "old.db").is_file():
+            (tmp_path / "out" / "optuna.db").write_bytes((tmp_path / "old.db").read_bytes())
+        try:
+            ledger = opened(**changes)
+            while (found := ledger.next()) is not None:
+                row = found[0]
+                ledger.begin(row, [f"trials/{row.trial}-s0"])
+                ledger.end(row, finished(accuracy=row.trial / 100))
+            break
+        except KilledError:
+            ended += [0]
+        finally:
+            if (tmp_path / "out" / "optuna.db").is_file() and attempt % 2 == 0:
+                (tmp_path / "old.db").write_bytes((tmp_path / "out" / "optuna.db").read_bytes())
+    left[0] = 10**9
+    check_agree(ledger)
+    rows = list(ledger.rows)
+    assert all(row.ended for row in rows)
+    fresh = [row.notation for row in rows if row.same_as is None]
+    assert len(set(fresh)) == len(fresh) == (budget if sampler != "grid" else 7)
+    assert [row.figures["accuracy_on"].value for row in rows if row.same_as is None] == [
+        row.trial / 100 for row in rows if row.same_as is None
+    ]
+    assert len(ended) >= 1

@@ -1,0 +1,216 @@
+"""A bucket holds what was sent, whole, and no more; what is fetched, copied or read in place is what it holds."""
+
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from pyarrow import fs
+from studies import BASE, write_study
+
+from analysis import AnalysisError, load, replay
+from analysis.report import compose
+from raysim.config import ConfigError
+from raysim.places import open_place
+from raysim.records import Run
+from raysim.training.run import Training, train
+from sweeps.reading import read_study
+from sweeps.store import Store
+
+RUN = "trials/0-s0"
+
+
+@pytest.fixture
+def bucket(buckets):
+    return f"{buckets.make()}/sweeps/small"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a function that moves to another machine: one with a temporary folder of its own."""
+
+    def move(name):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+
+    move("first")
+    return move
+
+
+def copy(uri, target):
+    """Copy a study as README does."""
+    fs.copy_files(uri, str(target))
+    return target
+
+
+def test_what_is_sent_is_there_and_what_is_gone_goes(bucket, buckets, machine):
+    here = Store(bucket)
+    assert here.is_empty()
+    run = here.local / RUN
+    (run / "parts").mkdir(parents=True)
+    for number in range(2):
+        (run / "parts" / f"steps-0000{number}.parquet").write_bytes(b"part")
+    (run / "run.parquet").write_bytes(b"run")
+    (run / ".lock").touch()
+    here.send(RUN)
+    top = f"sweeps/small/{RUN}"
+    parts = {f"{top}/parts/steps-0000{number}.parquet": b"part" for number in range(2)}
+    assert buckets.content(bucket) == parts | {f"{top}/run.parquet": b"run"}
+    (run / "parts" / "steps-00000.parquet").unlink()
+    here.send(RUN)
+    assert f"{top}/parts/steps-00000.parquet" not in buckets.keys(bucket.removesuffix("/sweeps/small"))
+    (run / "parts" / "steps-00001.parquet").unlink()
+    (run / "steps.parquet").write_bytes(b"whole")
+    here.send(RUN)
+    held = {key: value for key, value in buckets.content(bucket).items() if not key.endswith("/")}
+    assert held == {f"{top}/steps.parquet": b"whole", f"{top}/run.parquet": b"run"}
+    assert {key for key in buckets.keys(bucket) if key.endswith("/")} <= {f"{RUN}/"}  # of a folder that has files
+    (here.local / "trials.parquet").write_bytes(b"rows")
+    here.send("trials.parquet")
+    assert buckets.content(bucket)["sweeps/small/trials.parquet"] == b"rows"
+    machine("second")
+    there = Store(bucket)
+    assert not there.is_empty()
+    assert there.fetch_file("trials.parquet")
+    assert not there.fetch_file("nothing")
+    folder = there.fetch(RUN)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "steps.parquet": b"whole",
+        "run.parquet": b"run",
+    }
+
+
+def test_a_run_goes_on_elsewhere_from_what_the_bucket_has(bucket, buckets, small, tmp_path, machine):
+    config = small(steps=9, checkpoint_every_steps=2, forward="EF21(TopK(0.3))")
+    here = Store(bucket)
+    training = Training(config, out=here.fetch(RUN), engine="inline")
+    for event in training.events():
+        here.send_run(RUN)
+        if event.kind == "step" and event.row["step"] == 6:
+            break
+    sent = [key for key in buckets.keys(f"{bucket}/{RUN}") if key.endswith("manifest.json")]
+    assert sent == ["checkpoints/step-00000004/manifest.json", "checkpoints/step-00000006/manifest.json"]
+    name = bucket.removeprefix("s3://").partition("/")[0]
+    broken_off = f"sweeps/small/{RUN}/checkpoints/step-00000008/worker-0.safetensors"
+    buckets.client.put_object(Bucket=name, Key=broken_off, Body=b"")
+    machine("second")
+    folder = Store(bucket).fetch(RUN)
+    assert Run(folder).status == "running"
+    train(config, out=folder, engine="inline", resume=True)
+    whole = train(config, out=tmp_path / "whole", engine="inline")
+    assert Run(folder).steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_a_copy_and_the_bucket_itself_open_with_all_that_was_recorded(bucket, buckets, small, tmp_path, machine):
+    here = Store(bucket)
+    for trial, forward in enumerate(("Identity", "TopK(0.3)")):
+        name = f"trials/{trial}-s0"
+        training = Training(small(forward=forward), out=here.fetch(name), engine="inline")
+        for _ in training.events():
+            here.send_run(name)
+        here.send(name)
+        buckets.client.put_object(  # as pyarrow 26 leaves it where it removes a folder's files one by one
+            Bucket=bucket.removeprefix("s3://").partition("/")[0], Key=f"sweeps/small/{name}/parts/", Body=b""
+        )
+    local = load(here.local)
+    copied = load(copy(bucket, tmp_path / "copy"))
+    assert (tmp_path / "copy" / RUN / "parts").is_dir()
+    in_place = load(bucket)
+    assert local.problems == copied.problems == in_place.problems == []
+    for table in ("runs", "steps", "evals", "links", "actions", "decisions"):
+        wanted = getattr(local, table)
+        assert len(wanted) or table == "decisions"
+        pd.testing.assert_frame_equal(getattr(copied, table), wanted)
+        pd.testing.assert_frame_equal(getattr(in_place, table), wanted)
+    forward = [("direction", "==", "forward")]
+    pd.testing.assert_frame_equal(
+        in_place.table("links", ["step", "wire_bytes"], where=forward),
+        local.table("links", ["step", "wire_bytes"], where=forward),
+    )
+    assert in_place.files("steps") == [f"{bucket}/trials/{trial}-s0/steps.parquet" for trial in range(2)]
+    pd.testing.assert_frame_equal(replay(in_place, "100mbps"), replay(local, "100mbps"))
+    one = replay(f"{bucket}/{RUN}", "100mbps").drop(columns="run")
+    pd.testing.assert_frame_equal(one, replay(here.local / RUN, "100mbps").drop(columns="run"))
+    assert len(compose(bucket).sections) == len(compose(here.local).sections)
+    assert open_place(f"{bucket}/{RUN}").is_dir()
+    with pytest.raises(ConfigError, match=r"is finished: there is nothing to resume\.$"):
+        Training(small(forward="Identity"), out=tmp_path / "copy" / RUN, engine="inline", resume=True)
+
+
+def test_tables_that_a_copy_lacks_are_a_problem_by_name(small, tmp_path):
+    folder = tmp_path / "run"
+    run = train(small(), out=folder, engine="inline")
+    (folder / "links.parquet").unlink()
+    run.steps.iloc[:0].to_parquet(folder / "steps.parquet")
+    results = load(folder)
+    assert results.problems == [f"The run in {folder} has done 6 steps, but has no table links: copy it again."]
+    assert results.steps.empty
+    assert results.problems[1:] == [f"The run in {folder} has done 6 steps, but its table of them is empty."]
+
+
+def test_a_place_that_does_not_answer_is_one_sentence_within_seconds(buckets, small, tmp_path, monkeypatch):
+    start = time.monotonic()
+    with pytest.raises(ConfigError) as error:
+        Store.checked("s3://no-such-bucket/sweeps/small")
+    assert str(error.value) == (
+        "`out`: s3://no-such-bucket/sweeps/small cannot be opened: there is no bucket 'no-such-bucket': make it first."
+    )
+    with pytest.raises(AnalysisError, match=r"^s3://no-such-bucket cannot be opened: there is no bucket"):
+        load("s3://no-such-bucket")
+    with pytest.raises(AnalysisError, match=r"^There is no folder s3://bucket-\d+/nothing\.$"):
+        load(f"{buckets.make()}/nothing")
+    with pytest.raises(
+        ConfigError, match=r"^`out`: nope://bucket cannot be opened: Unrecognized filesystem type in URI"
+    ):
+        Store.checked("nope://bucket")
+    monkeypatch.setattr("raysim.places.LIMIT_S", 0.01)
+    with pytest.raises(ConfigError, match=r"no answer within 0.01 s\. Check the network and the credentials\.$"):
+        Store.checked(buckets.make())
+    assert time.monotonic() - start < 60
+
+
+def test_runs_lie_in_folders_of_this_machine(small, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"^`out` of a run must be a folder of this machine, but got 's3://bucket/run': "
+    ):
+        Training(small(), out="s3://bucket/run", engine="inline")
+    assert Training(small(), out=(tmp_path / "a b").as_uri(), engine="inline").folder == tmp_path / "a b"
+    store = Store((tmp_path / "a b").as_uri())
+    assert not store.remote
+    assert store.local == tmp_path / "a b"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_in_a_bucket_is_killed_resumed_copied_and_read_in_place(bucket, buckets, tmp_path):
+    path = write_study(tmp_path, trials=4, base=BASE | {"steps": 40, "checkpoint_every_steps": 5})
+    words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", bucket]
+    first = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while not any(key.endswith("manifest.json") for key in buckets.keys(bucket)):
+            assert first.poll() is None, first.stderr.read()[-3000:]
+            time.sleep(0.2)
+    finally:
+        first.kill()  # of the driver alone: Ray's processes notice by themselves
+        first.wait()
+    again = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert again.returncode == 0, again.stderr[-3000:]
+    in_place, copied = load(bucket), load(copy(bucket, tmp_path / "copy" / "small"))
+    assert in_place.problems == copied.problems == []
+    assert set(in_place.trials["status"]) == {"finished"}
+    assert in_place.steps.groupby("run", observed=True).size().tolist() == [40] * len(in_place)
+    for table in ("runs", "steps", "evals", "links", "actions", "trials"):
+        pd.testing.assert_frame_equal(getattr(in_place, table), getattr(copied, table))
+    for run in in_place.runs["run"]:
+        study, forward = read_study(path), in_place.runs.set_index("run").loc[run, "forward"]
+        fresh = train(study.config({"forward": forward}), engine="inline", out=tmp_path / "fresh" / run)
+        assert in_place.steps[in_place.steps["run"] == run]["loss"].tolist() == fresh.steps["loss"].tolist()
+    for command in (
+        ["report", bucket, "-o", "page.html"],
+        ["replay", f"{bucket}/{in_place.runs['run'][0]}", "--network", "1gbps"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "raysim.cli", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert not [key for key in buckets.keys(bucket) if key.endswith("parts/")]

@@ -1,0 +1,380 @@
+"""Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from optuna.trial import TrialState
+from runs import same_records
+from studies import BASE, write_study
+from trials import check_agree
+
+from raysim.config import ConfigError, make_config
+from raysim.records import Run
+from raysim.training.run import train
+from sweeps.reading import read_study
+from sweeps.room import choose_engine, fit
+from sweeps.runner import Sweep, SweepError
+from sweeps.show import frontier
+from sweeps.trial import Spec, SweepTrial
+
+
+def sweep(path, out, **options):
+    one = Sweep(read_study(path), out=out, **options)
+    one.run()
+    return one
+
+
+def hyperparameters(folder):
+    """Return the hyperparameters that TensorBoard reads of a run."""
+    plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    content = accumulator.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    return plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+
+
+def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
+    path = write_study(
+        tmp_path,
+        seeds=[0, 1],
+        objectives=["accuracy_on", "step_s@100mbps", {"name": "time_to_target_s@1gbps", "target": "accuracy=1.0"}],
+        space={"forward": ["Identity", "EF21(TopK(0.3))"], "optimizer.learning_rate": [0.1, 1e30]},
+        symbols=None,
+        sampler="grid",
+        trials=None,
+        baselines=[{"name": "dense", "params": {"forward": "Identity", "optimizer.learning_rate": 0.1}}],
+        jobs=2,
+    )
+    done = sweep(path, tmp_path / "out")
+    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert frame["trial"].tolist() == list(range(5))
+    by_status = frame.groupby("status")["param.optimizer.learning_rate"].unique().map(list).to_dict()
+    assert by_status == {"finished": [0.1], "diverged": [1e30]}
+    assert frame["same_as"].notna().sum() == 1  # the dense point of the grid is the baseline
+    assert "seed 0: step" in frame.loc[frame["status"] == "diverged", "error"].iloc[0]
+    for row in frame[frame["status"] == "finished"].itertuples():
+        runs = [Run(tmp_path / "out" / name) for name in row.runs]
+        assert [run.status for run in runs] == ["finished"] * 2
+        assert [run.row["seed"] for run in runs] == [0, 1]
+        values = [run.row["final_accuracy_on"] for run in runs]
+        assert frame.loc[row.trial, "objective.accuracy_on"] == pytest.approx(sum(values) / 2)
+        assert frame.loc[row.trial, "spread.accuracy_on"] == pytest.approx(pd.Series(values).std())
+        # A target not reached is null, and said to be.
+        assert pd.isna(frame.loc[row.trial, "objective.time_to_target_s@1gbps"])
+        assert frame.loc[row.trial, "reached.time_to_target_s@1gbps"] == False  # noqa: E712
+    assert all(trial.state == TrialState.FAIL for trial in done.ledger.optuna.trials)
+    assert pq.read_schema(tmp_path / "out" / "trials.parquet").metadata[b"raysim_schema_version"] == b"1"
+    assert {path.name for path in (tmp_path / "out" / "tensorboard").iterdir()} >= {"0-s0", "0-s1"}
+    assert hyperparameters(tmp_path / "out" / "tensorboard" / "0-s1")["seed"].number_value == 1
+    assert read_study(tmp_path / "out" / "study.toml").as_mapping() == done.study.as_mapping()
+
+
+@pytest.mark.slow
+def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
+    """Whatever ran before on the same stages: other codecs, memories, models, dropout, types."""
+    gpt = {"model": "gpt", "model.num_blocks": 2, "model.width": 16, "model.num_heads": 2, "model.dropout": 0.2}
+    text = {"data": "topics", "data.length": 16, "data.train_samples": 64, "data.test_samples": 16}
+    variants = {
+        "aqsgd": {"forward": "AQSGD(Quantize(4, rounding='stochastic'))", "backward": "EF21(TopK(0.3))"},
+        "gpt": {**gpt, **text, "forward": "ErrorFeedback(RandomK(0.5))"},
+        "feedback": {"forward": "ErrorFeedback(TopK(0.1))", "backward": "Quantize(2)", "num_microbatches": 2},
+        "bfloat16": {"dtype": "bfloat16", "forward": "TopK(0.2)"},
+    }
+    path = write_study(
+        tmp_path,
+        space={"variants": variants},
+        symbols=None,
+        sampler="grid",
+        trials=None,
+        baselines=None,
+        engine="ray",
+        jobs=1,
+    )
+    done = sweep(path, tmp_path / "out")
+    assert {row.status for row in done.rows} == {"finished"}
+    for row in done.rows:
+        config = done.study.config(variants[row.params["variant"]])
+        fresh = train(config, engine="inline", out=tmp_path / f"fresh-{row.trial}")
+        same_records(Run(tmp_path / "out" / row.runs[0]), fresh)
+
+
+@pytest.mark.slow
+def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
+    class Probe(SweepTrial):  # here, and not above: workers cannot import a test
+        def crew(self):
+            import ray
+
+            ids = [ray.get(actor.__ray_call__.remote(lambda stage: id(stage))) for actor in self._crew.actors]
+            return self._crew.made, ids
+
+    values = make_config({**BASE, "name": "small"}).model_dump(mode="json", exclude_none=True)
+    bundles = [{"memory": 1.0}, {"CPU": 1}, {"CPU": 1}]
+    group = ray.util.placement_group(bundles)
+    ray.get(group.ready(), timeout=60)
+    place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0, True)
+
+    def spec(number, **changes):
+        objectives = [{"name": "loss_on"}]
+        one = Spec(number, values | changes, [0], str(tmp_path), objectives, "ray", "cpu", bundles)
+        return {"spec": json.dumps(one._asdict())}
+
+    trial = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=place).remote(spec(0))
+    try:
+
+        def outcome():
+            while not (result := ray.get(trial.train.remote(), timeout=120))["done"]:
+                pass
+            return json.loads(result["outcome"])
+
+        assert outcome()[0] == "finished"
+        first = ray.get(trial.crew.remote(), timeout=60)
+        assert first[0] == 1
+        assert ray.get(trial.reset.remote(spec(1, forward="TopK(0.1)")), timeout=60)
+        assert outcome()[0] == "finished"
+        assert ray.get(trial.crew.remote(), timeout=60) == first
+        ray.get(trial.reset.remote(spec(2, optimizer={"learning_rate": 1e30})), timeout=60)
+        assert outcome()[0] == "diverged"
+        ray.get(trial.reset.remote(spec(3)), timeout=60)
+        assert outcome()[0] == "finished"
+        assert ray.get(trial.crew.remote(), timeout=60) == first
+        same_records(Run(tmp_path / "trials" / "3-s0"), Run(tmp_path / "trials" / "0-s0"))
+        ray.get(trial.reset.remote(spec(6, model={"name": "tests.models:broken"})), timeout=60)
+        failed = outcome()
+        assert failed[0] == "failed"
+        assert "no luck" in failed[2]
+        assert ray.get(trial.crew.remote(), timeout=60) == (1, [])
+        # Cut off in the middle, as a scheduler does: the run says so, the next one is as fresh as any.
+        ray.get(trial.reset.remote(spec(4, steps=200)), timeout=60)
+        ray.get(trial.train.remote(), timeout=60)
+        ray.get(trial.reset.remote(spec(5)), timeout=60)
+        assert Run(tmp_path / "trials" / "4-s0").status == "interrupted"
+        assert outcome()[0] == "finished"
+        same_records(Run(tmp_path / "trials" / "5-s0"), Run(tmp_path / "trials" / "0-s0"))
+    finally:
+        ray.get(trial.stop.remote(), timeout=60)
+        ray.kill(trial)
+        ray.util.remove_placement_group(group)
+
+
+@pytest.mark.slow
+def test_trials_that_fail_are_recorded_with_their_reason(ray, tmp_path):
+    variants = {
+        "too-many": {"data.train_samples": 8},
+        "no-module": {"model": "nowhere:build"},
+        "good": {"forward": "TopK(0.1)"},
+    }
+    path = write_study(
+        tmp_path, space={"variants": variants}, symbols=None, sampler="grid", trials=None, baselines=None
+    )
+    done = sweep(path, tmp_path / "out")
+    rows = {row.params["variant"]: row for row in done.rows}
+    assert [rows[name].status for name in variants] == ["failed", "failed", "finished"]
+    assert "`batch_size` must be at most the number of training samples (8)" in rows["too-many"].error
+    assert "nowhere" in rows["no-module"].error
+    check_agree(done.ledger)
+
+
+@pytest.mark.slow
+def test_a_failed_baseline_ends_a_study_whose_constraints_need_it(ray, tmp_path):
+    path = write_study(
+        tmp_path,
+        baselines=[{"name": "dense", "set": {"optimizer.learning_rate": 1e30}}],
+        constraints=[{"objective": "accuracy_on", "within": 0.01, "of": "dense"}],
+    )
+    with pytest.raises(SweepError, match="The baseline dense, which `constraints` need, is diverged"):
+        sweep(path, tmp_path / "out")
+    assert len(pd.read_parquet(tmp_path / "out" / "trials.parquet")) == 1
+
+
+@pytest.mark.slow
+def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
+    path = write_study(
+        tmp_path,
+        space={"optimizer.learning_rate": [0.1, 0.05, 1e-9, 1e-8, 1e-7]},
+        symbols=None,
+        sampler="random",
+        trials=5,
+        objectives=["loss_on"],
+        early_stopping="asha",
+        baselines=None,
+        base=BASE | {"steps": 20},
+        jobs=1,
+        sampler_seed=3,
+    )
+    done = sweep(path, tmp_path / "out")
+    pruned = [row for row in done.rows if row.status == "pruned" and row.same_as is None]
+    assert pruned
+    for row in pruned:
+        assert len(Run(tmp_path / "out" / row.runs[0]).steps) < 20
+        assert done.ledger.optuna.trials[row.trial].state == TrialState.PRUNED
+        assert done.ledger.optuna.trials[row.trial].intermediate_values
+    best = frontier(done.rows, done.study.objectives)
+    assert len(best) == 1
+    assert TrialState.RUNNING not in [trial.state for trial in done.ledger.optuna.trials]
+
+
+@pytest.mark.slow
+def test_trials_are_alike_on_either_engine(ray, tmp_path):
+    """Small models are trained in one process where the study leaves it open: the same quality and bytes, bit for bit."""
+    objectives = ["accuracy_on", "loss_on", "loss_off", "wire_bytes"]
+    done = {}
+    for engine in ("auto", "ray"):
+        (tmp_path / engine).mkdir()
+        path = write_study(tmp_path / engine, engine=engine, trials=4, objectives=objectives, sampler_seed=2)
+        done[engine] = sweep(path, tmp_path / engine / "out")
+    for one, other in zip(done["auto"].rows, done["ray"].rows, strict=True):
+        assert (one.engine, other.engine) == ("inline", "ray")
+        assert (one.status, one.notation, one.figures) == (other.status, other.notation, other.figures)
+        runs = [Run(tmp_path / engine / "out" / one.runs[0]) for engine in done]
+        assert [run.row["engine"] for run in runs] == ["inline", "ray"]
+        same_records(*runs)
+    assert done["auto"].share.jobs > done["ray"].share.jobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["stage", "trial"])
+def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
+    path = write_study(tmp_path, trials=2, base=BASE | {"steps": 60, "checkpoint_every_steps": 5}, jobs=1, engine="ray")
+    one = Sweep(read_study(path), out=tmp_path / "out")
+    killed = []
+
+    def kill():
+        from ray._private.state import actors
+
+        run = tmp_path / "out" / "trials" / "0-s0" / "checkpoints"
+        if not killed and run.is_dir() and any(run.glob("step-*")):
+            name = "StageHost" if moment == "stage" else "Trainable"  # as Tune calls its class
+            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"].endswith(name)]
+            killed.append(alive[0]["Pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    from sweeps import runner
+
+    class Killing(runner._Watch):
+        def on_step_end(self, iteration, trials, **info):
+            super().on_step_end(iteration, trials, **info)
+            kill()
+
+    original, runner._Watch = runner._Watch, Killing
+    try:
+        one.run()
+    finally:
+        runner._Watch = original
+    assert killed
+    assert [row.status for row in one.rows] == ["finished"] * 2
+    row = Run(tmp_path / "out" / "trials" / "0-s0").row
+    assert (row["restarts"], row["resumed"]) == ((1, 0) if moment == "stage" else (0, 1))
+    fresh = train(one.study.config({"forward": "Identity"}), engine="inline", out=tmp_path / "fresh")
+    same_records(Run(tmp_path / "out" / "trials" / "0-s0"), fresh)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
+    path = write_study(
+        tmp_path, trials=3, base=BASE | {"steps": 400, "checkpoint_every_steps": 10, "evaluate_every_steps": 0}
+    )
+    words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", "out"]
+    # A shell that runs a suite in the background ignores SIGINT in what it starts; a terminal does not.
+    started = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob("out/trials/*/checkpoints/step-*")):
+            assert time.monotonic() < deadline
+            assert started.poll() is None, started.stderr.read()
+            time.sleep(0.1)
+        started.send_signal(signal.SIGINT)
+        error = started.communicate(timeout=120)[1]
+    finally:
+        started.kill()
+    assert started.returncode == 130, error
+    assert f"raysim: interrupted. To go on: raysim sweep {path} --out out --resume" in error
+    assert "Traceback" not in error
+    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert set(frame["status"]) <= {"waiting", "finished"}
+    assert Run(tmp_path / "out" / "trials" / "0-s0").status in ("interrupted", "finished")
+    done = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert frame["status"].tolist() == ["finished"] * len(frame)
+    assert "The frontier: accuracy_on against step_s@100mbps" in done.stdout
+    run = Run(tmp_path / "out" / "trials" / "0-s0")
+    fresh = train(read_study(path).config({"forward": "Identity"}), engine="inline", out=tmp_path / "fresh")
+    same_records(run, fresh)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "changes", "expected"),
+    [
+        ([{"CPU": 2.0}], None, {}, (0.5, 0.0, 1)),
+        ([{"CPU": 2.0}], 2, {}, (0.25, 0.0, 2)),
+        ([{"CPU": 16.0}], None, {}, (1.0, 0.0, 4)),
+        ([{"CPU": 2.0}, {"CPU": 2.0}], None, {"cpus_per_stage": 0.5}, (0.5, 0.0, 2)),
+        ([{"CPU": 1.0}, {"CPU": 2.0}], None, {}, (0.6666, 0.0, 1)),
+        ([{"CPU": 1.5}, {"CPU": 1.5}], 1, {}, (0.75, 0.0, 1)),
+        ([{"CPU": 16.0, "GPU": 2.0}], 2, {}, (1.0, 0.25, 2)),
+        ([{"CPU": 16.0, "GPU": 8.0}], 1, {}, (1.0, 1.0, 1)),
+        ([{"CPU": 16.0, "GPU": 2.0}], 3, {"device": "cpu"}, (1.0, 0.0, 3)),
+    ],
+)
+def test_stages_are_fitted_to_what_there_is(nodes, jobs, changes, expected):
+    config = make_config({**BASE, "num_stages": 4, **changes})
+    share = fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
+    assert (round(share.cpus, 4), round(share.gpus, 4), share.jobs) == (
+        pytest.approx(expected[0], abs=2e-4),
+        *expected[1:],
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "changes"),
+    [
+        ([{"CPU": 2.0}], None, {"cpus_per_stage": 3}),
+        ([{"CPU": 2.0}], 3, {"cpus_per_stage": 0.5}),
+        ([{"CPU": 8.0, "GPU": 1.0}], None, {"gpus_per_stage": 0.5}),
+    ],
+)
+def test_what_does_not_fit_is_refused(nodes, jobs, changes):
+    config = make_config({**BASE, "num_stages": 4, **changes})
+    with pytest.raises(ConfigError, match="must fit into"):
+        fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "engine", "jobs"),
+    [
+        ({"CPU": 4.0, "memory": 64e9}, {}, "inline", 4),
+        ({"CPU": 4.0, "memory": 2.5e9}, {}, "inline", 2),  # at once as many as have memory
+        ({"CPU": 4.0, "memory": 1e8}, {}, "ray", 2),
+        ({"CPU": 4.0, "GPU": 2.0, "memory": 64e9}, {}, "ray", 2),
+        ({"CPU": 4.0, "GPU": 2.0, "memory": 64e9}, {"device": "cpu"}, "inline", 4),
+        ({"CPU": 4.0, "memory": 64e9}, {"data": {"name": "text", "path": "nowhere.txt"}}, "ray", 2),
+    ],
+)
+def test_trials_share_a_process_where_one_has_room(node, changes, engine, jobs):
+    config = make_config({**BASE, **changes})
+    need = choose_engine(config, [node])
+    assert need.engine == engine
+    share = fit(config, [node], 2, jobs=None, growing=False, **need._asdict())
+    assert share.jobs == jobs
+
+
+@pytest.mark.slow
+def test_a_sweep_without_room_is_refused_before_a_trial_begins(ray, tmp_path):
+    path = write_study(tmp_path, base=BASE | {"cpus_per_stage": 9}, engine="ray")
+    with pytest.raises(ConfigError, match="1 trials of 2 stages with 9 CPU each must fit into"):
+        sweep(path, tmp_path / "out")

@@ -1,0 +1,213 @@
+"""Checkpoints are there whole or not at all, and what is wrong with one is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
+from raysim.training import checkpoint
+from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, read_checkpoint, write_checkpoint
+
+
+class Killed(BaseException):
+    """What a test raises where a process would have been killed."""
+
+
+def parts(step: int, num_workers: int = 2) -> list[np.ndarray]:
+    return [
+        pack_tensors({f"stage.{worker}.model.{worker}.weight": torch.full((2, 3), float(step + worker))})
+        for worker in range(num_workers)
+    ]
+
+
+def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+    return [part.tobytes() for part in a] == [part.tobytes() for part in b]
+
+
+def test_tensors_are_packed_and_unpacked_bit_for_bit() -> None:
+    tensors = {
+        "float32": torch.tensor([[1.5, -0.0], [3e38, 1e-45]]),
+        "bfloat16": torch.tensor([1.0, 3.14159], dtype=torch.bfloat16),
+        "int64": torch.tensor([2**62, -1]),
+        "bool": torch.tensor([True, False]),
+        "scalar": torch.tensor(3.0),
+        "empty": torch.empty(0, 4),
+        "transposed": torch.arange(6.0).view(2, 3).T,
+        "name.with.dots": torch.ones(1),
+    }
+    packed = pack_tensors(tensors)
+    assert packed.dtype == np.uint8
+    again = unpack_tensors(packed)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert again[name].shape == tensor.shape
+        assert torch.equal(again[name], tensor)
+    assert torch.signbit(again["float32"][0, 1])
+    assert unpack_tensors(pack_tensors({})) == {}
+    again["float32"][0, 0] = 7  # unpacked tensors are one's own
+    with pytest.raises(CheckpointError, match=r"^A part of the checkpoint is no safetensors file: .*\.$"):
+        unpack_tensors(packed[:-3])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = write_checkpoint(tmp_path / "checkpoints", 7, parts(7, 3))
+    assert written == Checkpoint(tmp_path / "checkpoints" / "step-00000007", 7)
+    assert checkpoints(tmp_path / "checkpoints") == [written]
+    assert same(read_checkpoint(written), parts(7, 3))
+    manifest = json.loads((written.path / "manifest.json").read_text())
+    assert (manifest["format"], manifest["step"]) == (checkpoint.FORMAT, 7)
+    assert sorted(manifest["files"]) == [f"worker-{worker}.safetensors" for worker in range(3)]
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    assert checkpoints(tmp_path / "none") == []
+    for step in (2, 4, 10, 100_000_000):
+        write_checkpoint(tmp_path, step, parts(step))
+    assert KEPT == 2
+    assert [each.step for each in checkpoints(tmp_path)] == [10, 100_000_000]
+    assert len(list(tmp_path.iterdir())) == KEPT
+    write_checkpoint(tmp_path, 10, parts(11))  # written again, by a run that went back
+    assert same(read_checkpoint(checkpoints(tmp_path)[0]), parts(11))
+    assert len(list(tmp_path.iterdir())) == KEPT
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("place", range(6))
+def test_wherever_writing_is_killed_the_checkpoint_is_whole_or_not_there(
+    tmp_path: Path, place: int, again: bool, monkeypatch
+) -> None:
+    """Killed at the n-th of: three files synced, the old one out of the way (where there is one), the draft renamed."""
+    write_checkpoint(tmp_path, 2, parts(2))
+    if again:
+        write_checkpoint(tmp_path, 4, parts(40))
+    calls = 0
+
+    def killing(function):
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls > place:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killing(os.fsync))
+        patch.setattr(Path, "rename", killing(Path.rename))
+        try:
+            write_checkpoint(tmp_path, 4, parts(4))
+        except Killed:
+            pass
+        else:
+            assert place == 5 or (place == 4 and not again)
+    for found in checkpoints(tmp_path):
+        wanted = [parts(2)] if found.step == 2 else [parts(4), parts(40)]
+        assert any(same(read_checkpoint(found), each) for each in wanted)
+    assert checkpoints(tmp_path)[0].step == 2
+    write_checkpoint(tmp_path, 4, parts(4))  # the run that resumes comes by again
+    assert same(read_checkpoint(checkpoints(tmp_path)[-1]), parts(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]  # and tidies up
+
+
+def damage(path: Path, how: str) -> str:
+    """Damage a checkpoint; return what the sentence must say after its path."""
+    file, manifest = path / "worker-1.safetensors", path / "manifest.json"
+    written = "worker-1.safetensors is not what was written. Remove it to resume from the one before."
+    match how:
+        case "truncated":
+            file.write_bytes(file.read_bytes()[:-1])
+            return written
+        case "a bit flipped":
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+            return written
+        case "empty":
+            file.write_bytes(b"")
+            return written
+        case "missing":
+            file.unlink()
+            return "worker-1.safetensors cannot be read ("
+        case "no manifest":
+            manifest.unlink()
+            return "its manifest cannot be read ("
+        case "half a manifest":
+            manifest.write_bytes(manifest.read_bytes()[:50])
+            return "its manifest cannot be read ("
+        case "another manifest":
+            manifest.write_text("[]")
+            return "its manifest cannot be read ("
+        case "a manifest of lists":
+            manifest.write_text('{"format": 2, "files": []}')
+            return "its manifest cannot be read ("
+        case "a manifest without sizes":
+            manifest.write_text('{"format": 2, "files": {"worker-1.safetensors": {}}}')
+            return "its manifest cannot be read ("
+        case "binary manifest":
+            manifest.write_bytes(b"\xff\xfe\x00")
+            return "its manifest cannot be read ("
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "truncated",
+        "a bit flipped",
+        "empty",
+        "missing",
+        "no manifest",
+        "half a manifest",
+        "another manifest",
+        "a manifest of lists",
+        "a manifest without sizes",
+        "binary manifest",
+    ],
+)
+def test_a_corrupt_checkpoint_is_refused_in_one_sentence(tmp_path: Path, how: str) -> None:
+    write_checkpoint(tmp_path / "checkpoints", 2, parts(2))
+    newest = write_checkpoint(tmp_path / "checkpoints", 4, parts(4))
+    said = damage(newest.path, how)
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(newest)
+    assert str(error.value).startswith(f"The checkpoint {newest.path} is corrupt: {said}")
+    assert str(error.value).endswith(".")
+    assert "\n" not in str(error.value)
+    with pytest.raises(CheckpointError):
+        load_weights(tmp_path)
+    assert same(read_checkpoint(checkpoints(tmp_path / "checkpoints")[0]), parts(2))  # the one before is there
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    found = write_checkpoint(tmp_path, 2, parts(2))
+    (found.path / "manifest.json").write_text('{"format": 1, "files": {}}')
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(found)
+    assert str(error.value) == f"The checkpoint {found.path} is of format 1, but this raysim reads {checkpoint.FORMAT}."
+
+
+def test_weights_have_the_names_of_the_uncut_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        load_weights(tmp_path)
+    assert str(error.value) == f"There is no checkpoint in {tmp_path}."
+    state = [
+        {
+            "stage.0.model.conv.weight": torch.ones(2),
+            "stage.0.optimizer.0.momentum_buffer": torch.zeros(2),
+            "link.0.forward.rows": torch.zeros(3),
+        },
+        {"stage.1.model.inner.model.head.bias": torch.full((1,), 3.0), "stage.1.optimizer.0.step": torch.tensor(1.0)},
+    ]
+    write_checkpoint(tmp_path / "checkpoints", 1, [pack_tensors({"stage.0.model.conv.weight": torch.zeros(2)})])
+    write_checkpoint(tmp_path / "checkpoints", 2, [pack_tensors(tensors) for tensors in state])
+    weights = load_weights(tmp_path)
+    assert sorted(weights) == ["conv.weight", "inner.model.head.bias"]
+    assert weights["conv.weight"].tolist() == [1.0, 1.0]

@@ -1,0 +1,95 @@
+"""Lines that a run prints while it goes; an evaluation that is broken off loses no step."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from raysim.training.checkpoint import checkpoints
+from raysim.training.run import Training, train
+
+
+def test_lines_tell_a_run_from_its_header_to_its_evaluation(small, tmp_path, capsys):
+    config = small(forward="TopK(0.1)", evaluate_every_steps=3)
+    run = train(config, engine="inline", out=tmp_path / "run", progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    first_step = next(place for place, line in enumerate(lines) if line.startswith("step "))
+    header = "\n".join(lines[:first_step])
+    parameters = sum(
+        p.numel() for module in Training(config, engine="inline").workload.modules for p in module.parameters()
+    )
+    for words in (
+        f"{parameters:,} parameters",
+        "3 stages",
+        "6 steps",
+        "64 samples",
+        "20 test samples",
+        str(run.folder),
+    ):
+        assert words in header
+    assert "every 3 steps and at the end, with compression on and off" in header
+    last = run.steps.iloc[-1]
+    assert re.search(rf"step 6/6: loss {last['loss']:.4f}, \S+ s a step, \S+ samples/s, 0:00:00 left", said.err)
+    for row in run.evals.to_dict("records"):
+        words = f"step {row['step']}: evaluated with compression {row['mode']}: loss {row['loss']:.4f}, accuracy"
+        assert words in said.err
+
+
+def test_tokens_are_counted_where_the_data_are_text(tmp_path, capsys):
+    changes = ["steps=1", "data.train_samples=32", "data.test_samples=8", "data.length=8"]
+    run = train("topics-gpt", *changes, engine="inline", out=tmp_path / "run", progress=True)
+    found = re.search(r"step 1/1: loss \S+ (\S+) s a step, (\S+) tokens/s", capsys.readouterr().err)
+    tokens = float(found[2].replace(",", "")) * run.steps["seconds"].iloc[0]
+    assert tokens == pytest.approx(8 * run.row["batch_size"], rel=0.01)
+
+
+def test_training_from_python_is_silent_unless_asked(small, tmp_path, capsys):
+    train(small(steps=1), engine="inline", out=tmp_path / "run")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_evaluation_says_how_far_it_is(small, tmp_path):
+    training = Training(small(steps=1, batch_size=4, num_microbatches=2), out=tmp_path / "run", engine="inline")
+    seen = [event.row for event in training.events() if event.kind == "evaluating"]
+    window = 2 * 3 * 4  # two batches a stage
+    assert [(row["turn"], row["mode"], row["samples"]) for row in seen] == [
+        (turn, mode, samples) for turn, mode in enumerate(("on", "off")) for samples in (0, min(window, 20))
+    ]
+
+
+@pytest.mark.parametrize(("every", "broken_at"), [(0, 6), (3, 3), (3, 6)])
+def test_an_evaluation_that_is_broken_off_loses_no_step(small, tmp_path, every, broken_at):
+    """Steps are kept before their evaluation, which is done again when the run goes on."""
+    config = small(forward="EF21(TopK(0.3))", checkpoint_every_steps=100, evaluate_every_steps=every)
+    whole = train(config, engine="inline", out=tmp_path / "whole")
+    broken = Training(config, out=tmp_path / "broken", engine="inline")
+    events = broken.events()
+    for event in events:
+        if event.kind == "eval" and event.row["step"] == broken_at:  # links on are evaluated, links off are not
+            events.close()
+            break
+    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].step == broken_at
+    again = train(config, engine="inline", out=tmp_path / "broken", resume=True)
+    for table in ("steps", "evals"):
+        frames = [getattr(run, table).drop(columns="seconds") for run in (whole, again)]
+        pd.testing.assert_frame_equal(*frames)
+
+
+def test_an_evaluation_on_a_part_of_the_test_data_reads_its_first_samples(small, tmp_path):
+    whole = train(small(steps=2), engine="inline", out=tmp_path / "whole")
+    data = {"name": "digits", "train_samples": 64, "test_samples": 7}
+    less = train(small(steps=2, data=data), engine="inline", out=tmp_path / "less")
+    part = train(small(steps=2, evaluate_samples=7), engine="inline", out=tmp_path / "part")
+    columns = ["loss", "accuracy", "predictions"]
+    pd.testing.assert_frame_equal(part.evals[columns], less.evals[columns])
+    assert part.evals["predictions"].tolist() == [7, 7]
+    assert whole.evals["predictions"].tolist() == [20, 20]
+    assert part.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_the_seconds_of_a_run_are_those_of_its_parts_and_more(small, tmp_path):
+    run = train(small(), engine="inline", out=tmp_path / "run")
+    parts = run.row["start_s"] + run.steps["seconds"].sum() + run.evals["seconds"].sum()
+    assert 0 < run.row["start_s"] < parts <= run.row["seconds"]

@@ -1,0 +1,354 @@
+"""A run from end to end: its records, its resumption after any death, and the effect of every setting."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from config_fields import FIELD_CHANGES
+from pipelines import RUNS
+from runs import same_records
+
+from raysim import Run, load_weights, train
+from raysim.config import ConfigError
+from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.families import GPipe, OneFOneB
+from raysim.training.checkpoint import checkpoints
+from raysim.training.run import Training
+
+COMMAND = [sys.executable, "-m", "raysim.cli", "train"]
+
+
+def test_a_run_leaves_its_tables(small, tmp_path):
+    run = train(small(forward="TopK(0.1)", evaluate_every_steps=3), engine="inline", out=tmp_path / "run")
+    assert run.status == "finished"
+    assert run.steps["step"].tolist() == list(range(6))
+    assert run.steps["epoch"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert run.evals[["step", "mode"]].values.tolist() == [[3, "on"], [3, "off"], [6, "on"], [6, "off"]]
+    links = run.links
+    assert len(links) == 6 * 2 * 2
+    assert (links["packets"] == 4).all()
+    assert links.groupby("step")["wire_bytes"].sum().tolist() == run.steps["wire_bytes"].tolist()
+    sparse = links[links["codec"] == "TopK(0.1)"]
+    assert set(sparse["direction"]) == {"forward"}
+    assert (sparse["wire_bytes"] * 7 < sparse["dense_bytes"]).all()
+    measured = sparse[sparse["fidelity"].notna()]
+    assert sorted(measured["step"].unique()) == [0, 2, 4]
+    assert ((measured["fidelity"] > 0) & (measured["fidelity"] < 1)).all()
+    np.testing.assert_allclose(measured["fidelity"], measured["gain"], rtol=1e-12)  # a projection's are equal
+    row = run.row
+    assert row["final_loss_on"] == run.evals["loss"].iloc[-2]
+    assert row["wire_bytes"] == run.steps["wire_bytes"].sum()
+    assert not (run.folder / "parts").exists()
+    assert {path.name for path in run.folder.iterdir()} == {
+        *(f"{name}.parquet" for name in ("run", "steps", "evals", "links", "actions")),
+        "checkpoints",
+    }
+
+
+def test_the_same_seed_gives_the_same_run(small, tmp_path):
+    config = small(**RUNS["stochastic"])
+    one, other = (train(config, engine="inline", out=tmp_path / name) for name in "ab")
+    same_records(one, other)
+
+
+def test_the_callers_random_state_is_left_alone(small, tmp_path):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    train(small(**RUNS["gpt-dropout"], steps=2), engine="inline", out=tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_diverged_run_is_recorded_as_such(small, tmp_path):
+    run = train(
+        small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]),
+        engine="inline",
+        out=tmp_path / "run",
+    )
+    row = run.row
+    assert (row["status"], row["diverged_step"]) == ("diverged", 0)
+    assert row["diverged_at"] == "0F0: activation at boundary 0, forward"
+    assert len(run.steps) == 0
+    with pytest.raises(ConfigError, match="is diverged: there is nothing to resume"):
+        train(small(), out=tmp_path / "run", resume=True)
+
+
+def test_divergence_by_a_high_learning_rate_keeps_the_steps_before(small, tmp_path):
+    run = train(small(optimizer={"learning_rate": 1e30}), engine="inline", out=tmp_path / "run")
+    assert run.status == "diverged"
+    assert len(run.steps) == run.row["diverged_step"] > 0
+
+
+def test_divergence_by_the_last_step_is_seen_in_its_evaluation(small, tmp_path):
+    run = train(small(optimizer={"learning_rate": 1e30}, steps=1), engine="inline", out=tmp_path / "run")
+    row = run.row
+    assert (row["status"], row["diverged_step"]) == ("diverged", 1)
+    assert row["diverged_at"].startswith("evaluation with compression on: ")
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 5])
+def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
+    config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
+    whole = train(config, engine="inline", out=tmp_path / "whole")
+    training = Training(config, engine="inline", out=tmp_path / "broken")
+    events = training.events()
+    steps = 0
+    while steps < stop_after:
+        steps += next(events).kind == "step"
+    events.close()
+    broken = Run(tmp_path / "broken")
+    assert broken.status == "interrupted"
+    assert broken.steps["step"].tolist() == list(range(stop_after))
+    resumed = train(config, engine="inline", out=tmp_path / "broken", resume=True)
+    assert resumed.row["resumed"] == 1
+    same_records(resumed, whole)
+
+
+def test_another_configuration_is_not_resumed(small, tmp_path):
+    training = Training(small(), engine="inline", out=tmp_path / "run")
+    events = training.events()
+    next(events)
+    events.close()
+    with pytest.raises(ConfigError) as caught:
+        train(small(seed=1), engine="inline", out=tmp_path / "run", resume=True)
+    assert str(caught.value) == "`seed` must be 0, as in the run to resume, but got 1."
+    for change, sentence in (
+        ({"forward": "TopK(0.1)"}, "`forward` must be 'Identity', as in the run to resume"),
+        ({"model": {"name": "cnn"}}, r"`model\.width` must be 4, as in the run to resume, but got None"),
+        ({"data": {"name": "digits", "train_samples": 64}}, r"`data\.test_samples` must be 20"),
+        ({"num_stages": 4}, "`cuts` must be "),
+        ({"num_stages": None}, "`cuts` must be "),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            train(small(**change), engine="inline", out=tmp_path / "run", resume=True)
+    assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
+
+
+def test_a_run_killed_while_its_stages_come_up_can_be_resumed(small, tmp_path):
+    training = Training(small(), engine="inline", out=tmp_path / "run")
+    training.recorder.open()
+    training.recorder.write_run(training._row)
+    training.recorder.close()  # and then the process was gone
+    assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
+
+
+def test_a_folder_with_something_in_it_is_refused(small, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="is not empty"):
+        train(small(), engine="inline", out=tmp_path)
+    with pytest.raises(ConfigError, match="Nothing to resume: there is no run in"):
+        train(small(), engine="inline", out=tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_corrupt_checkpoint_is_refused(small, tmp_path):
+    training = Training(small(), engine="inline", out=tmp_path / "run")
+    events = training.events()
+    for _ in range(5):
+        next(events)
+    events.close()
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    part = newest.path / "worker-1.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"is corrupt: worker-1\.safetensors is not what was written"):
+        train(small(), engine="inline", out=tmp_path / "run", resume=True)
+
+
+def test_weights_load_into_the_uncut_model(small, tmp_path):
+    from raysim.pipeline.plan import prepare
+    from raysim.workloads.models import build_model
+
+    config = small()
+    run = train(config, engine="inline", out=tmp_path / "run")
+    data = prepare(config).data
+    model = build_model("cnn", {"width": 4}, data.shape, seed=9)
+    model.load_state_dict(load_weights(run.folder))
+    ids = np.arange(len(data.test))
+    logits = model.eval()(data.test.inputs(ids, 0, 0, False))
+    accuracy = (logits.argmax(-1) == data.test.targets(ids)).float().mean()
+    assert accuracy.item() == pytest.approx(run.row["final_accuracy_off"])
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_estimated_batchnorm_is_that_of_the_mode(small, tmp_path, mode):
+    run = train(small(**RUNS["batchnorm"], forward="TopK(0.2)"), engine="inline", out=tmp_path / "run")
+    frame = run.evals.set_index(["batchnorm", "mode"])["loss"]
+    assert frame["running", mode] != frame["estimated", mode]
+    assert frame["estimated", "on"] != frame["estimated", "off"]
+
+
+@pytest.mark.parametrize("field", [field for field, change in FIELD_CHANGES.items() if change.changes != "placement"])
+def test_every_field_changes_the_run(small, tmp_path, field):
+    """A setting that did nothing would be a lie in `run.parquet`."""
+    change = FIELD_CHANGES[field]
+    base = {"profile_every_steps": 2, **change.base}
+    losses, costs, records = [], [], []
+    for name, values in (("a", base), ("b", {**base, **change.values})):
+        training = Training(small(**values), engine="inline", out=tmp_path / name)
+        list(training.events())
+        run, plan = Run(training.folder), training.plan
+        losses.append(run.steps["loss"].tolist())
+        costs.append((run.links[["boundary", "packets", "wire_bytes"]].values.tolist(), plan.memories, plan.rows))
+        counts = [len(getattr(run, table)) for table in ("steps", "evals", "links", "actions")]
+        throughput = run.decisions["throughput"].dropna().tolist()
+        records.append(
+            (
+                counts,
+                throughput,
+                run.actions["step"].tolist(),
+                run.row["name"],
+                run.evals["predictions"].tolist(),
+                checkpoints(run.folder / "checkpoints")[0].step,
+            )
+        )
+    seen = {"loss": losses, "cost": costs, "records": records}[change.changes]
+    assert seen[0] != seen[1]
+
+
+def killed_driver(arguments, after_step, folder):
+    """Start a run as a process of its own and kill it with SIGKILL once its records reach a step."""
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    try:
+        while not any(c.step >= after_step for c in checkpoints(folder / "checkpoints")):
+            assert process.poll() is None, process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["inline", "ray"])
+def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
+    """With Ray, its servers notice that their driver is gone and end by themselves."""
+    settings = [
+        "digits-cnn",
+        "steps=400",
+        "forward=EF21(TopK(0.2))",
+        "checkpoint_every_steps=20",
+        "evaluate_every_steps=50",
+    ]
+    folder = tmp_path / "killed"
+    killed_driver([*settings, "--engine", engine, "--out", str(folder)], 60, folder)
+    assert Run(folder).status == "killed"
+    resumed = subprocess.run(
+        [*COMMAND, *settings, "--engine", engine, "--out", str(folder), "--resume"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    whole = train(*settings, engine="inline", out=tmp_path / "whole")
+    same_records(Run(folder), whole)
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "digits-cnn",
+            "steps=100000",
+            "checkpoint_every_steps=5",
+            "--engine",
+            "inline",
+            "--out",
+            str(folder),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
+    )
+    while not checkpoints(folder / "checkpoints"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (
+        f"raysim train digits-cnn steps=100000 checkpoint_every_steps=5 --engine inline --out {folder} --resume"
+        in errors
+    )
+    assert "Traceback" not in errors
+    assert Run(folder).status == "interrupted"
+
+
+def test_another_schedule_in_the_same_file_is_not_resumed(small, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
+    config = small(schedule=f"Custom({str(file)!r})")
+    training = Training(config, engine="inline", out=tmp_path / "run")
+    events = training.events()
+    for _ in range(3):
+        next(events)
+    events.close()
+    assert Run(tmp_path / "run").row["schedule_rows"] == file.read_text()
+    file.write_text(rows_to_csv(GPipe().rows(3, 4)))
+    with pytest.raises(ConfigError, match=r"^`schedule` must have the rows of the run to resume, but Custom\(.*others"):
+        train(config, engine="inline", out=tmp_path / "run", resume=True)
+    file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
+    resumed = train(config, engine="inline", out=tmp_path / "run", resume=True)
+    same_records(resumed, train(small(), engine="inline", out=tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"schedule": "Interleaved1F1B(2)"}, "`num_stages` must be a multiple of `stages_per_worker` (2), but got 3."),
+        (
+            {"schedule": "Interleaved1F1B(1)"},
+            "`num_microbatches` must be a multiple of the number of workers (3) for Interleaved1F1B(1), but got 4.",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(small, tmp_path, change, sentence):
+    with pytest.raises(ConfigError) as caught:
+        train(small(**change), engine="inline", out=tmp_path / "run")
+    assert str(caught.value) == sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(ConfigError, match=r"^`?.*The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0"):
+        small(schedule=f"Custom({str(file)!r})")
+
+
+@pytest.mark.parametrize(
+    ("direction", "method", "link", "remedy"),
+    [
+        ("forward", "ErrorFeedback(TopK(0.05))", "1 -> 2", "`key='sample'`"),
+        ("backward", "Quantize(1)", "1 <- 2", "milder"),
+    ],
+)
+def test_a_run_warns_once_where_a_link_s_fidelity_falls_below_zero(small, tmp_path, direction, method, link, remedy):
+    config = small(**{direction: ["Identity", method]}, steps=20, optimizer={"name": "adamw", "learning_rate": 3e-3})
+    training = Training(config, out=tmp_path / "run", engine="inline")
+    warned = [event.row for event in training.events() if event.kind == "warning"]
+    run = Run(tmp_path / "run")
+    below = run.links[run.links["fidelity"] < 0]
+    assert len(below) > 1
+    assert [row["step"] for row in warned] == [below["step"].min()]
+    assert run.row["warning"] == warned[0]["reason"]
+    first = below[below["step"] == below["step"].min()].iloc[0]
+    assert run.row["warning"].startswith(
+        f"Step {first['step']}: link {link} with {method} has a fidelity of {first['fidelity']:.2f}: what arrives is further"
+    )
+    assert remedy in run.row["warning"]
+
+
+def test_a_run_whose_links_keep_their_messages_warns_of_nothing(small, tmp_path):
+    training = Training(small(forward="TopK(0.1)", backward="Quantize(4)"), out=tmp_path / "run", engine="inline")
+    assert not [event for event in training.events() if event.kind == "warning"]
+    assert Run(tmp_path / "run").row["warning"] is None

@@ -1,0 +1,308 @@
+"""Cutting a model: a cut model is the uncut model, bit for bit; cuts are optimal; what is counted is what is there."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from cut_models import BATCH, BYTES, DIGITS, MODELS, example, train_cut
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from raysim.workloads.costs import Shadow, named_layers
+from raysim.workloads.data import DataShape
+from raysim.workloads.models import build_model, loss
+from raysim.workloads.partition import Tied, balance, partition
+
+CIFAR = DataShape((3, 32, 32), "float32", 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_cut_anywhere_is_the_uncut_model_bit_for_bit(name):
+    model, shape, x, targets = example(name)
+    names = list(named_layers(model))
+    reference = build_model(*MODELS[name], seed=0)
+    error = loss(reference(x), targets)
+    error.backward()
+    expected = {key: parameter.grad for key, parameter in reference.named_parameters(remove_duplicate=False)}
+    choices = [[], *([cut] for cut in names[:-1]), names[:-1], names[1:-1:2]]
+    for cuts in choices:
+        parts = partition(model, shape, cuts=cuts, batch=BATCH)
+        assert [key for stage in parts.stages for key in named_layers(stage)] == names
+        assert parts.cuts == tuple(cuts)
+        found, sent = train_cut(parts.stages, x, targets)
+        assert torch.equal(found, error)
+        assert parts.boundary_shapes == tuple(tuple(x.shape) for x in sent[:-1])
+        stages = [dict(stage.named_parameters()) for stage in parts.stages]
+        for tie in parts.tied:
+            first, second = stages[tie.stage][tie.name], stages[tie.other_stage][tie.other_name]
+            assert torch.equal(first, second)
+            first.grad = second.grad = first.grad + second.grad
+        for stage in stages:
+            for key, parameter in stage.items():
+                assert torch.equal(parameter.grad, expected[key]), (cuts, key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_partition_leaves_model_and_random_state_alone_and_stages_own_their_parameters(name):
+    model, shape, x, targets = example(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    parts = partition(model, shape, num_stages=3, batch=BATCH)
+    assert torch.equal(torch.get_rng_state(), state)
+    train_cut(parts.stages, x, targets)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    places = [{parameter.data_ptr() for parameter in stage.parameters()} for stage in [model, *parts.stages]]
+    assert sum(map(len, places)) == len(set().union(*places))
+
+
+# Where to cut
+
+
+def price(costs, ends):
+    """Return the largest stage, and the sum of squares of all."""
+    scale = sum(second for _, second in costs) + 1
+    sizes = [sum(first * scale + second for first, second in costs[a:b]) for a, b in itertools.pairwise([0, *ends])]
+    return max(sizes), sum(size**2 for size in sizes)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(1, 8),
+)
+def test_balance_is_the_first_optimum_of_all(costs, num_stages):
+    num_stages = min(num_stages, len(costs))
+    inner = itertools.combinations(range(1, len(costs)), num_stages - 1)
+    expected = min(([*cuts, len(costs)] for cuts in inner), key=lambda ends: price(costs, ends))
+    assert balance(costs, num_stages) == expected
+
+
+def test_layers_without_operations_are_spread_by_their_bytes():
+    model = nn.Sequential(*[nn.ReLU() for _ in range(6)], nn.Flatten(), nn.Linear(64, 10))
+    parts = partition(model, DIGITS, num_stages=4, batch=2)
+    assert [len(stage) for stage in parts.stages] == [2, 2, 3, 1]
+    assert balance([(0, 1)] * 6, 3) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_add_up_to_the_model(name):
+    model, shape, _, _ = example(name)
+    whole = partition(model, shape, num_stages=1, batch=BATCH)
+    for num_stages in range(1, len(model) + 1):
+        parts = partition(model, shape, num_stages=num_stages, batch=BATCH)
+        assert len(parts.stages) == num_stages == len(parts.cuts) + 1
+        assert sum(parts.flops_forward) == whole.flops_forward[0]
+        tied = sum(parts.stages[tie.stage].get_parameter(tie.name).numel() for tie in parts.tied)
+        assert sum(parts.num_parameters) == whole.num_parameters[0] + tied
+
+
+def test_resnet18_is_cut_as_in_the_paper():
+    model = build_model("resnet18", {}, CIFAR, seed=0)
+    parts = partition(model, CIFAR, cuts=["layer1", "layer2", "layer3"], batch=128)
+    assert parts.num_parameters == (149_824, 525_568, 2_099_712, 8_398_858)
+    assert parts.boundary_shapes == ((128, 64, 32, 32), (128, 128, 16, 16), (128, 256, 8, 8))
+    assert [4 * math.prod(shape) // 2**20 for shape in parts.boundary_shapes] == [32, 16, 8]
+    assert parts.tied == ()
+
+
+# What is counted
+
+
+def test_operations_are_those_of_the_formulas():
+    width, length, tokens = 16, 16, 256
+    model = build_model("gpt", {"num_blocks": 1, "width": width, "num_heads": 2}, BYTES, seed=0)
+    per_token = 2 * 12 * width**2 + 4 * length * width
+    parts = partition(model, BYTES, cuts=["embedding", "block0"], batch=BATCH)
+    assert parts.flops_forward == (0, BATCH * length * per_token, BATCH * length * 2 * width * tokens)
+    convolution = nn.Sequential(nn.Conv2d(1, 5, 3, padding=1), nn.Flatten(), nn.Linear(320, 10))
+    assert partition(convolution, DIGITS, num_stages=1, batch=2).flops_forward == (2 * 2 * (64 * 9 * 5 + 320 * 10),)
+
+
+def really_saved(stage, x, targets=None):
+    """Return the bytes of distinct memory that autograd keeps in a real forward, parameters and buffers left out."""
+    state = {value.untyped_storage().data_ptr() for value in [*stage.parameters(), *stage.buffers()]}
+    kept = {}
+
+    def keep(value):
+        kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        y = stage(x)
+        error = y if targets is None else loss(y, targets)
+    assert error.requires_grad
+    return sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in state), y
+
+
+@pytest.mark.parametrize("name", [*MODELS, "gpt with dropout"])
+def test_saved_bytes_are_what_autograd_keeps_of_real_tensors(name):
+    model, shape, x, targets = example(name.removesuffix(" with dropout"))
+    if name.endswith("dropout"):
+        model = build_model("gpt", {"num_blocks": 3, "width": 16, "dropout": 0.2}, BYTES, seed=0)
+    parts = partition(model, shape, num_stages=3, batch=BATCH)
+    for stage, expected in zip(parts.stages, parts.saved_bytes, strict=True):
+        found, y = really_saved(stage.train(), x, targets if stage is parts.stages[-1] else None)
+        assert found == expected
+        x = y.detach().clone().requires_grad_()
+
+
+def test_attention_is_counted_as_it_runs_not_with_its_whole_matrix():
+    shape = DataShape((256,), "int64", 256)
+    model = build_model("gpt", {"num_blocks": 1, "width": 16, "num_heads": 4}, shape, seed=0)
+    assert partition(model, shape, cuts=["embedding", "block0"], batch=1).saved_bytes[1] < 4 * 4 * 256**2
+
+
+def test_a_model_in_bfloat16_is_counted_in_bfloat16():
+    model = build_model("cnn", {}, DIGITS, seed=0)
+    wide = partition(model, DIGITS, num_stages=2, batch=BATCH)
+    narrow = partition(model.to(torch.bfloat16), DIGITS, num_stages=2, batch=BATCH)
+    of_loss = 4 * BATCH * 10 + 8 * BATCH + 4  # the loss is in float32 always: logarithms, targets, a count
+    assert 2 * narrow.saved_bytes[0] == wide.saved_bytes[0]
+    assert 2 * (narrow.saved_bytes[1] - of_loss) == wide.saved_bytes[1] - of_loss
+
+
+# What is shared
+
+
+def test_tied_parameters_are_named_once_for_each_other_stage():
+    model, shape, _, _ = example("gpt tied")
+    parts = partition(model, shape, cuts=["embedding", "block2"], batch=BATCH)
+    assert parts.tied == (Tied(0, "embedding.token.weight", 2, "head.projection.weight"),)
+    assert partition(model, shape, cuts=[], batch=BATCH).tied == ()
+    linear = nn.Linear(64, 64)
+    thrice = nn.Sequential(nn.Flatten(), linear, nn.ReLU(), linear, nn.ReLU(), linear)
+    parts = partition(thrice, DIGITS, cuts=["2", "4"], batch=BATCH)
+    assert parts.tied == tuple(
+        (0, f"1.{key}", stage, f"{2 * stage + 1}.{key}") for stage in (1, 2) for key in ("weight", "bias")
+    )
+
+
+def test_sharing_within_a_stage_is_kept():
+    model, shape, _, _ = example("gpt tied")
+    (stage,) = partition(model, shape, num_stages=1, batch=BATCH).stages
+    assert stage.embedding.token.weight is stage.head.projection.weight
+
+
+def test_a_shared_buffer_is_refused():
+    norm = nn.BatchNorm1d(64)
+    model = nn.Sequential(nn.Flatten(), norm, nn.ReLU(), norm, nn.Linear(64, 10))
+    partition(model, DIGITS, cuts=["3"], batch=BATCH)
+    with pytest.raises(
+        ValueError, match=r"Buffer `1.running_mean` of stage 0 must not be in stage 1 too, as `3.running_mean`"
+    ):
+        partition(model, DIGITS, cuts=["2"], batch=BATCH)
+
+
+# What is refused
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+class Sum(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+class Round(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
+class Float(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+class Look(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+class Own(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "cuts", "message"),
+    [
+        (8, None, "`num_stages` must be at most the number of layers (7), but got 8."),
+        (0, None, "`num_stages` must be an integer of at least 1, but got 0."),
+        (2, ["conv1"], "Exactly one of `num_stages` and `cuts` must be given."),
+        (None, None, "Exactly one of `num_stages` and `cuts` must be given."),
+        (
+            None,
+            ["conv9"],
+            "`cuts` must name layers of the model (conv1, conv2, conv3, conv4, conv5, hidden, head), but got 'conv9'.",
+        ),
+        (None, ["head"], "`cuts` must leave a layer after the last cut, but got 'head', the last layer."),
+        (
+            None,
+            ["conv3", "conv2"],
+            "in the order of the layers (conv1, conv2, conv3, conv4, conv5, hidden, head), each once, but got [",
+        ),
+        (None, ["conv2", "conv2"], "each once, but got ['conv2', 'conv2']."),
+        (None, "conv2", "`cuts` must be a list of names of layers, but got 'conv2'."),
+    ],
+)
+def test_wrong_cuts_are_refused(num_stages, cuts, message):
+    model = build_model("cnn", {}, DIGITS, seed=0)
+    with pytest.raises(ValueError) as error:
+        partition(model, DIGITS, num_stages=num_stages, cuts=cuts, batch=BATCH)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            nn.Linear(64, 10),
+            "A model to be cut must be an nn.Sequential of layers, with no forward of its own, but got Linear.",
+        ),
+        (Own(nn.Flatten(), nn.Linear(64, 10)), "with no forward of its own, but got Own."),
+        (nn.Sequential(), "A model to be cut must be an nn.Sequential of layers"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(65, 10)), "Layer `1` failed on a tensor of shape (4, 64): "),
+        (nn.Sequential(nn.Flatten(), Pair(), nn.Linear(64, 10)), "Layer `1` must return one tensor, but got tuple."),
+        (nn.Sequential(nn.Flatten(), Look(), nn.Linear(64, 10)), "Layer `1` failed on a tensor of shape (4, 64): "),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
+            "The last layer `1` must return a score for each class (10), but returns",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), Sum()),
+            "Layer `1` must keep the samples (4) on the first axis, but returns the shape ().",
+        ),
+        (
+            nn.Sequential(Round(), Float(), nn.Flatten(), nn.Linear(64, 10)),
+            "Layer `0` must return floating-point numbers, so that",
+        ),
+        (nn.Sequential(nn.Flatten(0, 1), nn.Flatten(1), nn.Linear(64, 10)), None),
+    ],
+)
+def test_an_unfit_model_is_refused_by_the_name_of_its_layer(model, message):
+    cuts = [name for name, _ in model.named_children()][:-1] if isinstance(model, nn.Sequential) else []
+    if message is None:
+        assert partition(model, DIGITS, cuts=cuts, batch=BATCH).boundary_shapes == ((4, 8, 8), (4, 64))
+        return
+    with pytest.raises(ValueError) as error:
+        partition(model, DIGITS, cuts=cuts, batch=BATCH)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_layer_that_overwrites_what_its_stage_received_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 10))
+    partition(model, DIGITS, cuts=["2"], batch=BATCH)
+    with pytest.raises(ValueError, match=r"Layer `2` failed on a tensor of shape \(4, 64\): .*in-place"):
+        partition(model, DIGITS, cuts=["1"], batch=BATCH)
+
+
+def test_a_shadow_holds_no_values():
+    model = build_model("gpt", {"num_blocks": 1, "width": 64}, DataShape((1024,), "int64", 50_257), seed=0)
+    shadow = Shadow(model, DataShape((1024,), "int64", 50_257), batch=10**6)  # 2e17 bytes of logits
+    assert shadow.layers[-1].output_shape == (10**6, 1024, 50_257)
