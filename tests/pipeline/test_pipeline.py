@@ -322,7 +322,7 @@ def test_threads_are_set_for_stages_and_put_back(small):
 
 def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatch):
     engine = InlineEngine(prepare(small(forward="AQSGD(Quantize(4))", data={"name": "digits"})))
-    monkeypatch.setattr("raysim.engine.base.host_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("raysim.engine.inline.host_memory_bytes", lambda: 10**6)
     with pytest.raises(ConfigError) as caught:
         engine.check()
     # 1,437 samples of 4 x 8 x 8 values in float32 at boundary 0, kept at both its ends
