@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import analysis
     import sweeps
+    from raysim import nn
     from raysim.compressors import parse
     from raysim.config import ConfigError, RunConfig, read_config
     from raysim.records import Run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from raysim.training.run import train
 
 _PACKAGES = ("analysis", "sweeps")
+_MODULES = {"nn": "raysim.nn"}
 _HOMES = {
     "ConfigError": "raysim.config",
     "Run": "raysim.records",
@@ -33,7 +35,18 @@ _HOMES = {
     "train": "raysim.training.run",
 }
 
-__all__ = ["ConfigError", "Run", "RunConfig", "analysis", "load_weights", "parse", "read_config", "sweeps", "train"]
+__all__ = [
+    "ConfigError",
+    "Run",
+    "RunConfig",
+    "analysis",
+    "load_weights",
+    "nn",
+    "parse",
+    "read_config",
+    "sweeps",
+    "train",
+]
 
 
 def __dir__() -> list[str]:
@@ -44,6 +57,8 @@ def __getattr__(name: str) -> object:
     """Import what is asked for, and only then: `import raysim` brings in neither torch nor Ray."""
     if name in _PACKAGES:
         return _package(name)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -112,11 +113,18 @@ class Codec(Notation, ABC):
     """A stateless map tensor -> packet -> tensor: a frozen dataclass, equal and hashed by its settings."""
 
     copies: ClassVar[bool] = False  # whether a packet is the tensor's memory as it is, which takes no work
+    size_varies: ClassVar[bool] = False  # whether the bytes of a packet depend on the values of the tensor
 
     @property
     def random(self) -> bool:
         """Whether `encode` draws random numbers, and so needs a key."""
         return False
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether the bytes of a packet follow from shape and dtype alone; false where they depend on the values."""
+        inner = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # all codecs are dataclasses
+        return not self.size_varies and all(codec.fixed_size for codec in inner if isinstance(codec, Codec))
 
     def encode(self, x: Tensor, key: Key | None = None) -> Packet:
         """Return the packet of `x`, which is left untouched.

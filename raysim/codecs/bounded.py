@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class ErrorBounded(Codec):
     >>> packet.decode(), packet.array_bytes
     (tensor([0.0000, 0.2000, 0.4000, 0.6000, 0.8000, 1.0000]), 57)
     """
+
+    size_varies: ClassVar[bool] = True
 
     bound: float
     relative: str = "absolute"

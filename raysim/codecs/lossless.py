@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class Entropy(Codec):
     >>> Quantize(4).encode(x).array_bytes, Entropy(Quantize(4)).encode(x).array_bytes < 100
     (2056, True)
     """
+
+    size_varies: ClassVar[bool] = True
 
     codec: Codec
     level: int = 1

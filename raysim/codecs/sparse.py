@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -303,6 +303,8 @@ class Nonzero(Codec):
     >>> packet.decode(), packet.array_bytes
     (tensor([0., 2., 0., 0.]), 13)
     """
+
+    size_varies: ClassVar[bool] = True
 
     values: Codec = Identity()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class Counted(Codec):
     """What codecs share whose packets say themselves how many values they hold, in 8 bytes."""
+
+    size_varies: ClassVar[bool] = True
 
     values: Codec
 

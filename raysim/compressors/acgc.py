@@ -46,6 +46,7 @@ class ACGC(Compressor):
 
     directions: ClassVar[tuple[str, ...]] = ("forward",)
     needs_sensitivity: ClassVar[bool] = True
+    message_varies: ClassVar[bool] = True
 
     budget: float
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Codec, Packet
+from raysim.codecs.base import DTYPES
 from raysim.codecs.message import CodecTable, Entry
 from raysim.codecs.sparse import Support
 from raysim.notation import Notation
@@ -79,6 +80,8 @@ class Compressor(Notation, ABC):
     two_ended: ClassVar[bool] = False  # whether the receiver keeps a memory too, which must stay equal to the sender's
     directions: ClassVar[tuple[str, ...]] = ("forward", "backward")  # in which it has a meaning
     needs_sensitivity: ClassVar[bool] = False  # whether the stage that receives must measure that, for `end_step`
+    needs_schedule: ClassVar[bool] = False  # whether it depends on the phase of the schedule that sends a message
+    message_varies: ClassVar[bool] = False  # whether it also sends other packets than those of `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
 
     codec: Codec
@@ -94,6 +97,15 @@ class Compressor(Notation, ABC):
     def table(self) -> CodecTable:
         """The table by which both ends of a link pack and unpack messages."""
         return _table(self)
+
+    def array_bytes(self, shape: tuple[int, ...], dtype: str) -> int | None:
+        """Return the bytes of the arrays of every packet for tensors of `shape` and `dtype`.
+
+        None where they depend on the values or the step: such packets have no bound that a buffer of fixed size could use.
+        """
+        if self.message_varies or not self.codec.fixed_size:
+            return None
+        return self.codec.encode(torch.zeros(shape, dtype=DTYPES[dtype]), key=0).array_bytes
 
     @abstractmethod
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:

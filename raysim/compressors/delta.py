@@ -103,6 +103,11 @@ class AQSGD(Compressor):
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
         check_codec(self.codec)
 
+    @property
+    def message_varies(self) -> bool:  # type: ignore[override]
+        """Whether some visits are sent dense."""
+        return self.warmup > 0 or self.first == "dense"
+
     def entries(self) -> tuple[Entry, ...]:
         mixed = (*nested_names("dense", self._dense), *nested_names("delta", self.codec), "first")
         return Entry(self.codec, mixed), Entry.of(self.codec), Entry.of(self._dense)  # the last two in evaluations

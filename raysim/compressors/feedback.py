@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
 from raysim.codecs.message import Entry
@@ -116,6 +116,8 @@ class MixedErrorFeedback(Residual):
     >>> MixedErrorFeedback(TopK(0.1), key="sample")
     MixedErrorFeedback(TopK(0.1), key='sample')
     """
+
+    message_varies: ClassVar[bool] = True
 
     union: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
 from raysim.codecs.message import Entry, wire_bytes
@@ -60,6 +60,8 @@ class GraVAC(Compressor):
     >>> GraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
     """
+
+    message_varies: ClassVar[bool] = True
 
     cf_min: float = 2.0
     cf_max: float = 32.0

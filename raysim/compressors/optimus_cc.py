@@ -50,6 +50,11 @@ class LazyErrorPropagation(Compressor):
         """The codec inside."""
         return self.inner.codec
 
+    @property
+    def message_varies(self) -> bool:  # type: ignore[override]
+        """Whether the compressor inside sends other packets than those of its codec."""
+        return self.inner.message_varies
+
     def entries(self) -> tuple[Entry, ...]:
         return self.inner.entries()
 
@@ -100,6 +105,8 @@ class Epilogue(Compressor):
     """
 
     directions: ClassVar[tuple[str, ...]] = ("backward",)
+    needs_schedule: ClassVar[bool] = True
+    message_varies: ClassVar[bool] = True
 
     inner: Compressor
     flush: bool = False

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raysim.codecs import CODECS, NonFiniteError, Packet, Quantize, TopK
+from raysim.compressors import Plain
 from raysim.notation import parse
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
@@ -281,3 +282,13 @@ def test_unbiased_codecs_have_the_right_mean(variant: Variant) -> None:
     decoded = torch.stack([variant.codec.encode(x, key).decode() for key in range(1, 1201)]).double()
     spread = decoded.std(dim=0).amax()  # a value that is rarely kept may show no spread of its own
     assert ((decoded.mean(dim=0) - x.double()).abs() <= 5.5 * spread / math.sqrt(1200) + 1e-6).all()
+
+
+@variants
+def test_a_fixed_size_holds_whatever_the_values(variant: Variant) -> None:
+    codec = variant.codec
+    assert codec.fixed_size or variant.array_bytes is None  # its bytes are a formula of the shape
+    if codec.fixed_size:
+        for name, x in carried(variant).items():
+            sized = Plain(codec).array_bytes(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+            assert codec.encode(x, KEY).array_bytes == sized, name

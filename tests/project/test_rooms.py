@@ -46,6 +46,7 @@ ROOMS = {
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
+    "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.recipes": (set(), set()),
     "raysim.show": ({"network", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),

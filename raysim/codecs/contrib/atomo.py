@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -53,6 +53,8 @@ class ATOMO(Codec):
     >>> packet.array_bytes, torch.allclose(packet.decode(), x)
     (104, True)
     """
+
+    size_varies: ClassVar[bool] = True
 
     budget: float
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class MPC(Codec):
     >>> packet.array_bytes < 0.8 * packet.dense_bytes, torch.equal(packet.decode(), x)
     (True, True)
     """
+
+    size_varies: ClassVar[bool] = True
 
     stride: int = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class ZFP(Codec):
     >>> packet.array_bytes, bool((packet.decode() - x).abs().max() <= 0.01)
     (28, True)
     """
+
+    size_varies: ClassVar[bool] = True
 
     tolerance: float
 

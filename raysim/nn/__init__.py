@@ -1,0 +1,16 @@
+"""Compressed links for any model in one process: a module between two layers that encodes and decodes what crosses it.
+
+>>> import torch
+>>> from torch import nn
+>>> from raysim.nn import CompressedLink, report
+>>> model = nn.Sequential(nn.Linear(8, 8), CompressedLink("TopK(0.25)", backward="Quantize(8)"), nn.Linear(8, 1))
+>>> model(torch.ones(4, 8)).sum().backward()
+>>> report(model)[["direction", "codec", "packets", "dense_bytes"]].values.tolist()
+[['forward', 'TopK(0.25)', 1, 128], ['backward', 'Quantize(8)', 1, 128]]
+"""
+
+from raysim.nn.link import CompressedLink, end_step, report
+from raysim.nn.samples import samples
+from raysim.nn.sequential import insert_links
+
+__all__ = ["CompressedLink", "end_step", "insert_links", "report", "samples"]

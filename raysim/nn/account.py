@@ -1,0 +1,46 @@
+"""What one direction of a link has sent over all steps, summed from the accounts of its two ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysim.pipeline.link import LinkAccount
+
+COLUMNS = ["packets", "wire_bytes", "dense_bytes", "factor", "fidelity", "encode_s", "decode_s"]
+
+
+class Account:
+    """Sums over steps."""
+
+    def __init__(self) -> None:
+        self.packets = 0
+        self.wire_bytes = 0
+        self.dense_bytes = 0
+        self.encode_s = 0.0
+        self.decode_s = 0.0
+        self._sent_norm2 = 0.0  # over the steps that were measured
+        self._error_norm2 = 0.0
+
+    def add(self, step: LinkAccount) -> None:
+        """Add what one end did in a step."""
+        if not step.sender:
+            self.decode_s += step.codec_s
+            return
+        self.packets += step.packets
+        self.wire_bytes += step.wire_bytes
+        self.dense_bytes += step.dense_bytes
+        self.encode_s += step.codec_s
+        self._sent_norm2 += step.sent_norm2 or 0.0
+        self._error_norm2 += step.error_norm2 or 0.0
+
+    def row(self) -> dict[str, Any]:
+        """Return the sums, by `COLUMNS`; None for a quotient of nothing."""
+        return {
+            "packets": self.packets,
+            "wire_bytes": self.wire_bytes,
+            "dense_bytes": self.dense_bytes,
+            "factor": self.dense_bytes / self.wire_bytes if self.wire_bytes else None,
+            "fidelity": 1 - self._error_norm2 / self._sent_norm2 if self._sent_norm2 else None,
+            "encode_s": self.encode_s,
+            "decode_s": self.decode_s,
+        }

@@ -1,0 +1,60 @@
+"""The samples that a model is called with, for methods that keep a memory for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Samples(NamedTuple):
+    """The ids of a batch's samples, and the epoch in which they are visited."""
+
+    ids: tuple[int, ...]
+    epoch: int
+
+
+class _Unknown(tuple[int, ...]):
+    """The ids of samples that were not named: a method that asks for them is told how to name them."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError(
+            "A memory for each sample needs the ids of the samples: call the model in `with raysim.nn.samples(ids):`."
+        )
+
+
+UNKNOWN = Samples(_Unknown(), 0)
+_CURRENT: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
+
+
+@contextmanager
+def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
+    """Name the samples with which models are called inside the block, one id for each row of a microbatch.
+
+    `AQSGD` and every method with `key='sample'` keep their memory under these ids. `epoch` counts from 0; `AQSGD` sends its
+    first epochs dense.
+
+    >>> with samples([4, 7], epoch=1):
+    ...     current()
+    Samples(ids=(4, 7), epoch=1)
+    """
+    values = ids.tolist() if isinstance(ids, Tensor) else ids
+    token = _CURRENT.set(Samples(tuple(int(value) for value in values), epoch))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> Samples:
+    """Return the samples of the enclosing `samples` block, or `UNKNOWN` outside of any."""
+    return _CURRENT.get()
+
+
+def check_samples(found: Samples, num_rows: int) -> None:
+    """Raise ValueError where there are ids, but not one for each of `num_rows` rows."""
+    if found is not UNKNOWN and len(found.ids) != num_rows:
+        raise ValueError(f"`samples` must name each row of a microbatch ({num_rows}), but names {len(found.ids)}.")

@@ -1,0 +1,186 @@
+"""CompressedLink: the losses of `raysim.train` from a plain loop, memories, checkpoints and refusals."""
+
+import math
+from collections import OrderedDict
+
+import pytest
+import torch
+from pipelines import GPT
+from torch import nn
+
+import raysim
+from raysim.nn import CompressedLink, end_step, insert_links, report, samples
+from raysim.pipeline.optimizer import learning_rate, make_optimizer
+from raysim.pipeline.plan import prepare
+from raysim.workloads.models import build_model
+from raysim.workloads.models import loss as model_loss
+
+SETTINGS = {
+    "dense": {},
+    "topk-quantize": {"forward": "TopK(0.1)", "backward": "Quantize(8)"},
+    "per-boundary": {"forward": ["TopK(0.3)", "Nonzero"], "backward": ["Cast('bfloat16')", "Quantize(2)"]},
+    "random": {"forward": "Quantize(4, rounding='stochastic')", "backward": "RandomK(0.3)"},
+    "feedback": {"forward": "ErrorFeedback(TopK(0.1))", "backward": "ErrorFeedback(TopK(0.1), key='sample')"},
+    "two-ended": {"forward": "EF21(TopK(0.2))", "backward": "EF21(Quantize(4), key='link')"},
+    "aqsgd": {"forward": "AQSGD(Quantize(4))", "backward": "Quantize(8)", "steps": 9},
+    "shared": {"forward": "TopK(0.3)", "backward": "Quantize(8)", "shared_indices": True},
+    "adaptive": {"forward": "GraVAC(epsilon=0.5, window=1, promote='passing')"},
+    "gpt": {**GPT, "forward": "TopK(0.1)", "backward": "WarmStart(LowRank(2))"},
+}
+
+
+def linked(config):
+    """Return the model of a run with links at its cuts, and its plan and data."""
+    workload = prepare(config)
+    model = build_model(config.model.name, config.model.options, workload.data.shape, config.seed)
+    links = {
+        "forward": config.forward,
+        "backward": config.backward,
+        "num_microbatches": config.num_microbatches,
+        "shared_indices": config.shared_indices,
+        "seed": config.seed,
+    }
+    return insert_links(model, workload.plan.cuts, **links), workload
+
+
+def train(model, workload, optimizer, steps):
+    """Train in one plain loop and return each step's loss."""
+    plan, split = workload.plan, workload.data.train
+    config = plan.config
+    losses = []
+    for step in steps:
+        found = []
+        for microbatch in range(config.num_microbatches):
+            epoch, ids = plan.microbatch(step, microbatch)
+            with samples(ids, epoch=epoch):
+                loss = model_loss(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
+            (loss / config.num_microbatches).backward()
+            found.append(loss.item())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(math.fsum(found) / len(found))
+    return losses
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_path):
+    config = small(**SETTINGS[setting])
+    run = raysim.train(config, engine="inline", out=tmp_path / "run")
+    model, workload = linked(config)
+    losses = train(model, workload, make_optimizer(config.optimizer, model.parameters()), range(config.steps))
+    assert losses == run.steps["loss"].tolist()
+    sent = run.links.groupby(["boundary", "direction"])[["wire_bytes", "dense_bytes", "packets"]].sum()
+    counted = report(model).set_index(["boundary", "direction"])
+    assert (counted[list(sent.columns)].sort_index() == sent).all().all()
+
+
+@pytest.mark.parametrize("setting", ["feedback", "two-ended", "aqsgd", "adaptive"])
+def test_a_checkpoint_goes_on_with_the_same_bits(setting, small, tmp_path):
+    config = small(**SETTINGS[setting])
+    model, workload = linked(config)
+    optimizer = make_optimizer(config.optimizer, model.parameters())
+    train(model, workload, optimizer, range(config.steps // 2))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "kept.pt")
+    rest = range(config.steps // 2, config.steps)
+    expected = train(model, workload, optimizer, rest)
+
+    again, _ = linked(config)
+    resumed = make_optimizer(config.optimizer, again.parameters())
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)
+    again.load_state_dict(kept["model"])
+    resumed.load_state_dict(kept["optimizer"])
+    assert train(again, workload, resumed, rest) == expected
+
+
+def test_links_keep_the_names_of_the_layers():
+    model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3), c=nn.Linear(3, 1)))
+    links = insert_links(model, ["a", "b"], forward=["TopK(0.5)", "Identity"])
+    names = [name for name, _ in links.named_parameters()]
+    assert names == [name for name, _ in model.named_parameters()]
+
+
+def test_evaluation_leaves_the_memories_and_counts():
+    link = CompressedLink("ErrorFeedback(TopK(0.25))")
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    link(x)
+    before = link.state_dict()["_extra_state"]
+    link.eval()
+    on = link(x)
+    link.evaluation = "off"
+    off = link(x)
+    assert int((on != 0).sum()) == 4
+    assert torch.equal(off, x)
+    after = link.state_dict()["_extra_state"]
+    assert torch.equal(before["memories"]["forward.sender"]["0.rows"], after["memories"]["forward.sender"]["0.rows"])
+    assert link.report()["packets"].tolist() == [1, 0]
+
+
+def test_a_step_of_fewer_microbatches_is_ended_by_hand():
+    link = CompressedLink("ErrorFeedback(TopK(0.25))", num_microbatches=4)
+    x = torch.ones(1, 8)
+    link(x)
+    end_step(link)
+    assert link.step == 1
+    link(x)
+    assert list(link._ends["forward", True].state) == [0]
+
+
+def test_what_is_kept_for_backward_is_no_activation():
+    link = CompressedLink("TopK(0.1)")
+    x = torch.ones(4, 1000, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
+        link(x)
+    assert saved == []
+
+
+REFUSALS = {
+    "unknown": (lambda: CompressedLink("TopKk(0.1)"), "TopKk"),
+    "wrong way": (lambda: CompressedLink("Epilogue(TopK(0.1))"), "`forward` cannot be"),
+    "schedule": (lambda: CompressedLink(backward="Epilogue(TopK(0.1))"), "outside of `raysim train`"),
+    "sensitivity": (lambda: CompressedLink("ACGC(0.1)"), "outside of `raysim train`"),
+    "microbatches": (lambda: CompressedLink(num_microbatches=0), "`num_microbatches` must be at least 1, but got 0."),
+    "shared": (lambda: CompressedLink("Quantize(4)", shared_indices=True), "`shared_indices` needs a forward TopK"),
+    "no such cut": (
+        lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["2"]),
+        "`cuts` must name layers of the model (0, 1), but got '2'.",
+    ),
+    "last cut": (
+        lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["1"]),
+        "`cuts` must name layers in the model's order, each once and none the last, but got 1.",
+    ),
+    "too many": (
+        lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["0"], forward=["Identity", "Identity"]),
+        "`forward` must be one notation or a list of one a cut (1), but got 2.",
+    ),
+    "no samples": (
+        lambda: CompressedLink("AQSGD(Quantize(4))")(torch.ones(2, 3)),
+        "call the model in `with raysim.nn.samples(ids):`",
+    ),
+    "no links": (lambda: report(nn.ReLU()), "The model must hold a CompressedLink, but holds none."),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_wrong_input_is_refused_in_a_sentence(case):
+    act, words = REFUSALS[case]
+    with pytest.raises(ValueError) as refused:
+        act()
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_samples_must_name_each_row():
+    link = CompressedLink("AQSGD(Quantize(4))")
+    with samples([1, 2, 3]), pytest.raises(ValueError) as refused:
+        link(torch.ones(2, 3))
+    assert str(refused.value) == "`samples` must name each row of a microbatch (2), but names 3."
+
+
+def test_a_checkpoint_of_another_compressor_is_refused():
+    kept = CompressedLink("TopK(0.1)").state_dict()
+    with pytest.raises(ValueError) as refused:
+        CompressedLink("TopK(0.2)").load_state_dict(kept)
+    assert str(refused.value) == "`forward` must be TopK(0.1), as in the checkpoint, but got TopK(0.2)."
