@@ -378,7 +378,7 @@ def test_a_smaller_budget_sends_more(small) -> None:
 
 def test_a_stage_that_reads_by_no_layer_is_sent_everything(small) -> None:
     """The middle stage only flattens: nothing tells what an error there does."""
-    config = small(model={"name": "tests.models:unread"}, num_stages=None, cuts=["0", "1"], forward="ACGC(0.1)")
+    config = small(model={"name": "tests.support.models:unread"}, num_stages=None, cuts=["0", "1"], forward="ACGC(0.1)")
     assert [list(step) for step in measured(config, 2)] == [["0/1/forward"]] * 2
 
 

@@ -82,14 +82,14 @@ def test_engines_agree_bit_for_bit(engine, small, run):
 
 
 def test_divergence_is_the_same_fault_in_both_engines(engine, small):
-    config = small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"])
+    config = small(model={"name": "tests.support.models:exploding"}, num_stages=None, cuts=["2"])
     with pytest.raises(DivergedError) as caught:
         engine(config).step(0)
     assert str(caught.value) == "step 0, 0F0: NaN or infinity in the activation at boundary 0, forward"
 
 
 def test_a_model_that_fails_is_named(engine, small):
-    config = small(model={"name": "tests.models:broken"}, num_stages=2)
+    config = small(model={"name": "tests.support.models:broken"}, num_stages=2)
     with pytest.raises(StageError) as caught:
         engine(config).step(0)
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"

@@ -248,14 +248,14 @@ def test_bfloat16_links_carry_two_bytes_a_value(small):
 
 
 def test_divergence_names_step_boundary_and_direction(small):
-    engine = start(small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]))
+    engine = start(small(model={"name": "tests.support.models:exploding"}, num_stages=None, cuts=["2"]))
     with pytest.raises(DivergedError) as caught:
         engine.step(0)
     assert str(caught.value) == "step 0, 0F0: NaN or infinity in the activation at boundary 0, forward"
 
 
 def test_a_model_that_fails_is_named(small):
-    engine = start(small(model={"name": "tests.models:broken"}, num_stages=2))
+    engine = start(small(model={"name": "tests.support.models:broken"}, num_stages=2))
     with pytest.raises(StageError) as caught:
         engine.step(0)
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"

@@ -66,7 +66,7 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
     """At equal parameters both are equal bit for bit, dropout masks among them; statistics are those of one pass."""
     for kind in (
         {**DROPOUT},
-        {"model": {"name": "tests.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]},
+        {"model": {"name": "tests.support.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]},
     ):
         config = small(**{**REPLICAS, **kind, "replica_gradient": MARINA, "optimizer": {"learning_rate": 0.0}})
         twin, single = start(config), start(config.model_copy(update={"replica_gradient": "Identity"}))

@@ -147,7 +147,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         assert outcome()[0] == "finished"
         assert ray.get(trial.crew.remote(), timeout=60) == first
         same_records(Run(tmp_path / "trials" / "3-s0"), Run(tmp_path / "trials" / "0-s0"))
-        ray.get(trial.reset.remote(spec(6, model={"name": "tests.models:broken"})), timeout=60)
+        ray.get(trial.reset.remote(spec(6, model={"name": "tests.support.models:broken"})), timeout=60)
         failed = outcome()
         assert failed[0] == "failed"
         assert "no luck" in failed[2]

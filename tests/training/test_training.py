@@ -66,7 +66,7 @@ def test_the_callers_random_state_is_left_alone(small, tmp_path):
 
 def test_a_diverged_run_is_recorded_as_such(small, tmp_path):
     run = train(
-        small(model={"name": "tests.models:exploding"}, num_stages=None, cuts=["2"]),
+        small(model={"name": "tests.support.models:exploding"}, num_stages=None, cuts=["2"]),
         engine="inline",
         out=tmp_path / "run",
     )
