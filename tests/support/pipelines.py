@@ -70,7 +70,11 @@ RUNS = {
     "replicas-feedback": {**REPLICAS, "num_stages": 2, "forward": "ErrorFeedback(TopK(0.1), key='sample')"},
     "replicas-tied-clip": {**REPLICAS, **TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
     "replicas-fused": {**REPLICAS, **TIED, **ADAM, "fused_embedding": True},
-    "replicas-batchnorm": {**REPLICAS, "model": {"name": "tests.support.models:normed"}, "evaluate_batchnorm_batches": 2},
+    "replicas-batchnorm": {
+        **REPLICAS,
+        "model": {"name": "tests.support.models:normed"},
+        "evaluate_batchnorm_batches": 2,
+    },
     "replicas-gravac": {
         **REPLICAS,
         "forward": "GraVAC(epsilon=0.5, window=1, promote='passing')",
