@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-slow lint types docs clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -27,6 +27,9 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	$(BIN)/mypy
 
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -35,6 +38,10 @@ types: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed
 	$(PIP) -e '.[dev,hub]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:

@@ -1,21 +1,121 @@
-"""Links of README and of the pages in docs lead to files that are there."""
+"""README and the pages in docs: their links lead somewhere, and their code blocks run as typed.
 
+A page is run from top to bottom in a folder of its own. Blocks of `sh` go to bash and blocks of `python` to one interpreter; a
+block with a title, as in ```toml title="mine.toml", is written to that file first. The comment `<!-- not run: REASON -->` on the
+line before a block exempts it. Blocks of `text` show output, which differs from machine to machine, and are not compared.
+"""
+
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (ROOT / name).exists()),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+QUICK: set[str] = set()  # pages of a few seconds, run by `make test`; the others are run by `make test-slow`
+
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
+    r"^ *```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<code>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
-    inside = [link for link in links if "://" not in link]
-    assert [link for link in inside if not (page.parent / link).exists()] == []
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    code: str
+    reason: str | None
+
+    @property
+    def script(self) -> str:
+        """Return Python that runs the block."""
+        if self.title:
+            return f"Path({self.title!r}).write_text({self.code!r})"
+        if self.language == "sh":
+            return f"subprocess.run(['bash', '-euc', {self.code!r}], check=True)"
+        return self.code
 
 
-def test_every_page_is_reached_from_readme():
-    readme = PAGES[0].read_text(encoding="utf-8")
-    assert [page.name for page in PAGES[1:] if f"](docs/{page.name})" not in readme] == []
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(one["language"], one["title"], one["code"], one["reason"]) for one in found]
+
+
+def runnable(page: Path) -> list[Block]:
+    return [one for one in blocks(page) if not one.reason and (one.title or one.language in ("sh", "python"))]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if name(page) in QUICK else [pytest.mark.slow], id=name(page))
+        for page in PAGES
+        if runnable(page)
+    ],
+)
+def test_code_blocks_run(page, tmp_path):
+    script = "import subprocess\nfrom pathlib import Path\n" + "\n".join(one.script for one in runnable(page))
+    (tmp_path / "page.py").write_text(script, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+    }
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_what_they_are(page):
+    """A block of a language that is not run and has no reason would escape the tests."""
+    known = {"sh", "python", "text"}
+    unknown = [one for one in blocks(page) if one.language not in known and not one.title and not one.reason]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(f"{link}#{anchor}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents]
+    assert [page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", navigation, re.MULTILINE)] == []
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
