@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow lint types docs clean
+.PHONY: demo test test-slow lint types docs notation clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -29,6 +29,9 @@ types: .venv/installed-dev
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+notation: .venv/installed
+	$(BIN)/python docs/generate_notation.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer")'

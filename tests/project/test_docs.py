@@ -119,3 +119,10 @@ def test_the_site_builds(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+
+
+def test_the_notation_page_is_what_the_classes_say():
+    command = [sys.executable, "docs/generate_notation.py", "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,360 @@
+"""Write docs/notation.md: every codec, compressor, replica method and schedule, from the classes themselves.
+
+Run `make notation` after a docstring or a list of classes has changed; a test compares the committed page with this one.
+Formulas come from the docstrings and sizes from packets that are encoded here. The table `ENTRIES` adds the source and the use of
+each name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from raysim.codecs import CODECS, Codec
+from raysim.compressors import COMPRESSORS, parse
+from raysim.notation import Notation
+from raysim.replication import METHODS, parse_replica_method
+from raysim.replication.base import ReplicaContext, average_together
+from raysim.schedules import SCHEDULES, parse_schedule
+
+PAGE = Path(__file__).with_name("notation.md")
+
+
+class Entry(NamedTuple):
+    """How a name is written, where the method comes from, and when to use it."""
+
+    example: str
+    source: str
+    use: str
+
+
+RUDAKOV = "Rudakov et al. 2023, arXiv:2401.07788"
+OPTIMUS = "Song et al. 2023 (Optimus-CC), arXiv:2301.09830"
+HIVEMIND = "hivemind; Petals, arXiv:2209.01188"
+
+ENTRIES = {
+    "codec": {
+        "Identity": Entry("Identity", "", "The dense baseline that every other setting is compared with."),
+        "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
+        "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows whose scales differ too much for float16."),
+        "Quantize": Entry(
+            "Quantize(4)", RUDAKOV, "A first choice for activations and gradients on slow links: 4 to 8 bits."
+        ),
+        "FixedPoint": Entry(
+            "FixedPoint(8)",
+            "Wang et al. 2022 (AC-SGD), arXiv:2206.01299",
+            "Comparison with AQ-SGD's published quantiser.",
+        ),
+        "NonUniform": Entry(
+            "NonUniform(4)",
+            "Lloyd 1957, Max 1960; hivemind",
+            "Few bits for values whose distribution is far from uniform.",
+        ),
+        "DAQ": Entry(
+            "DAQ(4)", "Hong et al. 2022 (DAQ, WACV)", "Few bits for convolutional features with different channels."
+        ),
+        "TAHQuant": Entry(
+            "TAHQuant",
+            "He et al. 2025, arXiv:2506.01352",
+            "3 to 4 bits for activations of language models with outliers.",
+        ),
+        "MX": Entry(
+            "MX('e2m1')", "OCP Microscaling formats", "Block floating point, as accelerators store it: 4 or 8 bits."
+        ),
+        "Mean": Entry(
+            "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec that share a sign."
+        ),
+        "Natural": Entry(
+            "Natural", "Horváth et al. 2019, arXiv:1905.10988", "An unbiased codec for DIANA and MARINA: 9 bits."
+        ),
+        "QSGD": Entry("QSGD(4)", "Alistarh et al. 2017, arXiv:1610.02132", "An unbiased codec with a choice of bits."),
+        "TernGrad": Entry(
+            "TernGrad", "Wen et al. 2017, arXiv:1705.07878", "Gradients in 2 bits, unbiased after clipping."
+        ),
+        "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
+        "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
+        "TinyScript": Entry("TinyScript(4)", "Fu et al. 2020 (ICML)", "Unbiased rounding for heavy-tailed values."),
+        "TopK": Entry(
+            "TopK(0.1)", RUDAKOV, "Tensors of few large and many small values. On gradients, use error feedback."
+        ),
+        "Nonzero": Entry("Nonzero", "", "Lossless, for activations after a ReLU."),
+        "RandomK": Entry(
+            "RandomK(0.1)", "Stich et al. 2018, arXiv:1809.07599", "Sparsity without positions on the wire."
+        ),
+        "Threshold": Entry(
+            "Threshold(0.01)", "Xu et al. 2021 (GRACE, ICDCS)", "Values whose scale is known in advance."
+        ),
+        "EstimatedTopK": Entry(
+            "EstimatedTopK(0.1, 'sampled')",
+            "Lin et al. 2018, arXiv:1712.01887; Fang et al. 2019; Shi et al. 2019; Abdelmoniem et al. 2021",
+            "Measures what published threshold estimates lose; `TopK` is exact and no slower here.",
+        ),
+        "LowRank": Entry(
+            "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
+        ),
+        "ATOMO": Entry("ATOMO(4)", "Wang et al. 2018, arXiv:1806.04090", "An unbiased low-rank codec."),
+        "ErrorBounded": Entry(
+            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
+        ),
+        "ZFP": Entry(
+            "ZFP(0.01)", "Lindstrom 2014 (ZFP)", "Smooth images; elsewhere `ErrorBounded` is smaller and faster."
+        ),
+        "Entropy": Entry(
+            "Entropy(Quantize(4))", "", "A lossless stage after any codec, where bytes cost more than compute."
+        ),
+        "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression where no error is tolerable."),
+        "Hadamard": Entry("Hadamard(Quantize(4))", "", "Few bits where single outliers stretch the range."),
+        "Outliers": Entry(
+            "Outliers(Quantize(4))",
+            "Dettmers et al. 2022, arXiv:2208.07339",
+            "Few bits where whole channels are outliers.",
+        ),
+    },
+    "compressor": {
+        "Plain": Entry("TopK(0.1)", "", "Any codec without a memory; written as the codec alone."),
+        "ErrorFeedback": Entry(
+            "ErrorFeedback(Quantize(4))",
+            f"Seide et al. 2014; {RUDAKOV}",
+            "Gradients. On activations of shuffled data use `key='sample'`.",
+        ),
+        "MixedErrorFeedback": Entry("MixedErrorFeedback(TopK(0.1))", RUDAKOV, "Comparison with plain error feedback."),
+        "NoiseFeedback": Entry("NoiseFeedback(TopK(0.1))", "", "The control of an experiment on error feedback."),
+        "EF21": Entry("EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Messages that change slowly."),
+        "AQSGD": Entry(
+            "AQSGD(Quantize(4))",
+            "Wang et al. 2022, arXiv:2206.01299",
+            "Activations of fine-tuning over several epochs, with memory for a copy of each sample.",
+        ),
+        "WarmStart": Entry(
+            "WarmStart(LowRank(4))", f"Vogels et al. 2019, arXiv:1905.13727; {OPTIMUS}", "Low rank at a smaller error."
+        ),
+        "LazyErrorPropagation": Entry(
+            "LazyErrorPropagation(LowRank(4))", OPTIMUS, "Backward links: the error goes with the next microbatch."
+        ),
+        "Epilogue": Entry(
+            "Epilogue(LowRank(4))", OPTIMUS, "Backward links: compresses only the messages that nothing hides."
+        ),
+        "GraVAC": Entry(
+            "GraVAC(ladder='bits')",
+            "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
+            "A link whose best strength is unknown or changes during training. Needs a clock.",
+        ),
+        "ACGC": Entry(
+            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
+        ),
+    },
+    "replica method": {
+        "Gathered": Entry(
+            "ErrorFeedback(TopK(0.1))",
+            "",
+            "Any codec or error feedback on replica gradients; written as the codec alone.",
+        ),
+        "PowerSGD": Entry(
+            "PowerSGD(4)", "Vogels et al. 2019, arXiv:1905.13727", "Many replicas: its bytes do not grow with them."
+        ),
+        "DGC": Entry(
+            "DGC(0.01)", "Lin et al. 2018, arXiv:1712.01887", "SGD with momentum at densities of 0.01 and below."
+        ),
+        "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
+        "GTopK": Entry("GTopK(0.01)", "Shi et al. 2019, arXiv:1901.04359", "Sparse gradients among many replicas."),
+        "EF21": Entry(
+            "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
+        ),
+        "DIANA": Entry("DIANA(QSGD(4))", "Mishchenko et al. 2019, arXiv:1901.09269", "Unbiased codecs."),
+        "MARINA": Entry(
+            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs where compute is cheap."
+        ),
+        "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
+        "PowerGossip": Entry(
+            "PowerGossip(2)",
+            "Vogels et al. 2020, arXiv:2008.01425",
+            "The slowest links: replicas may differ from one another.",
+        ),
+        "Accordion": Entry(
+            "Accordion(TopK(0.1), TopK(0.01))",
+            "Agarwal et al. 2020, arXiv:2010.16248",
+            "Training with critical phases, such as decays of the learning rate.",
+        ),
+        "GraVAC": Entry(
+            "GraVAC(10, 1000)",
+            "Tyagi, Swany 2023, arXiv:2305.12201",
+            "A strength that adapts to what the gradient keeps. Needs a clock.",
+        ),
+    },
+    "schedule": {
+        "GPipe": Entry(
+            "GPipe",
+            "Huang et al. 2019, arXiv:1811.06965",
+            "The simplest reference; it holds all microbatches in memory.",
+        ),
+        "1F1B": Entry(
+            "1F1B", "Narayanan et al. 2021, arXiv:2104.04473", "The default. Raise `ahead` where links have latency."
+        ),
+        "Interleaved1F1B": Entry(
+            "Interleaved1F1B(2)",
+            "Narayanan et al. 2021, arXiv:2104.04473",
+            "Fast links: a smaller bubble for more packets.",
+        ),
+        "ZBH1": Entry("ZBH1", "Qi et al. 2023, arXiv:2401.10241", "A smaller bubble in the memory of 1F1B."),
+        "Custom": Entry(
+            "Custom('rows.csv')", "", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
+        ),
+    },
+}
+
+VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
+
+INTRODUCTION = """\
+# Notation
+
+Every codec, compressor, replica method and schedule is written as a call, such as `ErrorFeedback(TopK(0.1))`. The same text is its
+name on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults are left out.
+
+This page is generated from the classes by `make notation`; a test compares the two. Sizes are counted on packets: *activations* are
+a normal tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* one without. A factor of 4 means a quarter of the bytes in float32.
+Headers of messages are not counted.
+"""
+
+SECTIONS = {
+    "codec": (
+        "Codecs",
+        "A codec is a stateless map from a tensor to a packet and back. It may be used as it is in `forward`, `backward` and "
+        "`replica_gradient`, or inside a compressor or a replica method.",
+    ),
+    "compressor": (
+        "Compressors",
+        "A compressor is a codec with a memory, for the links between stages (`forward` and `backward`). A message has the size "
+        "of a packet of the codec inside.",
+    ),
+    "replica method": (
+        "Replica methods",
+        "A replica method averages the gradients of a stage over replicas (`replica_gradient`). The factor compares the bytes "
+        "that one of two replicas sends with those of an all-reduce, for a matrix of 512 x 512 in the eighth step.",
+    ),
+    "schedule": (
+        "Schedules",
+        "A schedule orders the forwards and backwards of all microbatches (`schedule`). It changes time and memory, not the "
+        "result.",
+    ),
+}
+
+CLASSES: dict[str, dict[str, type[Notation]]] = {
+    "codec": dict(CODECS),
+    "compressor": dict(COMPRESSORS),
+    "replica method": dict(METHODS),
+    "schedule": dict(SCHEDULES),
+}
+
+
+def packet_factors(codec: Codec) -> tuple[str, str]:
+    """Return dense over packet bytes for activations and for gradients."""
+    gradient = torch.randn(8, 16, 16, 16, generator=torch.Generator().manual_seed(1))
+    if type(codec) is CODECS["Mean"]:
+        return "-", "-"  # it is a codec of one value, for the values of others
+    packets = [codec.encode(x, key=1) for x in (gradient.relu(), gradient)]
+    activation, gradient_factor = (f"{one.dense_bytes / one.array_bytes:.1f}x" for one in packets)
+    return activation, gradient_factor
+
+
+def replica_factor(example: str) -> str:
+    """Return an all-reduce's bytes over those that a replica sends in its eighth step."""
+    method = parse_replica_method(example)
+    shape, steps = (512, 512), 8
+    random = torch.Generator().manual_seed(1)
+    memories: list[dict[str, torch.Tensor]] = [{}, {}]
+    common = torch.randn(shape, generator=random)
+    sent = [0, 0]
+    for step in range(steps):
+        given = [{"weight": common + torch.randn(shape, generator=random)} for _ in range(2)]
+        contexts = [
+            ReplicaContext(replica, 2, step, 0, steps, 1, momentum=0.9, step_s=0.1, parameters=given[replica])
+            for replica in range(2)
+        ]
+        results, sent = average_together(method, given, memories, contexts)
+        memories = [result.memory for result in results]
+    return f"{4 * common.numel() / sent[0]:.1f}x"
+
+
+def signature(cls: type[Notation]) -> str:
+    """Return a class as one would call it, with its defaults."""
+    arguments = [
+        one.name if one.default is inspect.Parameter.empty else f"{one.name}={one.default!r}"
+        for one in inspect.signature(cls).parameters.values()
+    ]
+    return f"{cls.name()}({', '.join(arguments)})"
+
+
+def prose(cls: type[Notation]) -> str:
+    """Return a class's docstring, without its doctest, as Markdown."""
+    first, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
+    text = re.split(r"^>>> ", f"{first}\n{textwrap.dedent(rest)}", maxsplit=1, flags=re.MULTILINE)[0]
+    text = re.sub(r'\n("\w+") {2,}', r"\n\n- \1: ", text)  # a list of choices
+    parts = re.split(r"(`[^`]*`)", text.strip())
+    return "".join(part if part.startswith("`") else re.sub(r"([*_<|\[])", r"\\\1", part) for part in parts)
+
+
+def table(kind: str) -> list[str]:
+    """Return the rows of a kind's summary."""
+    sizes = {"codec": ["activations", "gradients"], "replica method": ["factor"]}.get(kind, [])
+    lines = [" | ".join(["| example", *sizes, "when to use it |"]), "|---" * (len(sizes) + 2) + "|"]
+    for name, entry in ENTRIES[kind].items():
+        figures: tuple[str, ...] = ()
+        if kind == "codec":
+            figures = packet_factors(parse(entry.example).codec)
+        elif kind == "replica method":
+            figures = ("varies" if name in VARYING else replica_factor(entry.example),)
+        lines.append(" | ".join([f"| [`{entry.example}`](#{anchor(kind, name)})", *figures, f"{entry.use} |"]))
+    return lines
+
+
+def anchor(kind: str, name: str) -> str:
+    """Return the anchor of a name's heading, which tells a link's method from a replica method of the same name."""
+    return heading(kind, name).lower().replace(" ", "-")
+
+
+def heading(kind: str, name: str) -> str:
+    """Return the heading of a name; names that stand for two methods say which one it is."""
+    twice = sum(name in names for names in ENTRIES.values()) > 1
+    return f"{name} as a {kind}" if twice else name
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [INTRODUCTION]
+    for kind, (title, introduction) in SECTIONS.items():
+        if (missing := set(CLASSES[kind]) ^ set(ENTRIES[kind])) != set():
+            raise SystemExit(
+                f"docs/generate_notation.py needs one entry a {kind}; too many or missing: {sorted(missing)}."
+            )
+        lines += [f"## {title}\n", f"{introduction}\n", *table(kind), ""]
+        for name, entry in ENTRIES[kind].items():
+            cls = CLASSES[kind][name]
+            lines += [f"### {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
+            if entry.source:
+                lines.append(f"Source: {entry.source}.\n")
+    return "\n".join(lines)
+
+
+def check_examples() -> None:
+    """Parse every example, so that none is written in a notation that is refused."""
+    for kind, entries in ENTRIES.items():
+        read = {"codec": parse, "compressor": parse, "replica method": parse_replica_method}.get(kind, parse_schedule)
+        for name, entry in entries.items():
+            if name != "Custom":  # it reads a file
+                read(entry.example)
+
+
+if __name__ == "__main__":
+    check_examples()
+    text = page()
+    if "--check" in sys.argv:
+        if text != PAGE.read_text(encoding="utf-8"):
+            raise SystemExit("docs/notation.md is not what the classes say: run `make notation`.")
+    else:
+        PAGE.write_text(text, encoding="utf-8")
