@@ -21,25 +21,28 @@ class Account:
         self._sent_norm2 = 0.0  # over the steps that were measured
         self._error_norm2 = 0.0
 
-    def add(self, step: LinkAccount) -> None:
-        """Add what one end did in a step."""
-        if not step.sender:
+    def add(self, step: LinkAccount, *, counts: bool) -> None:
+        """Add what one end did in a step; the messages are counted where that end `counts` them."""
+        if step.sender:
+            self.encode_s += step.codec_s
+        else:
             self.decode_s += step.codec_s
+        if not counts:
             return
         self.packets += step.packets
         self.wire_bytes += step.wire_bytes
         self.dense_bytes += step.dense_bytes
-        self.encode_s += step.codec_s
         self._sent_norm2 += step.sent_norm2 or 0.0
         self._error_norm2 += step.error_norm2 or 0.0
 
-    def row(self) -> dict[str, Any]:
-        """Return the sums, by `COLUMNS`; None for a quotient of nothing."""
+    def row(self, message_bytes: int | None = None) -> dict[str, Any]:
+        """Return the sums, by `COLUMNS`; None for a quotient of nothing. `message_bytes`: of every message, where they are alike."""
+        wire_bytes = self.wire_bytes if message_bytes is None else self.packets * message_bytes
         return {
             "packets": self.packets,
-            "wire_bytes": self.wire_bytes,
+            "wire_bytes": wire_bytes,
             "dense_bytes": self.dense_bytes,
-            "factor": self.dense_bytes / self.wire_bytes if self.wire_bytes else None,
+            "factor": self.dense_bytes / wire_bytes if wire_bytes else None,
             "fidelity": 1 - self._error_norm2 / self._sent_norm2 if self._sent_norm2 else None,
             "encode_s": self.encode_s,
             "decode_s": self.decode_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,18 +10,14 @@ from torch.autograd.function import once_differentiable
 
 from raysim.codecs.sparse import Support
 from raysim.compressors import AtSupport, Compressor, Context, parse
-from raysim.nn.account import COLUMNS, Account
-from raysim.nn.samples import check_samples, current
-from raysim.pipeline.link import EVALUATION_MODES, Link, pack_state, unpack_state
-from raysim.random import derive_key
+from raysim.nn.ends import DIRECTIONS, Ends, own_memory
+from raysim.pipeline.link import EVALUATION_MODES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DIRECTIONS = ("forward", "backward")
 
-
-class CompressedLink(nn.Module):
+class CompressedLink(Ends):
     """A boundary of a pipeline inside any model: forward sends the activation through a compressor, backward the gradient.
 
     `forward` and `backward` are written in raysim's notation. Both ends of both directions are held, with their memories, and
@@ -57,31 +52,19 @@ class CompressedLink(nn.Module):
         replica: int = 0,
         measure_every_steps: int = 10,
     ) -> None:
-        super().__init__()
-        if num_microbatches < 1:
-            raise ValueError(f"`num_microbatches` must be at least 1, but got {num_microbatches}.")
-        self.methods = parse_methods(forward, backward, shared_indices=shared_indices)
-        self.boundary = boundary
-        self.num_microbatches = num_microbatches
+        methods = parse_methods(forward, backward, shared_indices=shared_indices)
+        super().__init__(
+            methods,
+            [(direction, sender) for direction in DIRECTIONS for sender in (True, False)],
+            boundary=boundary,
+            num_microbatches=num_microbatches,
+            seed=seed,
+            replica=replica,
+            measure_every_steps=measure_every_steps,
+        )
         self.shared_indices = shared_indices
-        self.seed = seed
-        self.replica = replica
-        self.measure_every_steps = measure_every_steps
         self.evaluation = "on"
-        self.step = 0
-        self._microbatch = 0
-        self._evaluations = 0
-        self._ends = {
-            (direction, sender): Link(method, boundary, direction, sender=sender, device=torch.device("cpu"))
-            for direction, method in zip(DIRECTIONS, self.methods, strict=True)
-            for sender in (True, False)
-        }
         self._supports: dict[int, Support] = {}  # of activations whose gradients have not come back, by microbatch
-        self._accounts = {direction: Account() for direction in DIRECTIONS}
-
-    def extra_repr(self) -> str:
-        forward, backward = self.methods
-        return f"{str(forward)!r}, backward={str(backward)!r}, boundary={self.boundary}"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -91,114 +74,35 @@ class CompressedLink(nn.Module):
         """
         if not self.training or not torch.is_grad_enabled():
             return self._evaluate(x)
-        if self._microbatch == self.num_microbatches:
-            self.end_step()
-        crossing: Tensor = _Crossing.apply(x, self, self._context(x))  # type: ignore[no-untyped-call]
-        self._microbatch += 1
-        return crossing
-
-    def end_step(self) -> None:
-        """End a step: memories that wait for its end move, adaptive methods decide, and the next call is its first microbatch.
-
-        Called by itself after `num_microbatches` calls; a step of fewer needs it.
-        """
-        if self._microbatch:
-            for (direction, _), end in self._ends.items():
-                self._accounts[direction].add(end.end_step(measure=self._measures()))
-            self.step += 1
-            self._microbatch = 0
-
-    def report(self) -> pd.DataFrame:
-        """Return bytes, fidelity and seconds of all training messages so far: a row for each direction.
-
-        Columns as of `links.parquet`: `wire_bytes` with headers, `factor` dense over wire bytes, `fidelity` over the steps
-        that were measured, seconds of this process.
-        """
-        import pandas as pd
-
-        self._settle()
-        rows = [
-            {
-                "boundary": self.boundary,
-                "direction": direction,
-                "codec": repr(method),
-                **self._accounts[direction].row(),
-            }
-            for direction, method in zip(DIRECTIONS, self.methods, strict=True)
-        ]
-        return pd.DataFrame(rows, columns=["boundary", "direction", "codec", *COLUMNS])
+        self.settle()
+        context = self.context("forward", len(x) if x.dim() else 1)
+        crossed: Tensor = _Crossing.apply(x, self, context)  # type: ignore[no-untyped-call]
+        self.microbatch += 1
+        return crossed
 
     def cross(self, direction: str, x: Tensor, context: Context) -> Tensor:
         """Send a tensor from one end of a direction to the other and return what arrives, in memory of its own."""
-        sender, receiver = self._ends[direction, True], self._ends[direction, False]
+        sender, receiver = self.ends[direction, True], self.ends[direction, False]
         sender.device = receiver.device = x.device
         with torch.autocast(x.device.type, enabled=False):
-            message = sender.send(x, context, measure=self._measures())
+            message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
             self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)  # type: ignore[attr-defined]
-        alias = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        return y.clone() if alias else y
+        return own_memory(y, x)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the memories and the count of steps, for `state_dict`."""
-        self._settle()
-        memories = {
-            f"{direction}.{'sender' if sender else 'receiver'}": pack_state(end.state)
-            for (direction, sender), end in self._ends.items()
-        }
-        forward, backward = (repr(method) for method in self.methods)
-        return {"forward": forward, "backward": backward, "step": self.step, "memories": memories}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `get_extra_state` returned; raises ValueError where it is of other compressors."""
-        check_same_methods(state, self.methods)
-        self.step, self._microbatch = state["step"], 0
-        for (direction, sender), end in self._ends.items():
-            end.load(unpack_state(state["memories"][f"{direction}.{'sender' if sender else 'receiver'}"], end.device))
-
-    def context_of_gradient(self, context: Context) -> Context:
-        """Return the context of the gradient that answers an activation."""
-        key = self._key("backward", context.step, context.microbatch)
+    def of_gradient(self, context: Context) -> Context:
         support = self._supports.pop(context.microbatch) if self.shared_indices else None
-        return context._replace(direction="backward", key=key, support=support)
-
-    def _context(self, x: Tensor) -> Context:
-        found = current()
-        check_samples(found, len(x) if x.dim() else 1)
-        return Context(
-            direction="forward",
-            boundary=self.boundary,
-            step=self.step,
-            epoch=found.epoch,
-            microbatch=self._microbatch,
-            sample_ids=found.ids,
-            replica=self.replica,
-            num_stages=2,
-            num_microbatches=self.num_microbatches,
-            key=self._key("forward", self.step, self._microbatch),
-        )
-
-    def _key(self, direction: str, step: int, microbatch: int) -> int:
-        return derive_key(self.seed, self.replica, self.boundary, direction, step, microbatch)
+        return super().of_gradient(context)._replace(support=support)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         if self.evaluation not in EVALUATION_MODES:
             raise ValueError(f"`evaluation` must be one of {', '.join(EVALUATION_MODES)}, but got {self.evaluation!r}.")
-        self._settle()
-        sender, receiver = self._ends["forward", True], self._ends["forward", False]
+        self.settle()
+        sender, receiver = self.ends["forward", True], self.ends["forward", False]
         receiver.device = x.device
-        key = derive_key(self.seed, "evaluation", self.boundary, self._evaluations)
-        self._evaluations += 1
-        return receiver.receive_evaluation(sender.send_evaluation(x, self.evaluation, key)).clone()
-
-    def _settle(self) -> None:
-        """End a step that has all its microbatches, before anybody looks at the memories."""
-        if self._microbatch == self.num_microbatches:
-            self.end_step()
-
-    def _measures(self) -> bool:
-        return self.measure_every_steps > 0 and self.step % self.measure_every_steps == 0
+        message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
+        return own_memory(receiver.receive_evaluation(message), x)
 
 
 class _Crossing(torch.autograd.Function):
@@ -212,7 +116,7 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.link.cross("backward", gradient, ctx.link.context_of_gradient(ctx.context)), None, None
+        return ctx.link.cross("backward", gradient, ctx.link.of_gradient(ctx.context)), None, None
 
 
 def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) -> tuple[Compressor, Compressor]:
@@ -239,13 +143,6 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             f"such as Identity or Quantize(8), but got {methods[1]!r}."
         )
     return methods[0], AtSupport(methods[1].codec)
-
-
-def check_same_methods(state: Mapping[str, Any], methods: tuple[Compressor, Compressor]) -> None:
-    """Raise ValueError where a checkpoint is of other compressors than `methods`."""
-    for field, method in zip(DIRECTIONS, methods, strict=True):
-        if state[field] != repr(method):
-            raise ValueError(f"`{field}` must be {state[field]}, as in the checkpoint, but got {method!r}.")
 
 
 def links_of(model: nn.Module) -> list[CompressedLink]:

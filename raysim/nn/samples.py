@@ -32,7 +32,7 @@ _CURRENT: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
 
 @contextmanager
 def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
-    """Name the samples with which models are called inside the block, one id for each row of a microbatch.
+    """Name the samples with which models are called inside the block, one id for each row of a microbatch or of a whole step.
 
     `AQSGD` and every method with `key='sample'` keep their memory under these ids. `epoch` counts from 0; `AQSGD` sends its
     first epochs dense.
@@ -54,7 +54,13 @@ def current() -> Samples:
     return _CURRENT.get()
 
 
-def check_samples(found: Samples, num_rows: int) -> None:
-    """Raise ValueError where there are ids, but not one for each of `num_rows` rows."""
-    if found is not UNKNOWN and len(found.ids) != num_rows:
-        raise ValueError(f"`samples` must name each row of a microbatch ({num_rows}), but names {len(found.ids)}.")
+def of_microbatch(found: Samples, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
+    """Return the samples of a microbatch of `num_rows`: `found` names them, or those of all microbatches of its step.
+
+    Raises ValueError where it names another number.
+    """
+    if found is UNKNOWN or len(found.ids) == num_rows:
+        return found
+    if len(found.ids) == num_rows * num_microbatches:
+        return found._replace(ids=found.ids[microbatch * num_rows : (microbatch + 1) * num_rows])
+    raise ValueError(f"`samples` must name each row of a microbatch ({num_rows}), but names {len(found.ids)}.")

@@ -47,6 +47,7 @@ ROOMS = {
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
+    "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.recipes": (set(), set()),
     "raysim.show": ({"network", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
