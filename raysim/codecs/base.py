@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import kernels, transfers
 from raysim.codecs.work import count_work
 from raysim.notation import Notation
 from raysim.on_demand import torch
@@ -87,6 +87,7 @@ class Packet(NamedTuple):
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
+        transfers.land()  # the arrays may have been encoded just now
         x = self.codec.decode(self, device)
         if not self.codec.copies:
             count_work(x.nbytes)
@@ -189,10 +190,13 @@ def dtype_name(x: Tensor) -> str:
 
 
 def to_bytes(x: Tensor) -> np.ndarray:
-    """Return the bytes of a tensor as a flat uint8 array, a view where `x` is contiguous and in host memory."""
+    """Return the bytes of a tensor as a flat uint8 array, a view where `x` is contiguous and in host memory.
+
+    Bytes of a tensor on a GPU are there when the open flight has landed, see `raysim.codecs.transfers`.
+    """
     if not x.numel():
         return np.empty(0, np.uint8)
-    return x.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+    return transfers.to_host(x.detach().contiguous().reshape(-1).view(torch.uint8)).numpy()
 
 
 def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -200,19 +204,26 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
     if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
         return torch.empty(0, dtype=dtype, device=device)
     # arrays from the object store are read-only, and decoding never writes to them
-    return torch.from_numpy(kernels.opened(data)).view(dtype).to(device)
+    return transfers.to_device(torch.from_numpy(kernels.opened(data)), device).view(dtype)
 
 
 def check_finite(x: Tensor) -> None:
     """Raise NonFiniteError where `x` holds NaN or infinity; one pass and no copy."""
-    if x.numel() and not all(math.isfinite(end.item()) for end in torch.aminmax(x)):
-        raise NonFiniteError("A tensor to send holds NaN or infinity.")
+    if not x.numel():
+        return
+    ends, error = torch.aminmax(x), NonFiniteError("A tensor to send holds NaN or infinity.")
+    if not kernels.serves(x.device):
+        transfers.check(~torch.isfinite(torch.stack(ends)), error)
+    elif not all(math.isfinite(end.item()) for end in ends):
+        raise error
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `x` in `dtype`, rounded to nearest even; what exceeds its range goes to its end, so finite stays finite."""
     limit = torch.finfo(dtype).max
-    if x.numel() and limit < torch.finfo(x.dtype).max and float(torch.stack(torch.aminmax(x)).abs().amax()) > limit:
+    narrower = x.numel() and limit < torch.finfo(x.dtype).max
+    # on a GPU clamping costs less than finding out whether it is needed
+    if narrower and (not kernels.serves(x.device) or float(torch.stack(torch.aminmax(x)).abs().amax()) > limit):
         x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-limit, limit)  # bfloat16 has no 65504 to clamp to
     if x.dtype == dtype or x.device.type != "cpu" or not x.numel():
         return x.to(dtype)

@@ -15,6 +15,8 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+_WIDEST = 32  # bits of a field that the kernels on GPUs pack
+
 
 def packed_bytes(count: int, width: int) -> int:
     """Return the bytes that `count` fields of `width` bits take.
@@ -27,6 +29,10 @@ def packed_bytes(count: int, width: int) -> int:
 
 def pack_bits(flags: Tensor) -> Tensor:
     """Return the bitmap of a flat bool tensor, uint8."""
+    if kernels.gpu_serve(flags):
+        from raysim.codecs.kernels.triton import fields as on_gpu
+
+        return on_gpu.pack(flags.view(torch.uint8), 1)
     rows = _padded(flags.to(torch.uint8), 8).view(-1, 8)
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
     return (rows * weights).sum(dim=1, dtype=torch.uint8)
@@ -34,6 +40,10 @@ def pack_bits(flags: Tensor) -> Tensor:
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """Return the first `count` bits of a bitmap, as bool; inverse of `pack_bits`."""
+    if kernels.gpu_serves(packed.device, count):
+        from raysim.codecs.kernels.triton import fields as on_gpu
+
+        return on_gpu.unpack(packed, count, 1).bool()
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()
 
@@ -58,6 +68,10 @@ def pack(values: Tensor, width: int) -> Tensor:
         else:
             fields.pack_wide(values.long().contiguous().numpy(), width, packed)
         return torch.from_numpy(packed)
+    if width <= _WIDEST and kernels.gpu_serve(values):
+        from raysim.codecs.kernels.triton import fields as on_gpu
+
+        return on_gpu.pack(values, width)
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
@@ -86,6 +100,10 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
         values = np.empty(count, np.int64)
         fields.unpack_wide(kernels.opened(packed.numpy()), width, values)
         return torch.from_numpy(values)
+    if width <= _WIDEST and kernels.gpu_serves(packed.device, count):
+        from raysim.codecs.kernels.triton import fields as on_gpu
+
+        return on_gpu.unpack(packed, count, width).long()
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
         bits = unpack_bits(packed, count * width).view(count, width).long()
@@ -101,6 +119,10 @@ def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
     """Return `count` integers of at most 8 bits as uint8; inverse of `pack`."""
     if width == 8:
         return packed
+    if kernels.gpu_serves(packed.device, count):
+        from raysim.codecs.kernels.triton import fields as on_gpu
+
+        return on_gpu.unpack(packed, count, width)
     if not kernels.serves(packed.device):
         return unpack(packed, count, width).to(torch.uint8)
     from raysim.codecs.kernels import fields

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from raysim.codecs import transfers
 from raysim.codecs.base import Codec, Key, Packet, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
@@ -66,7 +67,9 @@ class Entropy(Codec):
             return b"".join(len(frame).to_bytes(4, "little") for frame in frames[:-1]) + b"".join(frames)
 
         arrays = {}
-        for name, array in nest("raw", self.codec.encode(x, key)).items():
+        inner = nest("raw", self.codec.encode(x, key))
+        transfers.land()
+        for name, array in inner.items():
             raw = array.reshape(-1).view(np.uint8)
             start = max(0, len(raw) - _SAMPLE) // 16 * 8  # from the middle, on whole items
             sample = raw[start : start + _SAMPLE]

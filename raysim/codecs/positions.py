@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import kernels, transfers
 from raysim.codecs.base import Packet, to_bytes, to_tensor
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
 from raysim.on_demand import torch
@@ -48,6 +48,10 @@ def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.n
     if form != "int32" and kernels.serve(positions):
         return _encode_native(positions.numpy(), total, form)
     if form == "bitmap":
+        if kernels.gpu_serves(positions.device, total):
+            from raysim.codecs.kernels.triton import positions as on_gpu
+
+            return {"bitmap": to_bytes(on_gpu.set_bits(positions, total))}
         kept = torch.zeros(total, dtype=torch.bool, device=positions.device)
         return {"bitmap": to_bytes(pack_bits(kept.index_fill_(0, positions, True)))}
     if form == "int32":
@@ -56,6 +60,11 @@ def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.n
         return {"int32": to_bytes(positions.to(torch.int32))}
     count = len(positions)
     width = _low_bits(count, total)
+    if kernels.gpu_serves(positions.device, total):
+        from raysim.codecs.kernels.triton import positions as on_gpu
+
+        high = on_gpu.set_bits(positions, _high_length(count, total, width), width)
+        return {"low": to_bytes(pack(positions & ((1 << width) - 1), width)), "high": to_bytes(high)}
     ones = (positions >> width) + torch.arange(count, device=positions.device)
     high = torch.zeros(_high_length(count, total, width), dtype=torch.bool, device=positions.device)
     return {
@@ -69,6 +78,8 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
     total = packet.numel
     if "int32" not in packet.arrays and kernels.serves(device):
         return torch.from_numpy(_decode_native(packet, kept))
+    if "int32" not in packet.arrays and kernels.gpu_serves(device, total):
+        return _decode_on_gpu(packet, kept, device)
     if "bitmap" in packet.arrays:
         bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
         positions = unpack_bits(bitmap, total).nonzero().view(-1)
@@ -113,6 +124,21 @@ def _decode_native(packet: Packet, kept: int) -> np.ndarray:
         right = indices.decode_elias_fano(kernels.opened(low), kernels.opened(high), length, width, total, positions)
     if not right:
         raise misplaced(packet, kept)
+    return positions
+
+
+def _decode_on_gpu(packet: Packet, kept: int, device: torch.device | str) -> Tensor:
+    from raysim.codecs.kernels.triton import positions as on_gpu
+
+    total = packet.numel
+    if "bitmap" in packet.arrays:
+        bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
+        positions, bad = on_gpu.positions_of(bitmap, total, kept, total, bitmap, None)
+    else:
+        low_bits, high_bits, length, width = elias_fano(packet, kept)
+        low, high = (to_tensor(part, torch.uint8, device) for part in (low_bits, high_bits))
+        positions, bad = on_gpu.positions_of(high, length, kept, total, low, width)
+    transfers.check(bad, misplaced(packet, kept))
     return positions
 
 

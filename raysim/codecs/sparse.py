@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names
+from raysim.codecs import kernels, transfers
+from raysim.codecs.base import Codec, Key, NonFiniteError, Packet, dtype_name, nest, nested_names, to_tensor
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.dense import Identity
 from raysim.codecs.positions import (
@@ -60,6 +60,10 @@ def select_with_values(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
         return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
     if kernels.serve(x):
         return _select_native(x, kept)
+    if kernels.gpu_serve(x):
+        from raysim.codecs.kernels.triton import select as on_gpu
+
+        return _checked(on_gpu.select_rows(x, kept))
     magnitudes = x.abs()
     greatest = magnitudes.topk(kept, dim=1, sorted=False).values
     if not torch.isfinite(greatest).all():  # NaN and infinity rank above all numbers
@@ -78,8 +82,20 @@ def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[T
 
     With `clear` what is selected is zero in the sum.
     """
+    if not kernels.serve(x):
+        from raysim.codecs.kernels.triton import select as on_gpu
+
+        added, selection = on_gpu.add_and_select(x.contiguous(), memory.contiguous(), kept, clear)
+        return (added, *_checked(selection))
     total = torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
     return (total, *_select_native(total, kept, (x.contiguous(), memory.contiguous()), clear))
+
+
+def _checked(selection: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return positions and values of a selection on a GPU, whose flag is set by NaN and infinity."""
+    positions, values, bad = selection
+    transfers.check(bad, NonFiniteError("A tensor to select from holds NaN or infinity."))
+    return positions, values
 
 
 def _select_native(
@@ -115,13 +131,16 @@ def select_at_least(x: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     if kernels.serve(x):
         from raysim.codecs.kernels import select
 
-        bits, limit = kernels.bits_of(x), kernels.bits_of(torch.tensor([floor]).to(x.dtype))
-        bound = max(1, int(limit[0]))  # of positive numbers the patterns order alike
+        bits, bound = kernels.bits_of(x), _pattern(floor, x.dtype)
         mask = bits.dtype.type(np.iinfo(bits.dtype).max)
         kept = select.count_at_least(bits, mask, np.int64(bound))
         found, values = kernels.empty(kept, np.int64), kernels.empty(kept, bits.dtype)
         select.select_at_least(bits, mask, np.int64(bound), found, values)
         return torch.from_numpy(found), torch.from_numpy(values).view(x.dtype)
+    if kernels.gpu_serve(x):
+        from raysim.codecs.kernels.triton import select as on_gpu
+
+        return on_gpu.select_at_least(x, _pattern(floor, x.dtype))
     positions = ((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).nonzero().view(-1)
     return positions, x[positions]
 
@@ -131,15 +150,24 @@ def count_at_least(x: Tensor, floor: float) -> int:
     if kernels.serve(x):
         from raysim.codecs.kernels import select
 
-        bits, limit = kernels.bits_of(x), kernels.bits_of(torch.tensor([floor]).to(x.dtype))
-        return int(
-            select.count_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(max(1, int(limit[0]))))
-        )
+        bits, bound = kernels.bits_of(x), _pattern(floor, x.dtype)
+        return int(select.count_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(bound)))
+    if kernels.gpu_serve(x):
+        from raysim.codecs.kernels.triton import select as on_gpu
+
+        return int(on_gpu.count_at_least(x, _pattern(floor, x.dtype)))
     return int(((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).sum())
+
+
+def _pattern(floor: float, dtype: torch.dtype) -> int:
+    """Return the bit pattern of a magnitude, or of the least one above zero: those of positive numbers order alike."""
+    return max(1, int(kernels.bits_of(torch.tensor([floor]).to(dtype))[0]))
 
 
 def place(packet: Packet, values: Tensor) -> Tensor:
     """Return the flat tensor of a packet whose index says where `values` lie, zeros elsewhere; raises ValueError."""
+    if "bitmap" in packet.arrays and kernels.gpu_serve(values):
+        return _expand_on_gpu(packet, values.contiguous())
     if "int32" in packet.arrays or not kernels.serve(values):
         return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
     from raysim.codecs.kernels import indices
@@ -161,8 +189,20 @@ def place(packet: Packet, values: Tensor) -> Tensor:
     return torch.from_numpy(out).view(values.dtype)
 
 
+def _expand_on_gpu(packet: Packet, values: Tensor) -> Tensor:
+    from raysim.codecs.kernels.triton import positions as on_gpu
+
+    bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), torch.uint8, values.device)
+    out, bad = on_gpu.expand_bitmap(bitmap, values, packet.numel)
+    transfers.check(bad, misplaced(packet, len(values)))
+    return out
+
+
 def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
-    """Return a flat tensor of zeros with `values` at `positions`, which are known to be distinct and within it."""
+    """Return a flat tensor of zeros with `values` at `positions`, which are distinct and within it.
+
+    On a GPU they may be damaged ones, whose error is still to be raised: nothing is written outside.
+    """
     if kernels.serve(values) and values.is_contiguous():
         from raysim.codecs.kernels import indices
 
@@ -171,8 +211,22 @@ def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
         out.fill(0)
         indices.scatter(positions.numpy(), kernels.opened(bits), out)
         return torch.from_numpy(out).view(values.dtype)
+    if kernels.gpu_serve(values):
+        from raysim.codecs.kernels.triton import positions as on_gpu
+
+        return on_gpu.scatter(positions, values.contiguous(), numel)
     x = torch.zeros(numel, dtype=values.dtype, device=values.device)
     return x.index_copy_(0, positions, values)
+
+
+def subtract(x: Tensor, positions: Tensor, values: Tensor) -> None:
+    """Subtract `values` from flat float32 `x` at `positions`, which are distinct."""
+    if kernels.serve(x):
+        from raysim.codecs.kernels import indices
+
+        indices.subtract(positions.numpy(), kernels.opened(values.numpy()), x.numpy())
+    else:
+        x.index_copy_(0, positions, x[positions] - values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -236,7 +290,7 @@ class TopK(Codec):
     ) -> tuple[Packet, Tensor]:
         shape = tuple(x.shape)
         dense = self._num_kept(shape) == x.numel()
-        if dense or dtype == torch.float64 or not kernels.serve(x):
+        if dense or dtype == torch.float64 or not (kernels.serve(x) or kernels.gpu_serve(x)):
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(shape, key)
         exact = dtype == torch.float32 and self.values == Identity()  # what is sent leaves nothing
@@ -255,10 +309,8 @@ class TopK(Codec):
         arrays = self._arrays(shape, positions, kept, key)
         packet = Packet(self, arrays, shape, dtype_name(kept))
         if not exact:
-            from raysim.codecs.kernels import indices
-
-            values = packet.part("values", self.values, self._kept_shape(shape)).decode().float().reshape(-1)
-            indices.subtract(positions.numpy(), kernels.opened(values.numpy()), residual.view(-1).numpy())
+            values = packet.part("values", self.values, self._kept_shape(shape)).decode(x.device).float().reshape(-1)
+            subtract(residual.view(-1), positions, values)
         return packet, residual.view(shape)
 
     def _form(self, kept: int, total: int) -> str:

@@ -80,7 +80,7 @@ class Hadamard(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         turned = self._turned(tuple(x.shape))
-        if kernels.serve(x) and x.numel():
+        if (kernels.serve(x) or kernels.gpu_serve(x)) and x.numel():
             return dict(
                 nest(
                     "turned",
@@ -95,7 +95,8 @@ class Hadamard(Codec):
         turned = self._turned(packet.shape)
         mixed = packet.part("turned", self.codec, turned)._replace(dtype="float32").decode(device)
         dtype = DTYPES[packet.dtype]
-        if dtype != torch.float64 and kernels.serves(device) and packet.numel:
+        served = kernels.serves(device) or kernels.gpu_serves(device, packet.numel)
+        if dtype != torch.float64 and served and packet.numel:
             return cast_saturating(self._turn(mixed, 1.0, _GREATEST, mixed.numel())[: packet.numel], dtype).view(
                 packet.shape
             )
@@ -106,6 +107,10 @@ class Hadamard(Codec):
 
     def _turn(self, x: Tensor, factor: float, limit: float, count: int) -> Tensor:
         """Return `count` values: the tiles of `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+        if not kernels.serves(x.device):
+            from raysim.codecs.kernels.triton import hadamard as on_gpu
+
+            return on_gpu.turn(x.contiguous().view(-1), self.tile, factor, limit, count)
         from raysim.codecs.kernels.hadamard import turn
 
         out = kernels.empty(count, np.float32)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import kernels, transfers
 from raysim.codecs.base import DTYPES, Codec, Key, NonFiniteError, Packet, cast_saturating, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.layout import PER, Layout, check_block, layout_of
@@ -70,6 +70,8 @@ class UniformCodec(Codec):
         layout = layout_of(tuple(x.shape), self.per, self.block)
         if layout.numel and kernels.serve(x):
             return self._encode_native(x.contiguous().float(), layout, key, None)
+        if self._gpu_serves(x, layout):
+            return self._encode_on_gpu(x.contiguous(), layout, key, None)
         low, high = self._ranges(x, layout)
         if layout.numel:
             wide = low.cpu().numpy(), high.cpu().numpy()
@@ -91,13 +93,18 @@ class UniformCodec(Codec):
         self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
     ) -> tuple[Packet, Tensor]:
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        if not layout.numel or x.dtype != torch.float32 or dtype != torch.float32 or not kernels.serve(x):
+        on_gpu = self._gpu_serves(x, layout)
+        if not layout.numel or x.dtype != torch.float32 or dtype != torch.float32 or not (on_gpu or kernels.serve(x)):
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(tuple(x.shape), key)
         x = x.detach().contiguous()
-        residual = x if memory is None else torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
         count_work(2 * x.nbytes)  # encoded, and what it decodes to is withheld
-        arrays = self._encode_native(x, layout, key, residual, memory)
+        if on_gpu:
+            residual = x if memory is None else torch.empty_like(x)
+            arrays = self._encode_on_gpu(x, layout, key, residual, memory)
+        else:
+            residual = x if memory is None else torch.from_numpy(kernels.empty(x.numel(), np.float32)).view(x.shape)
+            arrays = self._encode_native(x, layout, key, residual, memory)
         return Packet(self, arrays, tuple(x.shape), "float32"), residual
 
     def _encode_native(
@@ -128,6 +135,30 @@ class UniformCodec(Codec):
 
         kernels.in_parts(quantize, layout.numel, _BLOCK)
         return self._arrays(packed, low.view(np.uint8), high.view(np.uint8))
+
+    def _gpu_serves(self, x: Tensor, layout: Layout) -> bool:
+        """Return whether the kernels of GPUs make packets of `x`: not where a method has ranges of its own."""
+        return layout.numel > 0 and type(self)._widened is UniformCodec._widened and kernels.gpu_serve(x)
+
+    def _encode_on_gpu(
+        self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None, memory: Tensor | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return what `_encode_native` does, of `x` in any dtype but float64."""
+        from raysim.codecs.kernels.triton import uniform as on_gpu
+
+        held = None if memory is None else memory.contiguous()
+        low, high = on_gpu.ranges(x, layout, held, residual if memory is not None else None)
+        if memory is not None and residual is not None:
+            x = residual
+        levels, bad = on_gpu.grid(low, high, self._steps, self._absmax, ordered=True)
+        packed = on_gpu.quantize(x, layout, levels, self._codes, (key or 0) if self.random else None, residual)
+        transfers.check(bad, self._not_finite())
+        return self._arrays(to_bytes(packed), to_bytes(low), to_bytes(high))
+
+    @property
+    def _codes(self) -> tuple[int, int, int]:
+        """The code of the center, the greatest code, and the bits of a code."""
+        return self._center_code, self._last_code, self.bits
 
     def _widened(self, x: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
         """Replace the ends of the groups' ranges, float32, where a method's are not the least and greatest values."""
@@ -180,6 +211,8 @@ class UniformCodec(Codec):
         if layout.numel and dtype != torch.float64 and kernels.serves(device):
             out = self._decode_native(codes, low, high, layout)
             return cast_saturating(out, dtype).view(packet.shape)
+        if layout.numel and dtype != torch.float64 and kernels.gpu_serves(device, layout.numel):
+            return self._decode_on_gpu(codes, low, high, layout, dtype, device).view(packet.shape)
         highs = to_tensor(high, torch.float32, device)
         center, span = self._grid(to_tensor(low, torch.float32, device), highs)
         unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, self.bits)
@@ -212,6 +245,24 @@ class UniformCodec(Codec):
         if not right or not all(kernels.in_parts(dequantize, layout.numel, _BLOCK)):
             raise self._out_of_bounds()
         return torch.from_numpy(out)
+
+    def _decode_on_gpu(
+        self,
+        codes: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        from raysim.codecs.kernels.triton import uniform as on_gpu
+
+        least, greatest = (to_tensor(end, torch.int32, device) for end in (low, high))
+        levels, bad = on_gpu.grid(least, greatest, self._steps, self._absmax, ordered=False)
+        packed = to_tensor(codes, torch.uint8, device)
+        out = on_gpu.dequantize(packed, layout, levels, self._codes, dtype, bad)
+        transfers.check(bad, self._out_of_bounds())
+        return out
 
     def _out_of_bounds(self) -> ValueError:
         return ValueError(f"A packet of {self!r} holds codes or ranges out of bounds.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import kernels, transfers
 from raysim.codecs.base import DTYPES, Codec, Key, Packet, check_finite, to_bytes, to_tensor
 from raysim.notation import check_integer
 from raysim.on_demand import torch
@@ -47,6 +47,7 @@ class MPC(Codec):
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         words = to_bytes(x).view(f"u{x.dtype.itemsize}")
+        transfers.land()
         bitmap, kept = self._staged(kernels.opened(words)) if kernels.serves("cpu") else self._staged_plainly(words)
         small = bitmap.nbytes + kept.nbytes < words.nbytes
         arrays = {"bitmap": bitmap, "words": kept.view(np.uint8)} if small else {"values": words.view(np.uint8)}

@@ -1,16 +1,19 @@
-"""The hot loops of codecs in numba, and what decides between them and the plain torch reference.
+"""The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-Kernels serve tensors in host memory; the torch code beside their callers serves CUDA and float64, and is the oracle that they
-must equal bit for bit. Numba is imported when a kernel is first wanted, and what it compiles is kept on disk: `warm` does
-both before it counts. Large tensors are shared between as
-many threads as torch may use, with the same result.
+Numba's kernels serve tensors in host memory, those of the package `triton` tensors on GPUs. The torch code beside their callers
+serves float64 and whatever has no kernel, and is the oracle that kernels equal bit for bit. Numba is imported when a kernel is
+first wanted, and what it compiles is kept on disk: `warm` does both ahead of time. Large tensors are shared between as many
+threads as torch may use, with the same result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -39,31 +42,77 @@ _probe = [np.empty(1)]
 _UNHELD = sys.getrefcount(_probe[0])  # of an array that only a list holds, as this Python counts
 _LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: of an output worth keeping, and of all that are kept though nobody holds them
 _TRACKED = 64  # outputs, those in use among them
+_MOST = 2**31 - 2**20  # values of a tensor on a GPU: its kernels count in 32 bits
+_OLDEST = (7, 0)  # compute capability that Triton compiles for
 
 
 def serve(x: Tensor) -> bool:
-    """Return whether kernels work on `x`; else the reference does."""
+    """Return whether numba's kernels work on `x`."""
     return x.dtype != torch.float64 and serves(x.device)
 
 
 def serves(device: torch.device | str) -> bool:
-    """Return whether kernels work on what lies on `device`."""
-    if str(device) != "cpu" or getattr(_state, "reference", False):
+    """Return whether numba's kernels work on tensors of `device`."""
+    if str(device) != "cpu" or _made_to("use reference", "interpret"):
         return False
     if not _checked:
         _drop_stale()
     return True
 
 
+def gpu_serve(x: Tensor) -> bool:
+    """Return whether Triton's kernels work on `x`."""
+    return x.dtype != torch.float64 and gpu_serves(x.device, x.numel())
+
+
+def gpu_serves(device: torch.device | str, count: int = 0) -> bool:
+    """Return whether Triton's kernels work on tensors of `count` values on `device`."""
+    if count >= _MOST or _made_to("use reference"):
+        return False
+    return _made_to("interpret") or (torch.device(device).type == "cuda" and _found_triton())
+
+
 @contextlib.contextmanager
 def reference() -> Iterator[None]:
     """Within this context, and on this thread, the torch reference does everything."""
-    before = getattr(_state, "reference", False)
-    _state.reference = True
+    with _mode("use reference"):
+        yield
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Within this context, and on this thread, Triton's kernels serve tensors in host memory, as they would serve a GPU.
+
+    Needs Triton, and `TRITON_INTERPRET=1` in the environment when the kernels are first imported.
+    """
+    with _mode("interpret"), np.errstate(invalid="ignore", over="ignore"):  # of which a GPU says nothing
+        yield
+
+
+@contextlib.contextmanager
+def _mode(name: str) -> Iterator[None]:
+    before = getattr(_state, "mode", None)
+    _state.mode = name
     try:
         yield
     finally:
-        _state.reference = before
+        _state.mode = before
+
+
+def _made_to(*modes: str) -> bool:
+    return getattr(_state, "mode", None) in modes
+
+
+@functools.cache
+def _found_triton() -> bool:
+    """Return whether Triton can serve this machine's GPUs; says once where it cannot."""
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn("Triton is not installed: codecs run on the GPU as plain torch, which is slower.", stacklevel=2)
+        return False
+    if torch.cuda.get_device_capability() < _OLDEST:
+        warnings.warn("Triton does not serve this GPU: codecs run on it as plain torch, which is slower.", stacklevel=2)
+        return False
+    return True
 
 
 def bits_of(x: Tensor) -> np.ndarray:
@@ -130,7 +179,7 @@ def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T
 def added(memory: Tensor, x: Tensor) -> Tensor:
     """Return memory + x as float32 in memory of its own."""
     if not serve(memory) or memory.dtype != torch.float32 or memory.shape != x.shape:
-        return memory.float() + x
+        return (memory.float() + x.detach()).float()
     out = torch.from_numpy(empty(memory.numel(), np.float32)).view(memory.shape)
     return torch.add(memory, x.detach(), out=out)
 

@@ -1,0 +1,141 @@
+"""Coding of increasing positions in Triton, as bitmaps and by Elias and Fano, and scattering of values to them."""
+
+# mypy: ignore-errors
+# Annotations of kernels are Triton's, and are evaluated.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raysim.codecs.kernels.triton.fields import field_at
+from raysim.codecs.kernels.triton.launch import blocks, flag, launch
+
+_BLOCK = 4096
+
+
+@triton.jit
+def _set_bits(positions, words, count, WIDTH: tl.constexpr, UNARY: tl.constexpr, BLOCK: tl.constexpr):
+    """Set the bit of every position in `words`, int32 over a bitmap; with UNARY the ones of what is above WIDTH low bits."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    place = tl.load(positions + index, mask=inside, other=0)
+    if UNARY:
+        place = (place >> WIDTH) + index
+    bit = (((place >> 3) & 3) << 3) + 7 - (place & 7)  # bytes of a word lie least significant first
+    one = tl.full([BLOCK], 1, tl.int32) << bit.to(tl.int32)
+    tl.atomic_or(words + (place >> 5), one, mask=inside)
+
+
+@triton.jit
+def _bits_of(bitmap, place, inside):
+    byte = tl.load(bitmap + (place >> 3), mask=inside, other=0).to(tl.int32)
+    return tl.where(inside, (byte >> (7 - (place & 7))) & 1, 0)
+
+
+@triton.jit
+def _count_bits(bitmap, counts, length, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(counts + tl.program_id(0), tl.sum(_bits_of(bitmap, place, place < length), axis=0))
+
+
+@triton.jit
+def _expand(bitmap, starts, values, out, length, count, BLOCK: tl.constexpr):
+    """Write the values in order where bits are set, and zero elsewhere."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < length
+    bit = _bits_of(bitmap, place, inside)
+    rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(bit, axis=0) - 1
+    value = tl.load(values + rank, mask=(bit > 0) & (rank < count), other=0)
+    tl.store(out + place, value, mask=inside)
+
+
+@triton.jit
+def _places(
+    bitmap,
+    low,
+    starts,
+    positions,
+    length,
+    count,
+    low_bytes,
+    WIDTH: tl.constexpr,
+    UNARY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the positions of set bits; with UNARY those that these bits and the fields of `low` code."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bit = _bits_of(bitmap, place, place < length)
+    rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(bit, axis=0) - 1
+    found = (bit > 0) & (rank < count)
+    position = place.to(tl.int64)
+    if UNARY:
+        position = (position - rank) << WIDTH
+        if WIDTH > 0:
+            position = position | field_at(low, rank, found, low_bytes, WIDTH)
+    tl.store(positions + rank, position, mask=found)
+
+
+@triton.jit
+def _scatter(positions, values, out, count, total, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    place = tl.load(positions + index, mask=inside, other=-1)
+    value = tl.load(values + index, mask=inside, other=0)
+    tl.store(out + place, value, mask=(place >= 0) & (place < total))
+
+
+def set_bits(positions: Tensor, num_bits: int, width: int | None = None) -> Tensor:
+    """Return the bitmap of `positions`, uint8; with `width` the ones of Elias and Fano: (position >> width) + index."""
+    words = torch.zeros(blocks(num_bits, 32), dtype=torch.int32, device=positions.device)
+    if len(positions):
+        launch(
+            _set_bits, blocks(len(positions), _BLOCK), positions, words, len(positions),
+            WIDTH=width or 0, UNARY=width is not None, BLOCK=_BLOCK,
+        )  # fmt: skip
+    return words.view(torch.uint8)[: blocks(num_bits, 8)]
+
+
+def _starts(bitmap: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return how many bits are set before each block, and a flag that is set unless they are `count` in all."""
+    counts = torch.empty(blocks(length, _BLOCK), dtype=torch.int32, device=bitmap.device)
+    launch(_count_bits, len(counts), bitmap, counts, length, BLOCK=_BLOCK)
+    ends = torch.cumsum(counts, dim=0, dtype=torch.int32)
+    return ends - counts, (ends[-1:] != count).to(torch.int32)
+
+
+def expand_bitmap(bitmap: Tensor, values: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Return `total` values, zero where no bit is set, and a flag that is set unless there are as many bits as values."""
+    starts, bad = _starts(bitmap, total, len(values))
+    patterns = values.view(torch.int16 if values.dtype.itemsize == 2 else torch.int32)
+    out = torch.empty(total, dtype=patterns.dtype, device=values.device)
+    launch(_expand, len(starts), bitmap, starts, patterns, out, total, len(values), BLOCK=_BLOCK)
+    return out.view(values.dtype), bad
+
+
+def positions_of(
+    bitmap: Tensor, length: int, count: int, total: int, low: Tensor, width: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return `count` positions (int64) of set bits, or with `width` of Elias and Fano's, and a flag.
+
+    The flag is set unless they are `count`, increasing and below `total`.
+    """
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=bitmap.device), flag(bitmap.device)
+    starts, bad = _starts(bitmap, length, count)
+    positions = torch.zeros(count, dtype=torch.int64, device=bitmap.device)
+    launch(
+        _places, len(starts), bitmap, low, starts, positions, length, count, len(low),
+        WIDTH=width or 0, UNARY=width is not None, BLOCK=_BLOCK,
+    )  # fmt: skip
+    wrong = (positions[1:] <= positions[:-1]).any() | (positions[-1] >= total)
+    return positions, bad | wrong.to(torch.int32)
+
+
+def scatter(positions: Tensor, values: Tensor, total: int) -> Tensor:
+    """Return `total` zeros with every value at its position; positions beyond them are left out."""
+    patterns = values.view(torch.int16 if values.dtype.itemsize == 2 else torch.int32)
+    out = torch.zeros(total, dtype=patterns.dtype, device=values.device)
+    if len(positions):
+        launch(_scatter, blocks(len(positions), _BLOCK), positions, patterns, out, len(positions), total, BLOCK=_BLOCK)
+    return out.view(values.dtype)

@@ -1,0 +1,242 @@
+"""Selection by magnitude in Triton: the k-th greatest of each row, and the compaction of what is kept.
+
+Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A short row is
+held by one program, which finds its threshold bit by bit; of long rows a radix histogram finds it, eight bits a pass.
+"""
+
+# mypy: ignore-errors
+# Annotations of kernels are Triton's, and are evaluated.
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
+
+_SHORT = 4096  # values of a row that one program holds
+_BLOCK = 4096
+_STEPS = 4  # blocks that a program counts before it adds to the histogram
+
+
+class Selection(NamedTuple):
+    """Flat increasing positions (int64), the values there, and a flag that is set where NaN or infinity was found."""
+
+    positions: Tensor
+    values: Tensor
+    bad: Tensor
+
+
+@triton.jit
+def _loaded(x, memory, total, place, inside, MASK: tl.constexpr, ADD: tl.constexpr):
+    """Return the patterns at `place`, and the magnitudes, -1 outside; with ADD of x + memory, which is written to `total`."""
+    if ADD:
+        values = tl.load(memory + place, mask=inside, other=0.0) + tl.load(x + place, mask=inside, other=0.0)
+        tl.store(total + place, values, mask=inside)
+        bits = values.to(tl.int32, bitcast=True)
+    else:
+        bits = tl.load(x + place, mask=inside, other=0)
+    return bits, tl.where(inside, bits.to(tl.int32) & MASK, -1)
+
+
+@triton.jit
+def _select_short(
+    x, memory, total, positions, values, bad, rows, length, kept,
+    MASK: tl.constexpr, INFINITY: tl.constexpr, TOP: tl.constexpr, ADD: tl.constexpr, CLEAR: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write what is kept of whole rows; `total` are the patterns that are selected from, or with ADD x + memory."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    place = row[:, None] * length + column[None, :]
+    inside = (row < rows)[:, None] & (column < length)[None, :]
+    bits, magnitude = _loaded(x, memory, total, place, inside, MASK, ADD)
+    tl.store(bad + tl.zeros_like(place), 1, mask=magnitude >= INFINITY)
+    threshold = tl.zeros([ROWS], tl.int32)
+    for b in tl.static_range(TOP):
+        trial = threshold | (1 << (TOP - 1 - b))
+        count = tl.sum((magnitude >= trial[:, None]).to(tl.int32), axis=1)
+        threshold = tl.where(count >= kept, trial, threshold)
+    over = (magnitude > threshold[:, None]).to(tl.int32)
+    equal = (inside & (magnitude == threshold[:, None])).to(tl.int32)
+    ties = kept - tl.sum(over, axis=1)
+    keep = (over > 0) | ((equal > 0) & (tl.cumsum(equal, axis=1) <= ties[:, None]))
+    target = row[:, None] * kept + tl.cumsum(keep.to(tl.int32), axis=1) - 1
+    tl.store(positions + target, place.to(tl.int64), mask=keep)
+    tl.store(values + target, bits, mask=keep)
+    if CLEAR:
+        tl.store(total + place, tl.zeros([ROWS, BLOCK], total.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _histogram(
+    x, memory, total, prefix, bins, bad, length, across,
+    SHIFT: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, INFINITY: tl.constexpr, ADD: tl.constexpr,
+    FIRST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Count the digits at SHIFT of the magnitudes of a row that begin like its `prefix`."""
+    row = tl.program_id(0) // across
+    start = (tl.program_id(0) % across) * (STEPS * BLOCK)
+    wanted = tl.load(prefix + row) >> (SHIFT + WIDTH)
+    counts = tl.zeros([256], tl.int32)
+    for s in range(STEPS):
+        column = start + s * BLOCK + tl.arange(0, BLOCK)
+        _, magnitude = _loaded(x, memory, total, row * length + column, column < length, MASK, ADD)
+        if FIRST:
+            tl.store(bad + tl.zeros_like(column), 1, mask=magnitude >= INFINITY)
+        alike = (magnitude >> (SHIFT + WIDTH)) == wanted
+        counts += tl.histogram((magnitude >> SHIFT) & ((1 << WIDTH) - 1), 256, mask=alike & (magnitude >= 0))
+    tl.atomic_add(bins + row * 256 + tl.arange(0, 256), counts, mask=counts > 0)
+
+
+@triton.jit
+def _narrow(bins, prefix, ranks, SHIFT: tl.constexpr):
+    """Append to the prefix of a row the digit of its `ranks`-th greatest magnitude, which becomes the rank among its like."""
+    row = tl.program_id(0)
+    digit = tl.arange(0, 256)
+    counts = tl.load(bins + row * 256 + digit)
+    rank = tl.load(ranks + row)
+    at_least = tl.cumsum(counts, axis=0, reverse=True)
+    chosen = tl.sum((at_least >= rank).to(tl.int32), axis=0) - 1
+    tl.store(ranks + row, rank - tl.sum(tl.where(digit > chosen, counts, 0), axis=0))
+    tl.store(prefix + row, tl.load(prefix + row) | (chosen << SHIFT))
+    tl.store(bins + row * 256 + digit, tl.zeros_like(counts))
+
+
+@triton.jit
+def _count(x, thresholds, over, equal, length, across, MASK: tl.constexpr, BLOCK: tl.constexpr):
+    """Count what exceeds and what equals the threshold of the row, a block."""
+    row = tl.program_id(0) // across
+    column = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < length
+    magnitude = tl.where(inside, tl.load(x + row * length + column, mask=inside, other=0).to(tl.int32) & MASK, -1)
+    threshold = tl.load(thresholds + row)
+    tl.store(over + tl.program_id(0), tl.sum((magnitude > threshold).to(tl.int32), axis=0))
+    tl.store(equal + tl.program_id(0), tl.sum((magnitude == threshold).to(tl.int32), axis=0))
+
+
+@triton.jit
+def _compact(
+    x, thresholds, ranks, over, equal, positions, values, length, across, kept,
+    MASK: tl.constexpr, CLEAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write what exceeds the threshold, and of what equals it the first `ranks`; `over` and `equal` come before the block."""
+    row = tl.program_id(0) // across
+    column = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < length
+    bits = tl.load(x + row * length + column, mask=inside, other=0)
+    magnitude = tl.where(inside, bits.to(tl.int32) & MASK, -1)
+    threshold = tl.load(thresholds + row)
+    ties = tl.load(ranks + row)
+    before = tl.load(equal + tl.program_id(0))
+    same = magnitude == threshold
+    keep = (magnitude > threshold) | (same & (before + tl.cumsum(same.to(tl.int32), axis=0) <= ties))
+    start = row * kept + tl.load(over + tl.program_id(0)) + tl.minimum(before, ties)
+    target = start + tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    tl.store(positions + target, (row * length + column).to(tl.int64), mask=keep)
+    tl.store(values + target, bits, mask=keep)
+    if CLEAR:
+        tl.store(x + row * length + column, tl.zeros_like(bits), mask=keep)
+
+
+class _Patterns(NamedTuple):
+    """The bit patterns of a tensor, as integers, and what is to be known of them."""
+
+    bits: Tensor
+    mask: int
+    infinity: int
+    top: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Patterns":
+        if x.dtype == torch.float32:
+            return cls(x.view(torch.int32), 0x7FFFFFFF, 0x7F800000, 31)
+        return cls(x.view(torch.int16), 0x7FFF, 0x7F80 if x.dtype == torch.bfloat16 else 0x7C00, 15)
+
+
+def select_rows(x: Tensor, kept: int) -> Selection:
+    """Return the `kept` greatest magnitudes of each row of contiguous (rows, length); of equal ones the first."""
+    return _select(x, kept, None, False)
+
+
+def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[Tensor, Selection]:
+    """Return x + memory, float32, and of that what `select_rows` does; with `clear` what is selected is zero in the sum."""
+    total = torch.empty_like(memory)
+    return total, _select(total, kept, (x, memory), clear)
+
+
+def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool) -> Selection:
+    rows, length = x.shape
+    bits, mask, infinity, top = _Patterns.of(x)
+    positions = torch.empty(rows * kept, dtype=torch.int64, device=x.device)
+    values, bad = torch.empty(rows * kept, dtype=bits.dtype, device=x.device), flag(x.device)
+    source = terms or (bits, bits)
+    total = x if terms else bits
+    if length <= _SHORT:
+        width = power_of_two(length)
+        height = min(_SHORT // width, power_of_two(rows))
+        launch(
+            _select_short, blocks(rows, height), *source, total, positions, values, bad, rows, length, kept,
+            MASK=mask, INFINITY=infinity, TOP=top, ADD=terms is not None, CLEAR=clear, ROWS=height, BLOCK=width,
+        )  # fmt: skip
+        return Selection(positions, values.view(x.dtype), bad)
+    prefix = torch.zeros(rows, dtype=torch.int32, device=x.device)
+    ranks = torch.full_like(prefix, kept)
+    bins = torch.zeros(rows, 256, dtype=torch.int32, device=x.device)
+    across = blocks(length, _STEPS * _BLOCK)
+    shifts = [*range(top - 8, 0, -8), 0]
+    for index, shift in enumerate(shifts):
+        width = (shifts[index - 1] if index else top) - shift
+        first = index == 0
+        launch(
+            _histogram, rows * across, *(source if first else (bits, bits)), total if first else bits,
+            prefix, bins, bad, length, across, SHIFT=shift, WIDTH=width, MASK=mask, INFINITY=infinity,
+            ADD=terms is not None and first, FIRST=first, STEPS=_STEPS, BLOCK=_BLOCK,
+        )  # fmt: skip
+        launch(_narrow, rows, bins, prefix, ranks, SHIFT=shift)
+    _compacted(bits, mask, prefix, ranks, _counted(bits, mask, prefix), positions, values, kept, clear)
+    return Selection(positions, values.view(x.dtype), bad)
+
+
+def _counted(bits: Tensor, mask: int, thresholds: Tensor) -> Tensor:
+    rows, length = bits.shape
+    across = blocks(length, _BLOCK)
+    counts = torch.empty(2, rows, across, dtype=torch.int32, device=bits.device)
+    launch(_count, rows * across, bits, thresholds, counts[0], counts[1], length, across, MASK=mask, BLOCK=_BLOCK)
+    return counts
+
+
+def _compacted(
+    bits: Tensor, mask: int, thresholds: Tensor, ranks: Tensor, counts: Tensor, positions: Tensor, values: Tensor, kept: int,
+    clear: bool,
+) -> None:  # fmt: skip
+    over, equal = torch.cumsum(counts, dim=2, dtype=torch.int32) - counts
+    rows, length = bits.shape
+    across = counts.shape[2]
+    launch(
+        _compact, rows * across, bits, thresholds, ranks, over, equal, positions, values, length, across, kept,
+        MASK=mask, CLEAR=clear, BLOCK=_BLOCK,
+    )  # fmt: skip
+
+
+def count_at_least(x: Tensor, floor: int) -> Tensor:
+    """Return how many values of flat `x` have a magnitude of at least the pattern `floor`, as a tensor on the device."""
+    bits, mask, _, _ = _Patterns.of(x.view(1, -1))
+    return _counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum()
+
+
+def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
+    """Return the positions, increasing, and the values that `count_at_least` counts: the one function here that waits.
+
+    How much memory they need is known to the device alone.
+    """
+    bits, mask, _, _ = _Patterns.of(x.view(1, -1))
+    thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)
+    counts = _counted(bits, mask, thresholds)
+    count = int(counts.sum())
+    positions = torch.empty(count, dtype=torch.int64, device=x.device)
+    values = torch.empty(count, dtype=bits.dtype, device=x.device)
+    _compacted(bits, mask, thresholds, torch.full_like(thresholds, 2**31 - 1), counts, positions, values, count, False)
+    return positions, values.view(x.dtype)

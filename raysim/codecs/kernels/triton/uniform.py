@@ -1,0 +1,246 @@
+"""Uniform quantisation in Triton: ranges of groups, quantise and pack, unpack and dequantise.
+
+Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.layout.Layout`.
+"""
+
+# mypy: ignore-errors
+# Annotations of kernels are Triton's, and are evaluated.
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
+from raysim.codecs.layout import Layout
+
+_TILE = 4096  # values of a program
+_ROWS = 512  # runs of eight values of a program that packs or unpacks
+_LONG = 16  # runs of a group from this length on are reduced one by one
+
+
+class Grid(NamedTuple):
+    """Center, codes a unit, and unit a code of each group, in float64."""
+
+    center: Tensor
+    scale: Tensor
+    step: Tensor
+
+
+@triton.jit
+def _ranges(
+    x, memory, total, low, high, rows, columns, numel, groups, inner,
+    ADD: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Lower `low` and raise `high`, int32 in the order of float32 numbers, to the ends of a tile; with ADD of x + memory."""
+    across = tl.cdiv(columns, COLUMNS)
+    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    place = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :] & (place < numel)
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        values = tl.load(memory + place, mask=inside, other=0.0) + values
+        tl.store(total + place, values, mask=inside)
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    if BY_ROW:
+        least = tl.min(tl.where(inside, ordered, 0x7FFFFFFF), axis=1)
+        greatest = tl.max(tl.where(inside, ordered, -0x80000000), axis=1)
+        group, held = row % groups, row < rows
+    else:
+        least = tl.min(tl.where(inside, ordered, 0x7FFFFFFF), axis=0)
+        greatest = tl.max(tl.where(inside, ordered, -0x80000000), axis=0)
+        group, held = column // inner, column < columns
+    tl.atomic_min(low + group, least, mask=held)
+    tl.atomic_max(high + group, greatest, mask=held)
+
+
+@triton.jit
+def _grid(
+    low, high, center, scale, step, bad, groups,
+    STEPS: tl.constexpr, ABSMAX: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the grid of each group; set the flag where an end is not finite or the least exceeds the greatest.
+
+    With ORDERED the ends are integers in the order of float32 numbers, and become what is sent: float32 patterns, of the two zeros
+    the positive one. Else they are patterns that came in a packet.
+    """
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = group < groups
+    greatest = tl.load(high + group, mask=inside, other=0)
+    least = tl.load(low + group, mask=inside, other=0)
+    if ORDERED:
+        greatest = greatest ^ ((greatest >> 31) & 0x7FFFFFFF)
+        least = least ^ ((least >> 31) & 0x7FFFFFFF)
+    finite = ((greatest & 0x7FFFFFFF) < 0x7F800000) & ((least & 0x7FFFFFFF) < 0x7F800000)
+    top = tl.where(finite, greatest, 0).to(tl.float32, bitcast=True)
+    bottom = tl.where(finite, least, 0).to(tl.float32, bitcast=True)
+    if ABSMAX:
+        if ORDERED:
+            top = tl.maximum(tl.abs(bottom), tl.abs(top))
+        finite = finite & (top >= 0)
+        middle = tl.zeros([BLOCK], tl.float64)
+        span = top.to(tl.float64)
+    else:
+        finite = finite & (bottom <= top)
+        middle = tl.where(bottom == 0, 0.0, bottom).to(tl.float64)
+        span = top.to(tl.float64) - bottom.to(tl.float64)
+    if ORDERED:
+        tl.store(high + group, tl.where(top == 0, 0.0, top).to(tl.int32, bitcast=True), mask=inside)
+        tl.store(low + group, tl.where(bottom == 0, 0.0, bottom).to(tl.int32, bitcast=True), mask=inside)
+    steps = tl.full([BLOCK], STEPS, tl.float64)
+    varied = span > 0
+    tl.store(center + group, middle, mask=inside)
+    tl.store(scale + group, tl.where(varied, steps / tl.where(varied, span, 1.0), 0.0), mask=inside)
+    tl.store(step + group, span / steps, mask=inside)
+    tl.store(bad + tl.zeros([BLOCK], tl.int32), 1, mask=inside & (finite == 0))
+
+
+@triton.jit
+def _uniform(key, place):
+    """Return the numbers in [0, 1) at places of the SplitMix64 stream that starts at `key`, float64."""
+    state = key + (place.to(tl.int64) + 1) * -7046029254386353131
+    z = state.to(tl.uint64, bitcast=True)
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    z = z ^ (z >> 31)
+    return (z >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+
+
+@triton.jit
+def _levels(per_group, place, inside, groups, inner, ONE: tl.constexpr):
+    if ONE:
+        return tl.load(per_group)
+    else:
+        return tl.load(per_group + (place // inner) % groups, mask=inside, other=0.0)
+
+
+@triton.jit
+def _quantize(
+    x, center, scale, step, key, packed, left, numel, num_bytes, groups, inner, middle, last,
+    BITS: tl.constexpr, STOCHASTIC: tl.constexpr, LEFT: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the codes of x, eight to `BITS` bytes; with LEFT also what they withhold of x, to `left`, which may be x."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 8)
+    place = row[:, None] * 8 + column[None, :]
+    inside = place < numel
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    at = _levels(center, place, inside, groups, inner, ONE)
+    level = (values.to(tl.float64) - at) * _levels(scale, place, inside, groups, inner, ONE)
+    if STOCHASTIC:
+        level = tl.floor(level + _uniform(tl.load(key), place))
+    else:
+        level = (level + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2**52: to the nearest, half to even
+    level = tl.where(level == level, level, 0.0)  # NaN has no code, and its group a flag
+    code = tl.minimum(tl.maximum(level.to(tl.int32) + middle, 0), last)
+    if LEFT:
+        decoded = (code - middle).to(tl.float64) * _levels(step, place, inside, groups, inner, ONE) + at
+        tl.store(left + place, values - decoded.to(tl.float32), mask=inside)
+    code = tl.where(inside, code, 0).to(tl.int64)
+    word = tl.sum(code << (BITS * (7 - column))[None, :], axis=1)
+    byte = (word[:, None] >> (8 * tl.maximum(BITS - 1 - column, 0))[None, :]) & 255
+    target = row[:, None] * BITS + column[None, :]
+    tl.store(packed + target, byte.to(tl.uint8), mask=(column < BITS)[None, :] & (target < num_bytes))
+
+
+@triton.jit
+def _dequantize(
+    packed, center, step, out, bad, numel, num_bytes, groups, inner, middle, last,
+    BITS: tl.constexpr, ONE: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write center + step * (code - middle) as float32, or within +-LIMIT as 16 bits; flag codes beyond `last`."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 8)
+    source = row[:, None] * BITS + column[None, :]
+    held = (column < BITS)[None, :] & (source < num_bytes)
+    byte = tl.load(packed + source, mask=held, other=0).to(tl.int64)
+    word = tl.sum(byte << (8 * tl.maximum(BITS - 1 - column, 0))[None, :], axis=1)
+    place = row[:, None] * 8 + column[None, :]
+    inside = place < numel
+    code = ((word[:, None] >> (BITS * (7 - column))[None, :]) & ((1 << BITS) - 1)).to(tl.int32)
+    tl.store(bad + tl.zeros_like(place), 1, mask=inside & (code > last))
+    level = (code - middle).to(tl.float64) * _levels(step, place, inside, groups, inner, ONE)
+    value = (level + _levels(center, place, inside, groups, inner, ONE)).to(tl.float32)
+    if LIMIT == 0:
+        tl.store(out + place, value, mask=inside)
+    else:
+        value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
+        if out.dtype.element_ty == tl.float16:
+            tl.store(out + place, value.to(tl.float16), mask=inside)
+        else:  # bfloat16, as patterns, rounded to nearest even; all are finite
+            bits = value.to(tl.int32, bitcast=True)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            tl.store(out + place, rounded.to(tl.int16), mask=inside)
+
+
+def ranges(
+    x: Tensor, layout: Layout, memory: Tensor | None = None, total: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the ends of each group, int32 in the order of float32 numbers.
+
+    With `memory`, x + memory is written to `total`, and the ends are those of that sum.
+    """
+    low = torch.full((layout.groups,), 0x7FFFFFFF, dtype=torch.int32, device=x.device)
+    high = torch.full((layout.groups,), -0x80000000, dtype=torch.int32, device=x.device)
+    by_row = layout.inner >= _LONG
+    columns = layout.inner if by_row else layout.groups * layout.inner
+    rows = blocks(layout.numel, columns)
+    width = min(_TILE, power_of_two(columns))
+    height = min(_TILE // width, power_of_two(rows))
+    launch(
+        _ranges, blocks(rows, height) * blocks(columns, width), x, x if memory is None else memory, x if total is None else total,
+        low, high, rows, columns, layout.numel, layout.groups, layout.inner,
+        ADD=memory is not None, BY_ROW=by_row, ROWS=height, COLUMNS=width,
+    )  # fmt: skip
+    return low, high
+
+
+def grid(low: Tensor, high: Tensor, steps: int, absmax: bool, ordered: bool) -> tuple[Grid, Tensor]:
+    """Return the grid of the ends of `ranges` (`ordered`), which become float32 patterns, or of such patterns; and a flag."""
+    groups, bad = len(high), flag(high.device)
+    center, scale, step = torch.empty(3, groups, dtype=torch.float64, device=high.device)
+    size = min(1024, power_of_two(groups))
+    launch(
+        _grid, blocks(groups, size), low, high, center, scale, step, bad, groups,
+        STEPS=steps, ABSMAX=absmax, ORDERED=ordered, BLOCK=size,
+    )  # fmt: skip
+    return Grid(center, scale, step), bad
+
+
+def quantize(
+    x: Tensor, layout: Layout, levels: Grid, codes: tuple[int, int, int], key: int | None, left: Tensor | None = None
+) -> Tensor:
+    """Return the packed codes of x; `codes` are the center's, the last, and bits of each.
+
+    A `key` rounds stochastically. What the codes withhold is written to `left`, float32, which may be x.
+    """
+    middle, last, bits = codes
+    num_bytes = blocks(layout.numel * bits, 8)
+    packed = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
+    signed = 0 if key is None else (key + 2**63) % 2**64 - 2**63
+    start = torch.full((1,), signed, dtype=torch.int64, device=x.device)
+    launch(
+        _quantize, blocks(layout.numel, 8 * _ROWS), x, *levels, start, packed, x if left is None else left,
+        layout.numel, num_bytes, layout.groups, layout.inner, middle, last,
+        BITS=bits, STOCHASTIC=key is not None, LEFT=left is not None, ONE=layout.groups == 1, ROWS=_ROWS,
+    )  # fmt: skip
+    return packed
+
+
+def dequantize(
+    packed: Tensor, layout: Layout, levels: Grid, codes: tuple[int, int, int], dtype: torch.dtype, bad: Tensor
+) -> Tensor:
+    """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; sets the flag where a code is beyond the last."""
+    middle, last, bits = codes
+    out = torch.empty(layout.numel, dtype=dtype, device=packed.device)
+    launch(
+        _dequantize, blocks(layout.numel, 8 * _ROWS), packed, levels.center, levels.step,
+        out.view(torch.int16) if dtype == torch.bfloat16 else out, bad,
+        layout.numel, len(packed), layout.groups, layout.inner, middle, last,
+        BITS=bits, ONE=layout.groups == 1, LIMIT=0 if dtype == torch.float32 else torch.finfo(dtype).max, ROWS=_ROWS,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,148 @@
+"""Copies between a GPU and the host, and checks on the GPU, that are begun without waiting for their end.
+
+A codec that runs on a GPU returns as soon as its work is queued. Within a `Flight` the arrays of its packet are memory into which
+bytes are still being copied, on a stream of their own, and what the codec found wrong is known only when they have landed. Without
+a flight every copy and every check waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_state = threading.local()
+_waits = [0]
+
+
+def waits() -> int:
+    """Return how often this process has waited for a GPU here since it began; on a CPU nobody waits."""
+    return _waits[0]
+
+
+class Flight:
+    """What is on its way from one GPU to the host: bytes of packets, and flags of what was found wrong.
+
+    Used as a context, as often as wanted: copies that codecs begin within it are awaited at its end, once for all of them. Flags
+    alone are not worth waiting for: they are read with the next bytes, or by `settle`.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._bytes_pending = False
+        self._flags: list[tuple[Tensor, Exception]] = []
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Flight]:
+        """Begin copies on this flight within the context, and land at its end."""
+        before = current()
+        _state.flight = self
+        try:
+            yield self
+            self.land()
+        finally:
+            _state.flight = before
+
+    def takes(self, device: torch.device | str) -> bool:
+        """Return whether copies from and to the device have to be awaited."""
+        return torch.device(device).type == "cuda"
+
+    def down(self, x: Tensor) -> Tensor:
+        """Return host memory to which the bytes of contiguous `x` are being copied."""
+        self._bytes_pending = True
+        return self._copied(x)
+
+    def up(self, host: Tensor, device: torch.device | str) -> Tensor:
+        """Return the bytes of `host` on the device, for work that is queued from now on; they may still be being copied."""
+        pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+        stream, reader = self._side(torch.device(device)), torch.cuda.current_stream(device)
+        with torch.cuda.stream(stream):
+            x = pinned.to(device, non_blocking=True)
+        reader.wait_stream(stream)
+        x.record_stream(reader)
+        return x
+
+    def check(self, bad: Tensor, error: Exception) -> None:
+        """Raise `error` when this lands, if the flag is set by then."""
+        self._flags.append((self._copied(bad), error))
+
+    def land(self) -> None:
+        """Wait until all bytes have arrived, if any are on their way; raises the first error whose flag is set."""
+        if self._bytes_pending:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all bytes and flags have arrived; raises the first error whose flag is set."""
+        if not self._bytes_pending and not self._flags:
+            return
+        self._bytes_pending, flags, self._flags = False, self._flags, []
+        self._wait()
+        for flag, error in flags:
+            if flag.any():
+                raise error
+
+    def _copied(self, x: Tensor) -> Tensor:
+        host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        stream = self._side(x.device)
+        stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(stream):
+            host.copy_(x, non_blocking=True)
+        x.record_stream(stream)
+        return host
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            _waits[0] += 1
+            self._stream.synchronize()
+
+    def _side(self, device: torch.device) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+
+def current() -> Flight | None:
+    """Return the flight that is open on this thread."""
+    return getattr(_state, "flight", None)
+
+
+def land() -> None:
+    """Wait for the bytes that are on their way down, before something reads an array of a packet that was just encoded."""
+    flight = current()
+    if flight is not None:
+        flight.land()
+
+
+def to_host(x: Tensor) -> Tensor:
+    """Return contiguous `x` in host memory, where it arrives when the open flight lands, or at once where none is open."""
+    flight = current()
+    if flight is not None and flight.takes(x.device):
+        return flight.down(x)
+    _waits[0] += x.is_cuda
+    return x.cpu()
+
+
+def to_device(host: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor of host memory on the device; the host waits for the copy where no flight is open."""
+    flight = current()
+    if flight is not None and flight.takes(device):
+        return flight.up(host, device)
+    _waits[0] += torch.device(device).type == "cuda"
+    return host.to(device)
+
+
+def check(bad: Tensor, error: Exception) -> None:
+    """Raise `error` if the flag, a tensor, is not zero: when the open flight lands, or at once where none is open."""
+    flight = current()
+    if flight is not None and flight.takes(bad.device):
+        flight.check(bad, error)
+        return
+    _waits[0] += bad.is_cuda
+    if bad.any():
+        raise error

@@ -1,0 +1,252 @@
+"""Codecs on GPUs: Triton's kernels, interpreted where there is no GPU, make the packets of the CPU, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from codec_variants import KEY, LAW_TENSORS, VARIANTS, Variant, normal, student
+from gpu import DEVICE, SlowFlight, on_gpu
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raysim.codecs import CODECS, Codec, NonFiniteError, Packet, Quantize, TopK, kernels
+from raysim.codecs.bits import pack, unpack
+from raysim.codecs.positions import decode_positions, encode_positions
+from raysim.notation import parse
+
+pytest.importorskip("triton")
+
+SERVED = (  # what Triton's kernels serve from end to end
+    "Quantize(1)",
+    "Quantize(4)",
+    "Quantize(8)",
+    "Quantize(3, per='sample')",
+    "Quantize(5, per='channel')",
+    "Quantize(6, per='row')",
+    "Quantize(2, range='absmax', per='block', block=100)",
+    "Quantize(7, rounding='stochastic')",
+    "FixedPoint(4)",
+    "TopK(0.1)",
+    "TopK(0.3)",
+    "TopK(0.01, per='tensor')",
+    "TopK(0.2, index='bitmap')",
+    "TopK(0.1, values=Quantize(4))",
+    "Hadamard(Quantize(4))",
+    "Cast('bfloat16')",
+    "Cast('float16')",
+    "Identity",
+)
+SERVED_CODECS = [parse(notation, CODECS) for notation in SERVED]
+served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
+
+
+def patterns(x: Tensor) -> bytes:
+    return x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
+
+
+def content(packet: Packet) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in packet.arrays.items()}
+
+
+def assert_alike(codec: Codec, x: Tensor, name: str = "") -> None:
+    """The packet, what it decodes to, and what it withholds with and without a memory are the CPU's."""
+    expected, decoded = codec.encode(x, KEY), codec.encode(x, KEY).decode()
+    memory = normal(x.numel()).view(x.shape) * 0.5
+    fed = [codec.encode_with_residual(x.clone(), x.dtype, KEY, held) for held in (None, memory)]
+    with on_gpu():
+        moved = x.to(DEVICE)
+        packet = codec.encode(moved, KEY)
+        assert content(packet) == content(expected), name
+        assert patterns(packet.decode(DEVICE)) == patterns(decoded), name
+        for held, (sent, left) in zip((None, memory.to(DEVICE)), fed, strict=True):
+            sent_there, left_there = codec.encode_with_residual(moved.clone(), x.dtype, KEY, held)
+            assert content(sent_there) == content(sent), name
+            assert patterns(left_there) == patterns(left), name
+
+
+@served
+def test_packets_and_residuals_are_those_of_the_cpu(codec: Codec) -> None:
+    for name in (
+        "normal",
+        "post-ReLU",
+        "ties",
+        "bfloat16",
+        "float16",
+        "float64",
+        "denormals",
+        "least denormals",
+        "huge",
+    ):
+        assert_alike(codec, LAW_TENSORS[name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+def test_every_codec_makes_the_packets_of_the_cpu(variant: Variant) -> None:
+    for name, x in LAW_TENSORS.items():
+        if variant.any_shape or x.ndim >= 2:
+            assert_alike(variant.codec, x, name)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_quantize_at_every_width(bits: int) -> None:
+    for dtype, per in itertools.product((torch.float32, torch.bfloat16, torch.float16), ("tensor", "channel", "row")):
+        assert_alike(Quantize(bits, per=per), normal(3, 7, 19).to(dtype), f"{dtype} {per}")
+
+
+@pytest.mark.parametrize("length", [1, 63, 65, 4096, 4097, 17_000])
+def test_topk_of_short_and_long_rows(length: int) -> None:
+    for kept in {1, max(1, length // 10), length - 1}:
+        if kept:
+            for x in (normal(2, length), normal(1, length).mul(2).round().bfloat16()):
+                assert_alike(TopK(kept / length), x, f"{kept} of {length}")
+
+
+@pytest.mark.slow
+def test_a_thousand_random_tensors() -> None:
+    generator = torch.Generator().manual_seed(7)
+    makers = (normal, student)
+    for index in range(1000):
+        shape = [int(torch.randint(1, 40, (1,), generator=generator)) for _ in range(1 + index % 3)]
+        x = makers[index % 2](*shape) * 10.0 ** float(torch.randint(-30, 30, (1,), generator=generator))
+        dtype = (torch.float32, torch.bfloat16, torch.float32, torch.float16)[index % 4]
+        x = x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
+        assert_alike(SERVED_CODECS[index % len(SERVED_CODECS)], x, f"tensor {index}")
+
+
+@served
+def test_nan_and_infinity_are_refused(codec: Codec) -> None:
+    for bad, length in itertools.product([math.nan, -math.nan, math.inf, -math.inf], [256, 5000]):
+        x = normal(2, length)
+        x[1, 3] = bad
+        with on_gpu(), pytest.raises(NonFiniteError):
+            codec.encode(x.to(DEVICE), KEY)
+        with on_gpu(), pytest.raises(NonFiniteError), SlowFlight().open():
+            codec.encode(x.to(DEVICE), KEY)
+
+
+@pytest.mark.parametrize("width", range(33))
+def test_fields_of_every_width(width: int) -> None:
+    values = torch.randint(0, 2**width, (1003,), generator=torch.Generator().manual_seed(width))
+    expected = pack(values, width)
+    with on_gpu():
+        assert patterns(pack(values.to(DEVICE), width)) == patterns(expected)
+        assert torch.equal(unpack(expected.to(DEVICE), 1003, width).cpu(), values)
+
+
+@pytest.mark.parametrize("form", ["bitmap", "elias_fano", "int32"])
+@pytest.mark.parametrize("total", [1, 5, 4096, 10_001])
+def test_positions_of_every_form(form: str, total: int) -> None:
+    for kept in {1, total // 300 + 1, total // 3 + 1, total}:
+        positions = torch.randperm(total, generator=torch.Generator().manual_seed(kept))[:kept].sort().values
+        expected = encode_positions(positions, total, form)
+        with on_gpu():
+            arrays = encode_positions(positions.to(DEVICE), total, form)
+            assert {name: array.tobytes() for name, array in arrays.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
+            packet = Packet(TopK(0.5), arrays, (total,), "float32")
+            assert torch.equal(decode_positions(packet, kept, DEVICE).cpu(), positions)
+
+
+@served
+def test_damaged_packets_are_refused_or_decode_to_something(codec: Codec) -> None:
+    """No byte of a packet makes the kernels write outside; what the CPU refuses is refused."""
+    packet = codec.encode(normal(2, 150), KEY)
+    for name, place in itertools.product(packet.arrays, (0, -1)):
+        for flip in (0x01, 0x80, 0xFF):
+            arrays = {key: array.copy() for key, array in packet.arrays.items()}
+            arrays[name][place] ^= flip
+            damaged = packet._replace(arrays=arrays)
+            try:
+                expected = patterns(damaged.decode())
+            except ValueError:
+                with on_gpu(), pytest.raises(ValueError):
+                    damaged.decode(DEVICE)
+            else:
+                with on_gpu():
+                    assert patterns(damaged.decode(DEVICE)) == expected, (name, place, flip)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+def test_no_codec_reads_bytes_before_they_have_landed(variant: Variant) -> None:
+    x, memory = normal(4, 60), normal(4, 60) * 0.1
+    expected, left = variant.codec.encode_with_residual(x.clone(), x.dtype, KEY, memory)
+    with on_gpu():
+        with SlowFlight().open():
+            packet, held = variant.codec.encode_with_residual(x.to(DEVICE), x.dtype, KEY, memory.to(DEVICE))
+        assert content(packet) == content(expected)
+        assert patterns(held) == patterns(left)
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses the operations of torch that need a value of the device on the host."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(name in str(func) for name in self.WAITS):
+            raise AssertionError(f"{func} waits for the device.")
+        return func(*args, **(kwargs or {}))
+
+
+@served
+def test_encoding_waits_once_and_decoding_never(codec: Codec, monkeypatch) -> None:
+    """The kernels themselves are left out of what is watched: interpreted, they do wait."""
+    from raysim.codecs.kernels.triton import launch
+
+    def unwatched(kernel, programs, *arguments, **constants):
+        with torch.utils._python_dispatch._disable_current_modes():
+            kernel[(programs,)](*arguments, **constants)
+
+    for module in ("fields", "hadamard", "positions", "select", "uniform"):
+        monkeypatch.setattr(f"raysim.codecs.kernels.triton.{module}.launch", unwatched)
+    assert launch.launch is not unwatched
+    x, memory = normal(3, 50, 8), normal(3, 50, 8)
+    with on_gpu():
+        flight = SlowFlight()
+        with flight.open(), _NoWaiting():
+            packet = codec.encode(x.to(DEVICE), KEY)
+        assert flight.waits == 1
+        with flight.open(), _NoWaiting():
+            packet.decode(DEVICE)
+        assert flight.waits == 1  # its flags are read at the end of the step
+        flight.settle()
+        assert flight.waits <= 2
+        fused = isinstance(codec, Quantize) or (isinstance(codec, TopK) and codec.values.copies)
+        if fused:
+            flight = SlowFlight()
+            with flight.open(), _NoWaiting():
+                codec.encode_with_residual(x.to(DEVICE), x.dtype, KEY, memory.to(DEVICE))
+            assert flight.waits == 1
+
+
+def test_without_triton_torch_serves_and_says_so_once(monkeypatch) -> None:
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    kernels._found_triton.cache_clear()
+    with pytest.warns(UserWarning, match="Triton is not installed"):
+        assert not kernels.gpu_serves("cuda")
+    assert not kernels.gpu_serves("cuda")  # warnings are errors here: it was said once
+    kernels._found_triton.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", ["75", "80", "90"])
+def test_kernels_compile_for_gpus_and_compute_as_the_cpu_does(capability: str) -> None:
+    """Triton's interpreter forgives what its compiler does not; and no product may be fused with a sum, nor a denormal flushed."""
+    program = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = [sys.executable, str(program), capability]
+    done = subprocess.run(run, check=False, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) > 50
+    assert all("fused=False flushed=False" in line for line in lines), done.stdout

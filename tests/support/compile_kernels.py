@@ -1,0 +1,88 @@
+"""A program: compiles the kernels of GPUs, as codecs launch them, for devices that need not be there.
+
+Prints a line a kernel and device: the kernel, the device, and whether its code fuses products with sums or flushes denormals.
+"""
+
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from raysim.codecs.kernels.triton import fields, hadamard, positions, select, uniform
+from raysim.codecs.layout import layout_of
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.uint8: "*u8",
+}
+compiled = set()
+
+
+def compile_only(kernel, programs, *arguments, **constants):
+    """Stand for `launch`: compile for every capability that was asked for, and run nothing."""
+    types = [TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32" for x in arguments]
+    signature = dict(zip(kernel.arg_names, types, strict=False)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    for capability in map(int, sys.argv[1:]):
+        key = (kernel.__name__, tuple(types), tuple(sorted(constants.items())), capability)
+        if key in compiled:
+            continue
+        compiled.add(key)
+        built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": False})
+        code = built.asm["ptx"]
+        words = {instruction for line in code.splitlines() for instruction in line.split()[:2]}
+        fused = any(word.startswith("fma.rn.f") for word in words)
+        flushed = any(".ftz" in word for word in words)
+        print(kernel.__name__, capability, f"fused={fused} flushed={flushed} shared_bytes={built.metadata.shared}")
+
+
+for module in (fields, hadamard, positions, select, uniform):
+    module.launch = compile_only
+
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    x = torch.zeros(4, 6000, dtype=dtype)
+    for kept in (10, 1000):
+        select.select_rows(x, kept)
+        select.select_rows(x[:, :300].contiguous(), 10)
+    for bits in (1, 3, 8):
+        for per, rounding in (("tensor", "nearest"), ("channel", "stochastic")):
+            layout = layout_of(tuple(x.shape), per, 0)
+            low, high = uniform.ranges(x, layout)
+            for absmax in (False, True):
+                levels, bad = uniform.grid(low, high, 3, absmax, ordered=True)
+                levels, bad = uniform.grid(low, high, 3, absmax, ordered=False)
+            codes = (0, 2**bits - 1, bits)
+            packed = uniform.quantize(x, layout, levels, codes, 5 if rounding == "stochastic" else None)
+            uniform.dequantize(packed, layout, levels, codes, dtype, bad)
+x, memory = torch.zeros(4, 6000), torch.zeros(4, 6000)
+for rows in (x, x[:, :300].contiguous()):
+    for clear in (False, True):
+        select.add_and_select(rows, torch.zeros_like(rows), 10, clear)
+for per in ("tensor", "row", "channel"):
+    layout = layout_of((40, 60, 10), per, 0)
+    flat, held = torch.zeros(24_000), torch.zeros(24_000)
+    low, high = uniform.ranges(flat, layout, held, held)
+    levels, _ = uniform.grid(low, high, 15, False, ordered=True)
+    uniform.quantize(held, layout, levels, (0, 15, 4), None, held)
+for width in (*range(1, 9), 11, 20, 32):
+    packed = fields.pack(torch.zeros(1000, dtype=torch.int64), width)
+    fields.pack(torch.zeros(1000, dtype=torch.uint8), min(8, width))
+    fields.unpack(packed, 1000, width)
+places, values = torch.arange(100), torch.zeros(100)
+positions.set_bits(places, 5000)
+for width in (None, 0, 3, 12):
+    bits = positions.set_bits(places, 5000, width)
+    positions.positions_of(bits, 5000, 100, 5000, bits, width)
+for dtype in (torch.float32, torch.float16):
+    positions.expand_bitmap(bits, values.to(dtype), 5000)
+    positions.scatter(places, values.to(dtype), 5000)
+for tile in (2, 32, 4096):
+    hadamard.turn(torch.zeros(10_000), tile, 1.0, 1.0, 10_000)
