@@ -1,8 +1,9 @@
 """README and the pages in docs: their links lead somewhere, and their code blocks run as typed.
 
-A page is run from top to bottom in a folder of its own. Blocks of `sh` go to bash and blocks of `python` to one interpreter; a
-block with a title, as in ```toml title="mine.toml", is written to that file first. The comment `<!-- not run: REASON -->` on the
-line before a block exempts it. Blocks of `text` show output, which differs from machine to machine, and are not compared.
+A page is run from top to bottom in a folder of its own, in which `examples` is as in the checkout. Blocks of `sh` go to bash
+and blocks of `python` to one interpreter; a block with a title, as in ```toml title="mine.toml", is written to that file. The
+comment `<!-- not run: REASON -->` on the line before a block exempts it. Blocks of `text` show output, which differs from machine
+to machine, and are not compared.
 """
 
 import os
@@ -68,6 +69,7 @@ def runnable(page: Path) -> list[Block]:
 )
 def test_code_blocks_run(page, tmp_path):
     script = "import subprocess\nfrom pathlib import Path\n" + "\n".join(one.script for one in runnable(page))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "page.py").write_text(script, encoding="utf-8")
     environment = {
         **os.environ,
