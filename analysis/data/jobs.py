@@ -26,6 +26,9 @@ KEYS = (
 )
 """Keys of a job, beside the options of its model and of its data. Compression, schedule, optimizer, steps and seed are not."""
 
+FLAGS = ("tf32", "deterministic")
+"""Further keys of a job, where they are on; runs recorded before these existed are as those where they are off."""
+
 PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
 """Keys that decide the price of a job's step beside its packets."""
 
@@ -34,6 +37,7 @@ def job_of(row: Mapping[Any, Any]) -> Job:
     """Return the job of a run, from its row of `run.parquet`."""
     options = sorted(str(name) for name in row if str(name).startswith(("model.", "data.")))
     values = {name: as_text(row.get(name)) for name in (*KEYS, *options)} | {"device_kind": device_kind(row)}
+    values |= {name: as_text(row.get(name)).replace("false", "") for name in FLAGS}
     return tuple((name, value) for name, value in values.items() if value)
 
 

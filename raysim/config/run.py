@@ -6,6 +6,7 @@ checked by `raysim.pipeline.plan`, still before anything starts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -84,10 +85,17 @@ class RunConfig(Strict):
     """Length of the run; an incomplete last batch is dropped."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Of weights, order, augmentation, dropout and random codecs."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of compute and of what links carry; weights stay float32."""
+    loss_scale: float | None = Field(default=None, gt=0)
+    """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
+    else 1."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
+    tf32: bool = False
+    """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
+    deterministic: bool = False
+    """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
     threads_per_stage: int = Field(default=1, ge=1, le=1024)
     """CPU threads of a stage; another number gives other gradient bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0)
@@ -165,6 +173,13 @@ class RunConfig(Strict):
     def _is_transport(cls, value: str) -> str:
         return parse_transport(value).name
 
+    @field_validator("loss_scale")
+    @classmethod
+    def _is_power_of_two(cls, value: float | None) -> float | None:
+        if value is not None and math.frexp(value)[0] != 0.5:
+            raise ValueError(f"`loss_scale` must be a power of two, which changes no digit, but got {value:g}.")
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
         if (self.steps is None) == (self.epochs is None):
@@ -198,6 +213,10 @@ class RunConfig(Strict):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
         for methods in self.compressors():
             for field, method in zip(("forward", "backward"), methods, strict=True):
+                if method.needs_sensitivity and self.gradient_scale != 1:
+                    raise ValueError(
+                        f"`loss_scale` must be 1 with {method!r}, which measures gradients, but got {self.gradient_scale:g}."
+                    )
                 if field not in method.directions:
                     raise ValueError(
                         f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
@@ -233,6 +252,13 @@ class RunConfig(Strict):
                     "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
                     f"such as Identity or Quantize(8), but got {backward!r}."
                 )
+
+    @property
+    def gradient_scale(self) -> float:
+        """The factor of the loss, as configured or by `dtype`."""
+        if self.loss_scale is not None:
+            return self.loss_scale
+        return 4096.0 if self.dtype == "float16" else 1.0
 
     @property
     def stages(self) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from raysim.codecs.base import DTYPES
 from raysim.config import RunConfig
+from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.state import under
 from raysim.workloads.backward import Caught, input_gradient, run_branches
@@ -31,15 +33,19 @@ class Stage:
     """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
 
     The last stage is given targets: its forward ends in the loss, of which each microbatch counts 1/num_microbatches.
+    Gradients between stages are those of the loss times the configuration's scale; those of parameters are freed of it.
     """
 
     def __init__(self, module: nn.Module, config: RunConfig, device: torch.device, *, first: bool, last: bool) -> None:
+        set_up(config, device)
         self.module = module.to(device).train()
         self.config = config
         self.device = device
         self.first = first
         self.last = last
         self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
+        self._dtype = DTYPES[config.dtype]
+        self._unscale(self.module.parameters())
         self.twin = False  # whether microbatches go through with the parameters of the step before, too
         self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}
@@ -102,7 +108,16 @@ class Stage:
         y = saved.y
         if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
             y = self._compute(saved.x, saved.key, saved.targets, saved.buffers)
-        return saved.x, y, torch.full_like(y, 1 / self.config.num_microbatches) if gradient is None else gradient
+        if gradient is None:
+            gradient = torch.full_like(y, self.config.gradient_scale / self.config.num_microbatches)
+        return saved.x, y, gradient
+
+    def _unscale(self, parameters: Iterable[Tensor]) -> None:
+        """Divide gradients by the scale of the loss when they reach the parameters."""
+        scale = self.config.gradient_scale
+        for parameter in parameters:
+            if scale != 1 and parameter.requires_grad:
+                parameter.register_hook(lambda gradient: gradient / scale)  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients by parameter name."""
@@ -128,6 +143,7 @@ class Stage:
         self._previous = {name: x.detach().clone() for name, x in self.module.named_parameters()}
         for name, parameter in self.module.named_parameters():
             self._previous[name].requires_grad_(parameter.requires_grad)
+        self._unscale(self._previous.values())
 
     def previous_gradients(self) -> dict[str, Tensor] | None:
         """Return the accumulated gradients at the parameters of the step before, None where it is no twin step."""
@@ -189,6 +205,7 @@ class Stage:
         self._previous = {name: x.to(self.device, copy=True) for name, x in under("previous.", tensors).items()}
         for name, x in self._previous.items():
             x.requires_grad_(self.module.get_parameter(name).requires_grad)
+        self._unscale(self._previous.values())
         for kept in (self._saved, self._caught, self._arrived):
             kept.clear()
 
@@ -247,7 +264,7 @@ class Stage:
         return y if targets is None else model_loss(y, targets)
 
     def _call(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
-        low_precision = self.config.dtype == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=low_precision):
+        low_precision = self._dtype != torch.float32
+        with torch.autocast(self.device.type, self._dtype, enabled=low_precision):
             y: Tensor = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
-        return y.to(torch.bfloat16) if low_precision and not self.last else y
+        return y.to(self._dtype) if low_precision and not self.last else y

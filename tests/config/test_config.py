@@ -223,7 +223,8 @@ REFUSED = {
     "seed=18446744073709551616": (
         "`seed` must be less than or equal to 9223372036854775807, but got 18446744073709551616."
     ),
-    "dtype=float16": "`dtype` must be 'float32' or 'bfloat16', but got 'float16'.",
+    "dtype=float8": "`dtype` must be 'float32', 'bfloat16' or 'float16', but got 'float8'.",
+    "loss_scale=3": "`loss_scale` must be a power of two, which changes no digit, but got 3.",
     "device=tpu": "`device` must be 'auto', 'cpu' or 'cuda', but got 'tpu'.",
     "placement=here": "`placement` must be 'spread' or 'pack', but got 'here'.",
     "recompute=maybe": "`recompute` must be a valid boolean, but got 'maybe'.",

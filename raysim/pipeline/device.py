@@ -1,0 +1,95 @@
+"""The device of a worker: what it is, what it can, how it is told to compute, and how much of it a worker may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from raysim.config import ConfigError, RunConfig
+from raysim.network.memory import StageMemory, check_memory
+
+
+class DeviceFacts(NamedTuple):
+    """A GPU, as it describes itself."""
+
+    name: str
+    capability: str
+    driver: str
+    cuda: str
+    memory_bytes: int
+    bfloat16: bool
+    """Whether it computes in bfloat16, and does not imitate it."""
+    uuid: str
+    """Tells one GPU from another of the same node, and from those of other nodes."""
+
+
+def facts_of(device: torch.device) -> DeviceFacts | None:
+    """Return the facts of a GPU, None of a CPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceFacts(
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        driver=_driver(),
+        cuda=torch.version.cuda or "",
+        memory_bytes=properties.total_memory,
+        bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),
+        uuid=str(properties.uuid),
+    )
+
+
+def set_up(config: RunConfig, device: torch.device) -> None:
+    """Tell a GPU how to compute, for this whole process.
+
+    Nothing is changed for a CPU, which has no TF32 and whose kernels give the same bits each time.
+    """
+    if device.type != "cuda":
+        return
+    precision = "tf32" if config.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = precision  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False  # the quickest kernel of a moment is another one the next time
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+
+
+def check_devices(
+    config: RunConfig, memories: Sequence[StageMemory], facts: Sequence[DeviceFacts | None], gpus: float
+) -> None:
+    """Raise ConfigError where a GPU lacks the dtype, or the memory for the stages on it.
+
+    `facts[i]` are of the device of `memories[i]`, and `gpus` is the share of a GPU that a worker has, more than 0; stages of
+    one worker, or of several on one GPU, are added up against their share.
+    """
+    for one in facts:
+        if one is not None and config.dtype == "bfloat16" and not one.bfloat16:
+            raise ConfigError(
+                f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {one.name} has {one.capability}. "
+                "Set `dtype` to 'float16' or 'float32'."
+            )
+    on_gpus = [(memory, one) for memory, one in zip(memories, facts, strict=True) if one is not None]
+    capacities = {one.uuid: one.memory_bytes for _, one in on_gpus}
+    try:
+        check_memory([memory for memory, _ in on_gpus], capacities, [one.uuid for _, one in on_gpus])
+        if gpus < 1:
+            shares = {f"{one.name}, of which a stage has {gpus:g}": int(gpus * one.memory_bytes) for _, one in on_gpus}
+            for memory, one in on_gpus:
+                place = f"{one.name}, of which a stage has {gpus:g}"
+                check_memory([memory], shares, [place])
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _driver() -> str:
+    """Return the version of the driver, as its kernel module states it; nothing where it does not."""
+    try:
+        with open("/sys/module/nvidia/version", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
