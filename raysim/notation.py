@@ -25,7 +25,7 @@ MAX_LENGTH = 1000  # of a text to parse, in characters: no notation of ours come
 class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
-    notation: ClassVar[str | None] = None  # the name where it is no Python identifier (`1F1B`)
+    notation: ClassVar[str | None] = None  # the name where it is not the name of the class
 
     @classmethod
     def name(cls) -> str:

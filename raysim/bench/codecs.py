@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raysim.codecs import CODECS, Codec, kernels
+from raysim.codecs import CODECS, Codec
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.codecs.warm import warm
 from raysim.notation import parse
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def bench_codecs(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        kernels.warm()
+        warm()
         ours = [_codec(parse(codec, CODECS) if isinstance(codec, str) else codec) for codec in codecs]
         notes: list[str] = []
         rows = []

@@ -21,6 +21,8 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from raysim.codecs.sparse import Support
+
 
 class _Dtypes(Mapping[str, "torch.dtype"]):
     """The dtypes of tensors that links carry, by name, looked up in torch when one is asked for."""
@@ -115,11 +117,53 @@ class Codec(Notation, ABC):
 
     copies: ClassVar[bool] = False  # whether a packet is the tensor's memory as it is, which takes no work
     size_varies: ClassVar[bool] = False  # whether the bytes of a packet depend on the values of the tensor
+    selects: ClassVar[bool] = False  # whether packets hold values at the positions that `support` returns
+
+    # What a codec is able to do: methods ask for these, and so need no list of codecs.
 
     @property
     def random(self) -> bool:
         """Whether `encode` draws random numbers, and so needs a key."""
         return False
+
+    @property
+    def linear(self) -> bool:
+        """Whether packets of the same key and shape hold float values of the same positions, so that their sum is a packet."""
+        return False
+
+    @property
+    def by_matrix(self) -> bool:
+        """Whether rows or columns are treated apart, so that a weight has to come as a matrix (first axis, the rest)."""
+        inner = getattr(self, "codec", None)
+        return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
+
+    @property
+    def kept_share(self) -> float | None:
+        """Share of the values that a packet holds; None where all are sent, or the share depends on the values."""
+        return None
+
+    def relative_variance(self, numel: int) -> float | None:
+        """Return a bound on E||C(x) - x||^2 / ||x||^2 for tensors of `numel` values; None of a codec that is biased.
+
+        >>> from raysim.codecs import Natural, RandomK, TopK
+        >>> [codec.relative_variance(1000) for codec in (RandomK(0.25, unbiased=True), Natural(), TopK(0.1))]
+        [3.0, 0.125, None]
+        """
+        return None
+
+    def check_feedback(self) -> None:
+        """Raise ValueError where the residual of error feedback would grow without bound."""
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError where a setting has no meaning for weights of these shapes, by name."""
+
+    def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
+        """Return the positions of the values that a packet holds, of a codec that `selects`."""
+        raise TypeError(f"{self!r} sends no positions.")
+
+    def rehearsed(self) -> Codec:
+        """Return a codec with the same kernels that also compresses a tensor of 192 values."""
+        return self
 
     @property
     def fixed_size(self) -> bool:

@@ -1,4 +1,4 @@
-"""Packing of small integers: fields most significant bit first, one stream, zeros at the end (oracles section 3.3).
+"""Packing of small integers: fields most significant bit first, one stream, zeros at the end.
 
 Everything runs on the tensor's own device, so that only packed bytes cross to the host.
 """

@@ -7,7 +7,8 @@ in 16 lanes, each in order, and then the lanes by halves; everything else in ord
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +55,16 @@ def orthonormal(columns: Tensor) -> Tensor:
     return turned.transpose(1, 2)
 
 
+def check_rank(rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError where `rank` exceeds that of every weight, as (first axis, the rest)."""
+    sides = {name: min(shape[0], math.prod(shape[1:])) for name, shape in shapes.items()}
+    if sides and rank > max(sides.values()):
+        widest = max(sides, key=lambda name: sides[name])
+        raise ValueError(
+            f"`rank` must be at most {sides[widest]}, the rank of the largest matrix of the stage ({widest}), but got {rank}."
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class LowRank(Codec):
     """Sends P = orth(M Q) and M^T P, decoded to P P^T M: one step of PowerSGD's subspace iteration (Vogels et al. 2019,
@@ -80,6 +91,16 @@ class LowRank(Codec):
     @property
     def random(self) -> bool:
         return True
+
+    @property
+    def by_matrix(self) -> bool:
+        return True
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        check_rank(self.rank, shapes)
+
+    def rehearsed(self) -> Codec:
+        return replace(self, rank=1)  # of a higher rank a small tensor is sent as it is
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
         """Return number, rows, columns and rank of the matrices, or None where they would not make it smaller."""

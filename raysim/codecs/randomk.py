@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RandomK(Codec):
-    """Keeps the share `density` of values at random positions (gradient.md 2.2), drawn anew for each key, without replacement.
+    """Keeps the share `density` of values at random positions, drawn anew for each key, without replacement (Stich et al. 2018,
+    1809.07599).
 
     The packet carries the key in 8 bytes in place of indices. Positions are drawn within each `sample`, or the whole `tensor`.
     As it is, C contracts: E||x - C(x)||^2 = (1 - k/n)||x||^2, which is what error feedback needs. `unbiased=True` multiplies
@@ -32,6 +33,8 @@ class RandomK(Codec):
     >>> packet.decode().count_nonzero(dim=1), packet.array_bytes
     (tensor([1, 1]), 16)
     """
+
+    selects: ClassVar[bool] = True
 
     density: float
     per: str = "sample"
@@ -49,6 +52,26 @@ class RandomK(Codec):
     @property
     def random(self) -> bool:
         return True
+
+    @property
+    def linear(self) -> bool:
+        return self.values == Identity()
+
+    @property
+    def kept_share(self) -> float:
+        return self.density
+
+    def relative_variance(self, numel: int) -> float | None:
+        if not self.unbiased or self.values != Identity():
+            return None
+        return numel / kept_of(self.density, numel) - 1
+
+    def check_feedback(self) -> None:
+        if self.unbiased and self.density < 0.5:
+            raise ValueError(
+                "`density` of an unbiased RandomK under a memory must be at least 0.5, or what is withheld grows without "
+                f"bound, but got {self.density}. Leave `unbiased` out."
+            )
 
     def _rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the number of rows that are drawn from on their own, their length and how many each keeps."""
@@ -88,7 +111,6 @@ class RandomK(Codec):
         return scatter(self.draw(key, packet.shape, device), values, packet.numel).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
-        """Return the positions that a packet of this codec sends."""
         rows, _, kept = self._rows(packet.shape)
         key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
         return Support(self.draw(key, packet.shape, device).view(rows, kept), packet.shape)

@@ -243,6 +243,8 @@ class TopK(Codec):
     (tensor([[ 0.,  0.,  3., -4.]]), 9)
     """
 
+    selects: ClassVar[bool] = True
+
     density: float
     per: str = "sample"
     values: Codec = Identity()
@@ -262,6 +264,10 @@ class TopK(Codec):
     @property
     def random(self) -> bool:
         return self.values.random
+
+    @property
+    def kept_share(self) -> float:
+        return self.density
 
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), *INDEX_ARRAYS)
@@ -324,7 +330,6 @@ class TopK(Codec):
         return place(packet, values).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
-        """Return the positions that a packet of this codec sends."""
         kept = self._num_kept(packet.shape)
         everything = kept == packet.numel
         positions = torch.arange(kept, device=device) if everything else decode_positions(packet, kept, device)

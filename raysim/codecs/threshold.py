@@ -49,7 +49,7 @@ class Counted(Codec):
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Counted):
-    """Keeps the values of magnitude `threshold` or more, or the greatest where there is none (gradient.md 2.3).
+    """Keeps the values of magnitude `threshold` or more, or the greatest where there is none.
 
     >>> packet = Threshold(2.0).encode(torch.tensor([1.0, -2.0, 3.0, 0.0]))
     >>> packet.decode(), packet.array_bytes
@@ -82,12 +82,14 @@ class Threshold(Counted):
 class EstimatedTopK(Counted):
     """Keeps about the share `density`: what exceeds a threshold that is estimated, as published methods do for speed.
 
-    `policy` says how (gradient.md 2.4, 2.5, 2.7), a = |x|, k values wanted, over the whole tensor:
-    "sampled"      DGC: the k-th of a random 1 % (at least 4,096 values); exact among the survivors where more than 1.3 k pass,
-                   and 0.8 times the threshold, up to ten times, where fewer than 0.8 k do
-    "bisect"       RedSync: bisection between mean and maximum of a, at most 20 probes, until k to 2k pass; trimmed to 2k
-    "gaussian"     GaussianK: the quantile of a normal of the tensor's deviation; three corrections by half
-    "exponential"  SIDCo: -mean(a) ln(density)
+    `policy` says how, with a = |x| and k values wanted of the whole tensor:
+    "sampled"      DGC (Lin et al. 2018, 1712.01887): the k-th of a random 1 % (at least 4,096 values); exact among the survivors
+                   where more than 1.3 k pass, and 0.8 times the threshold, up to ten times, where fewer than 0.8 k do
+    "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum of a, at most 20 probes, until k to
+                   2k pass; trimmed to 2k
+    "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal of the tensor's deviation; three corrections
+                   by half
+    "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
     The greatest is kept where nothing passes. `TopK` is exact, and no slower here: this is to compare what the methods lose.
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
@@ -107,6 +109,10 @@ class EstimatedTopK(Counted):
     @property
     def random(self) -> bool:
         return self.policy == "sampled" or self.values.random
+
+    @property
+    def kept_share(self) -> float:
+        return self.density
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         flat = x.contiguous().view(-1)

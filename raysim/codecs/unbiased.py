@@ -63,6 +63,10 @@ class QSGD(UniformCodec):
     def _last_code(self) -> int:
         return 2 * self._steps
 
+    def relative_variance(self, numel: int) -> float:
+        length = min(self.block, numel)
+        return min(length / self._steps**2, math.sqrt(length) / self._steps)
+
     def _widened(self, x: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
         greatest = np.maximum(-low, high)
         with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
@@ -93,6 +97,10 @@ class TernGrad(Codec):
     @property
     def random(self) -> bool:
         return True
+
+    def relative_variance(self, numel: int) -> float | None:
+        # the variance is s ||x||_1 - ||x||^2 with s the greatest magnitude
+        return math.sqrt(numel) - 1 if self.clip is None else None
 
     def clipped(self, x: Tensor) -> Tensor:
         """Return what the codec is unbiased for: `x` clipped."""
@@ -132,6 +140,9 @@ class Natural(Codec):
     @property
     def random(self) -> bool:
         return True
+
+    def relative_variance(self, numel: int) -> float:
+        return 0.125
 
     def array_names(self) -> tuple[str, ...]:
         return ("signs", "exponents")

@@ -4,9 +4,9 @@ from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC
 from raysim.compressors.at_support import AtSupport
 from raysim.compressors.base import Compressor, Context, Decision, Plain, State
-from raysim.compressors.delta import AQSGD, EF21
+from raysim.compressors.delta import AQSGD, LinkEF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, NoiseFeedback
-from raysim.compressors.gravac import GraVAC
+from raysim.compressors.gravac import LinkGraVAC
 from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation
 from raysim.compressors.warmstart import WarmStart
 from raysim.notation import Notation
@@ -17,11 +17,11 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     for cls in (
         ACGC,
         AQSGD,
-        EF21,
+        LinkEF21,
         Epilogue,
         ErrorFeedback,
         LazyErrorPropagation,
-        GraVAC,
+        LinkGraVAC,
         MixedErrorFeedback,
         NoiseFeedback,
         Plain,

@@ -1,4 +1,4 @@
-"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS; gradient.md 4.9): the bits of activations follow from what their error does
+"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS): the bits of activations follow from what their error does
 to the gradients of weights."""
 
 from __future__ import annotations

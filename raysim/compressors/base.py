@@ -83,8 +83,26 @@ class Compressor(Notation, ABC):
     needs_schedule: ClassVar[bool] = False  # whether it depends on the phase of the schedule that sends a message
     message_varies: ClassVar[bool] = False  # whether it also sends other packets than those of `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
+    carries_support: ClassVar[bool] = False  # whether every packet is one of `codec`, at positions of the tensor itself
+    any_shape: ClassVar[bool] = False  # whether the messages of a link may change their shape from step to step
+    evaluation_modes: ClassVar[tuple[str, ...]] = ("on",)  # in which it stands in for itself, see `evaluation`
+    warmup_epochs: ClassVar[int] = 0  # in which it sends other packets than later
 
     codec: Codec
+
+    @property
+    def exact(self) -> bool:
+        """Whether tensors are sent as they are."""
+        return False
+
+    @property
+    def shared_budget(self) -> float | None:
+        """Fidelity that all links of a direction must keep together; None where a link decides by itself."""
+        return None
+
+    def forgets(self, num_samples: int) -> bool:
+        """Return whether the memory holds fewer than `num_samples` samples, so that later visits may be like first ones."""
+        return False
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the codecs of packets that this compressor sends, for the link's table.
@@ -171,6 +189,9 @@ class Plain(Compressor):
     TopK(0.1)
     """
 
+    carries_support: ClassVar[bool] = True
+    any_shape: ClassVar[bool] = True
+
     codec: Codec
 
     def __post_init__(self) -> None:
@@ -178,6 +199,10 @@ class Plain(Compressor):
 
     def __repr__(self) -> str:
         return repr(self.codec)
+
+    @property
+    def exact(self) -> bool:
+        return self.codec.copies
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         return self.codec.encode(x, context.key), {}

@@ -1,4 +1,4 @@
-"""A common error budget over links (ours; gravac.md 4.3, option `budget`): compression goes where messages are slowest.
+"""A common error budget over links (ours; the option `budget` of GraVAC on links): compression goes where messages are slowest.
 
 Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the product
 of what its links keep. What is spent on a link that nobody waits for is lost to one that everybody waits for.

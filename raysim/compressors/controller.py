@@ -1,9 +1,9 @@
-"""The controller of GraVAC (Tyagi and Swany 2023, 2305.12201): which of several compressions is sent, by what each keeps of
-the tensor and by how fast the system then runs. Replica gradients and links share it.
+"""The controller of GraVAC (Tyagi and Swany 2023, 2305.12201): it chooses one of several compressions by the gain of each and
+by the speed of the system. Replica gradients and links share it.
 
-Levels run from mild to strong. Two are looked at in a step: the `minimum`, and the `candidate` that is explored above it. The
-strongest of them whose gain reaches `epsilon` is sent, else the tensor as it is; at the end of every window the controller
-moves both.
+Levels run from mild to strong. A step evaluates two of them: the `minimum`, and the `candidate` that is explored above it.
+The stronger one whose gain reaches `epsilon` is sent, else the tensor itself. At the end of every window the controller moves
+both levels.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from raysim.notation import check_real
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -19,10 +20,18 @@ if TYPE_CHECKING:
 
 POLICIES = ("exponential", "geometric")
 PROMOTE = ("evaluated", "listing", "passing")
-EVENTS = ("promote", "advance", "retreat", "saturate", "reopen")
+EVENTS = ("promote", "advance", "retreat", "saturate")
 
 
-def candidate_factors(cf_min: float, cf_max: float, policy: str, growth: float = 2.0) -> tuple[float, ...]:
+def check_factors(cf_min: object, cf_max: object) -> tuple[float, float]:
+    """Return the ends of the range of factors; raises ValueError by field and rule."""
+    low, high = check_real("cf_min", cf_min, 1, 1e9), check_real("cf_max", cf_max, 1, 1e9)
+    if low > high:
+        raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
+    return low, high
+
+
+def candidate_factors(cf_min: float, cf_max: float, policy: str) -> tuple[float, ...]:
     """Return the compression factors to explore: `cf_min`, growing to just `cf_max`.
 
     >>> candidate_factors(10, 1000, "exponential"), candidate_factors(1.5, 10, "geometric")
@@ -31,7 +40,7 @@ def candidate_factors(cf_min: float, cf_max: float, policy: str, growth: float =
     factors = [cf_min]
     power = 1
     while cf_min < cf_max:
-        factor = cf_min * (2 ** (2 ** (power - 1)) if policy == "exponential" else growth**power)
+        factor = cf_min * (2 ** (2 ** (power - 1)) if policy == "exponential" else 2**power)
         if factor >= cf_max:
             factors.append(cf_max)
             break
@@ -41,21 +50,17 @@ def candidate_factors(cf_min: float, cf_max: float, policy: str, growth: float =
 
 
 class Rules(NamedTuple):
-    """What moves the controller; where the paper leaves room, `GraVAC` says what choices there are."""
+    """Settings of the controller; `ReplicaGraVAC` documents each."""
 
     epsilon: float
     omega: float
     window: int  # steps
     alpha: float  # of the moving averages
     promote: str = "evaluated"
-    saturation: str = "lower"
-    throughput: str = "mean"
-    reopen_every: int | None = None  # windows
-    saturate_on_dense: bool = False
 
 
 class Choice(NamedTuple):
-    """What is sent in a step."""
+    """The branch that a step takes."""
 
     branch: str  # "candidate", "minimum" or "dense"
     level: int  # beyond the last one: the tensor as it is
@@ -64,38 +69,35 @@ class Choice(NamedTuple):
 
 @dataclass
 class Standing:
-    """Where a controller stands; level `num_levels`, beyond the last, is the tensor as it is."""
+    """The state of a controller. Level `num_levels`, beyond the last, is the uncompressed tensor."""
 
     num_levels: int
     minimum: int
     candidate: int
     frozen: bool
     steps: int
-    frozen_windows: int
     used: int  # the level of the last step, -1 before the first
     used_gain: float
     agreed: list[float]  # gains of minimum and candidate, as the rule saw them last
-    averages: list[float]  # moving averages, numerator and denominator of the minimum's gain and of the candidate's
+    averages: list[float]  # moving averages of the gains of minimum and candidate
     speeds: list[float]  # throughput times gain, by level; NaN where none was seen
     sums: list[float]  # of the window at hand
     counts: list[int]
 
     @classmethod
-    def fresh(cls, num_levels: int, *, start_at_min: bool = False) -> Standing:
-        """Return where a controller of `num_levels` begins."""
-        candidate = 0 if start_at_min else min(1, num_levels - 1)
+    def fresh(cls, num_levels: int) -> Standing:
+        """Return the first state of a controller of `num_levels`."""
         nothing = [math.nan] * (num_levels + 1)
         return cls(
             num_levels,
             minimum=0,
-            candidate=candidate,
+            candidate=min(1, num_levels - 1),
             frozen=False,
             steps=0,
-            frozen_windows=0,
             used=-1,
             used_gain=math.nan,
             agreed=[math.nan] * 2,
-            averages=[math.nan] * 4,
+            averages=[math.nan] * 2,
             speeds=nothing,
             sums=[0.0] * (num_levels + 1),
             counts=[0] * (num_levels + 1),
@@ -104,57 +106,48 @@ class Standing:
     # In a checkpoint.
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return what `from_tensors` takes: int64 and float64; what was not seen yet is infinity, so that states compare."""
-        whole = [self.minimum, self.candidate, self.frozen, self.steps, self.frozen_windows, self.used, *self.counts]
+        """Return the state as int64 and float64; infinity stands for values not seen yet, so that states compare equal."""
+        whole = [self.minimum, self.candidate, self.frozen, self.steps, self.used, *self.counts]
         real = [self.used_gain, *self.agreed, *self.averages, *self.speeds, *self.sums]
         seen = torch.tensor(real, dtype=torch.float64).nan_to_num(nan=math.inf)
         return torch.tensor(whole, dtype=torch.int64), seen
 
     @classmethod
     def from_tensors(cls, whole: Tensor, real: Tensor) -> Standing:
-        """Return where a controller stood."""
-        minimum, candidate, frozen, steps, frozen_windows, used, *counts = (int(value) for value in whole.tolist())
+        """Return the state of `tensors`."""
+        minimum, candidate, frozen, steps, used, *counts = (int(value) for value in whole.tolist())
         used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())
         places = len(counts)
-        agreed, averages, speeds, sums = values[:2], values[2:6], values[6 : 6 + places], values[6 + places :]
-        position = (places - 1, minimum, candidate, bool(frozen), steps, frozen_windows, used)
+        agreed, averages, speeds, sums = values[:2], values[2:4], values[4 : 4 + places], values[4 + places :]
+        position = (places - 1, minimum, candidate, bool(frozen), steps, used)
         return cls(*position, used_gain, agreed, averages, speeds, sums, counts)
 
     # In a step.
 
-    def book(self, throughput: float, rules: Rules) -> None:
-        """Take the throughput of the last step, in samples a second: that of the level that was sent in it."""
-        level, speed = self.used, throughput * self.used_gain
-        if rules.throughput == "mean":
-            self.sums[level] += speed
-            self.counts[level] += 1
-        elif rules.throughput == "last" or math.isnan(self.speeds[level]):
-            self.speeds[level] = speed
-        else:
-            self.speeds[level] += rules.alpha * (speed - self.speeds[level])
+    def book(self, throughput: float) -> None:
+        """Add the throughput of the last step, in samples a second, to the level that was sent in it."""
+        self.sums[self.used] += throughput * self.used_gain
+        self.counts[self.used] += 1
 
-    def observe(
-        self, minimum: tuple[float, float], candidate: tuple[float, float], alpha: float
-    ) -> tuple[float, float]:
-        """Average the gains of minimum and candidate, each a numerator and a denominator; return the averaged gains.
+    def observe(self, minimum: float, candidate: float, alpha: float) -> tuple[float, float]:
+        """Add the gains of minimum and candidate to their moving averages; return the averages.
 
-        An average starts with its first value. Where both are the same level its history is one.
+        An average starts with its first value. Minimum and candidate share one average while they are the same level.
         """
-        for place, value in enumerate((*minimum, *candidate)):
+        for place, value in enumerate((minimum, candidate)):
             before = self.averages[place]
             self.averages[place] = value if math.isnan(before) else alpha * value + (1 - alpha) * before
         if self.candidate == self.minimum:
-            self.averages[2:] = self.averages[:2]
+            self.averages[1] = self.averages[0]
         return self.gains
 
     @property
     def gains(self) -> tuple[float, float]:
         """The averaged gains of minimum and candidate, NaN where none was seen."""
-        low, low_of, high, high_of = self.averages
-        return low / low_of, high / high_of
+        return self.averages[0], self.averages[1]
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
-        """Return what is sent where these are the gains: the strongest that reaches `epsilon`. Of NaN it is known not to."""
+        """Return the strongest choice whose gain reaches `epsilon`; a gain of NaN does not reach it."""
         if candidate >= epsilon:
             return Choice("candidate", self.candidate, candidate)
         if minimum >= epsilon:
@@ -162,7 +155,7 @@ class Standing:
         return Choice("dense", self.num_levels, 1.0)
 
     def end_step(self, sent: Choice, minimum: float, candidate: float) -> None:
-        """Take what was sent in a step, and the gains that were seen in it."""
+        """Record the choice of a step and the gains on which it was based."""
         self.used, self.used_gain = sent.level, sent.gain
         self.agreed = [minimum, candidate]
         self.steps += 1
@@ -172,20 +165,16 @@ class Standing:
         return self.steps > 0 and self.steps % rules.window == 0
 
     def close_window(self) -> None:
-        """Take the means of the window at hand, and begin the next."""
+        """Set the speed of each level to its mean over the window, and begin the next window."""
         for level, count in enumerate(self.counts):
             if count:
                 self.speeds[level] = self.sums[level] / count
         self.sums, self.counts = [0.0] * len(self.sums), [0] * len(self.counts)
-        self.frozen_windows += self.frozen
 
     def decide(self, rules: Rules) -> list[str]:
-        """Move minimum and candidate, after a window was closed; return what happened, of `EVENTS`."""
+        """Move minimum and candidate after a window was closed; return the events, a subset of `EVENTS`."""
         if self.frozen:
-            if rules.reopen_every is None or self.frozen_windows < rules.reopen_every:
-                return []
-            self._reopen()
-            return ["reopen"]
+            return []
         following = min(self.candidate + 1, self.num_levels - 1)
         events = self._track(rules) if rules.promote == "passing" else self._promoted(rules, following)
         settled = self._saturated(rules)
@@ -216,41 +205,31 @@ class Standing:
         if minimum >= rules.epsilon or self.minimum == 0:
             return []
         self.candidate, self.minimum = self.minimum, self.minimum - 1
-        self.averages = [math.nan, math.nan, *self.averages[:2]]
+        self.averages = [math.nan, self.averages[0]]
         return ["retreat"]
 
     def _saturated(self, rules: Rules) -> int | None:
-        """Return the level to stay at, where the two fastest are equally fast."""
-        places = self.num_levels + (1 if rules.saturate_on_dense else 0)
-        known = [level for level in range(places) if not math.isnan(self.speeds[level])]
+        """Return the lower of the two fastest levels where they are equally fast, else None."""
+        known = [level for level in range(self.num_levels) if not math.isnan(self.speeds[level])]
         if len(known) < 2:
             return None
         first, second = sorted(known, key=lambda level: -self.speeds[level])[:2]
         fastest, next_fastest = self.speeds[first], self.speeds[second]
         if next_fastest <= 0 or abs(fastest - next_fastest) / next_fastest > rules.omega:
             return None
-        if rules.saturation == "listing":
-            return second
-        return self.num_levels if self.num_levels in (first, second) else min(first, second)
+        return min(first, second)
 
     def _promote(self, level: int) -> None:
         self.minimum = level
-        self.averages[:2] = self.averages[2:] if level == self.candidate else [math.nan] * 2
+        self.averages[0] = self.averages[1] if level == self.candidate else math.nan
 
     def _explore(self, level: int) -> None:
         if level != self.candidate:
             self.candidate = level
-            self.averages[2:] = [math.nan] * 2
+            self.averages[1] = math.nan
 
     def _freeze(self, level: int) -> None:
         self.frozen = True
         self._explore(level)
-        if level < self.minimum or level == self.num_levels:
+        if level < self.minimum:
             self._promote(level)
-
-    def _reopen(self) -> None:
-        self.frozen, self.frozen_windows = False, 0
-        self.speeds = [math.nan] * len(self.speeds)
-        if self.minimum == self.num_levels:
-            self._promote(0)
-        self._explore(min(self.minimum + 1, self.num_levels - 1))

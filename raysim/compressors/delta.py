@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class EF21(Residual):
+class LinkEF21(Residual):
     """Sends C(x - h) and moves h by it at both ends; the receiver works on h (Richtarik et al. 2021, 2106.05203).
 
     h starts at zero and is kept in float32 under `key`: microbatch `slot`, `sample` or `link`. The difference is sent
     in the dtype of x.
 
     >>> from raysim.codecs import TopK
-    >>> method, x = EF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
+    >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
     >>> for _ in range(2):  # the same tensor again: what was withheld comes with the second packet
@@ -51,6 +51,7 @@ class EF21(Residual):
     tensor([[4., 3.]])
     """
 
+    notation: ClassVar[str] = "EF21"
     two_ended: ClassVar[bool] = True
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
@@ -86,6 +87,7 @@ class AQSGD(Compressor):
 
     two_ended: ClassVar[bool] = True
     commits_at: ClassVar[str] = "step"
+    evaluation_modes: ClassVar[tuple[str, ...]] = ("on", "on_direct")
 
     codec: Codec
     key: str = "sample"
@@ -107,6 +109,14 @@ class AQSGD(Compressor):
     def message_varies(self) -> bool:  # type: ignore[override]
         """Whether some visits are sent dense."""
         return self.warmup > 0 or self.first == "dense"
+
+    @property
+    def warmup_epochs(self) -> int:  # type: ignore[override]
+        """Epochs whose visits are all sent in full."""
+        return self.warmup
+
+    def forgets(self, num_samples: int) -> bool:
+        return self.key == "sample" and (self.capacity or num_samples) < num_samples
 
     def entries(self) -> tuple[Entry, ...]:
         mixed = (*nested_names("dense", self._dense), *nested_names("delta", self.codec), "first")

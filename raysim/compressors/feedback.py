@@ -1,4 +1,4 @@
-"""Error feedback: what compression withheld is carried to the next send. The sender remembers; the receiver does not."""
+"""Error feedback: the sender adds the error of one packet to the next tensor that it sends. The receiver keeps no memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from raysim.codecs import Codec, Nonzero, Packet, RandomK, TopK
+from raysim.codecs import Codec, Nonzero, Packet, TopK
 from raysim.codecs.message import Entry
 from raysim.codecs.random import uniform
 from raysim.codecs.sparse import kept_of, select_topk
@@ -46,11 +46,7 @@ class Residual(Compressor):
     def __post_init__(self) -> None:
         check_choice("key", self.key, KEYS)
         check_codec(self.codec)
-        if isinstance(self.codec, RandomK) and self.codec.unbiased and self.codec.density < 0.5:
-            raise ValueError(
-                "`density` of an unbiased RandomK under a memory must be at least 0.5, or what is withheld grows without "
-                f"bound, but got {self.codec.density}. Leave `unbiased` out."
-            )
+        self.codec.check_feedback()
 
     def remedy(self, direction: str) -> str:
         if self.key == "sample":
@@ -77,6 +73,8 @@ class ErrorFeedback(Residual):
     >>> packet.decode(), state
     (tensor([[4., 0.]]), {0: tensor([[0., 3.]])})
     """
+
+    carries_support: ClassVar[bool] = True
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys = memory_keys(self.key, context)

@@ -1,11 +1,11 @@
-"""GraVAC on a pipeline's links (ours; gravac.md 4): each link climbs a ladder of codecs, by what they keep of its messages."""
+"""GraVAC on the links of a pipeline (ours): each link climbs a ladder of codecs by the fidelity of its messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, Packet, Quantize, RandomK, TopK
+from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
 from raysim.compressors.base import (
     KEYS,
@@ -19,7 +19,7 @@ from raysim.compressors.base import (
     recall,
     remember,
 )
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors
+from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors, check_factors
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
@@ -36,31 +36,41 @@ EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compression
 
 
 @dataclass(frozen=True, repr=False)
-class GraVAC(Compressor):
-    """Sends the messages of a step by the strongest of two codecs of a `ladder` whose fidelity reaches `epsilon`, else as they are.
+class LinkGraVAC(Compressor):
+    """Sends the messages of a step by the stronger of two codecs whose fidelity reaches `epsilon`, else uncompressed (ours, after
+    Tyagi and Swany 2023, 2305.12201).
 
-    Fidelity is 1 - ||y - C(y)||^2/||y||^2, y the codec's input, over the messages of a step, in moving averages of weight
-    `ewma_alpha`; the next step goes by it. Both codecs are tried on every `probe_every`-th message. At the end of every `window`
-    of steps the controller of GraVAC moves, that of every link by itself.
+    Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides about
+    the next step. At the end of every window the controller of GraVAC moves, for every link by itself.
 
-    The gains of links are independent: the fidelity of a link is measured on its own messages, and no other link's codec enters
-    it. Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages,
-    and after 1/`ewma_alpha` steps hold little of those before. Only a `budget` couples the decisions of links. The speed of a
-    step is common to all: with `throughput="step"` it is credited to the level of every link. `simultaneous=False` gives a change
-    of speed a single cause: links take turns in the order of boundaries, one a window, 2(P - 1) windows a round.
+    The gains of links are independent: a link measures its fidelity on its own messages, whatever the codecs of other links.
+    Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages, and
+    after 1/`ewma_alpha` steps hold little of earlier ones. Only a `budget` couples the decisions of links. The speed of a step is
+    common to all links: with `throughput="step"` it is credited to the level of every link.
 
-    `ladder` "topk" (per sample, factors from `cf_min` to `cf_max` by `policy`), "bits" (Quantize 8 to 2), "rank" (LowRank 64 to
-    4), or codecs from mild to strong. `epsilon` is 0.7 forward and 0.9 backward where None. `budget` stands in for it: what the
-    links of a direction that have one must keep together, as a product, compression going to the slowest links first
-    (`raysim.compressors.budget`); each has its own epsilon then, of what was seen a step before. `throughput` "step": samples a
-    second by the clock; "link": dense bytes over wire bytes, which needs no clock. `memory` keeps a residual, under the keys of
-    ErrorFeedback. `promote` as of GraVAC on replica gradients. `decide="message"` chooses for every message by its own
-    fidelity. `reopen_every`: windows until a settled controller explores again.
+    Args:
+        cf_min: First factor of the ladder "topk".
+        cf_max: Last factor of the ladder "topk".
+        epsilon: Least fidelity of a codec that is used; by default 0.7 forward and 0.9 backward.
+        omega: Relative difference below which two fidelities, or two speeds, are taken as equal.
+        window: Steps between two decisions.
+        policy: Factors of the ladder "topk", as in `ReplicaGraVAC`.
+        ladder: Codecs from mild to strong: "topk" (per sample), "bits" (Quantize of 8 to 2 bits), "rank" (LowRank of 64 to 4), or a
+            list of codecs.
+        promote: Rule by which the minimum rises, as in `ReplicaGraVAC`.
+        memory: Key of a residual that is kept as in `ErrorFeedback`; by default there is none.
+        throughput: Speed of a level: "step", samples a second by the clock, or "link", dense bytes over wire bytes, which needs no
+            clock.
+        probe_every: Messages of a step between two on which both codecs are tried.
+        ewma_alpha: Weight of a step in the moving averages.
+        budget: Fidelity that all links of a direction keep together, as a product, in place of `epsilon`. Compression goes to the
+            slowest links first (`raysim.compressors.budget`), by the fidelities of the step before.
 
-    >>> GraVAC(ladder="bits").levels
+    >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
     """
 
+    notation: ClassVar[str] = "GraVAC"
     message_varies: ClassVar[bool] = True
 
     cf_min: float = 2.0
@@ -73,17 +83,12 @@ class GraVAC(Compressor):
     promote: str = "evaluated"
     memory: str | None = None
     throughput: str = "step"
-    decide: str = "step"
     probe_every: int = 1
     ewma_alpha: float = 0.1
-    simultaneous: bool = True
-    reopen_every: int | None = None
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        low, high = check_real("cf_min", self.cf_min, 1, 1e9), check_real("cf_max", self.cf_max, 1, 1e9)
-        if low > high:
-            raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
+        low, high = check_factors(self.cf_min, self.cf_max)
         self._coerce(
             cf_min=low,
             cf_max=high,
@@ -96,19 +101,13 @@ class GraVAC(Compressor):
             self._coerce(epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True))
         if self.budget is not None:
             self._coerce(budget=check_real("budget", self.budget, 0, 1, open_low=True))
-            for field, default in (("epsilon", None), ("decide", "step")):
-                if getattr(self, field) != default:
-                    raise ValueError(f"`{field}` must be {default} with `budget`, but got {getattr(self, field)!r}.")
-        if self.reopen_every is not None:
-            self._coerce(reopen_every=check_integer("reopen_every", self.reopen_every, 1))
+            if self.epsilon is not None:
+                raise ValueError(f"`epsilon` must be None with `budget`, but got {self.epsilon!r}.")
         if self.memory is not None:
             check_choice("memory", self.memory, KEYS)
         check_choice("policy", self.policy, POLICIES)
         check_choice("promote", self.promote, PROMOTE)
         check_choice("throughput", self.throughput, ["step", "link"])
-        check_choice("decide", self.decide, ["step", "message"])
-        if not isinstance(self.simultaneous, bool):
-            raise ValueError(f"`simultaneous` must be True or False, but got {self.simultaneous!r}.")
         self._check_ladder()
 
     def _check_ladder(self) -> None:
@@ -140,6 +139,10 @@ class GraVAC(Compressor):
         return LADDERS[self.ladder] if isinstance(self.ladder, str) else self.ladder
 
     @property
+    def shared_budget(self) -> float | None:
+        return self.budget
+
+    @property
     def codec(self) -> Codec:  # type: ignore[override]
         """The mildest codec."""
         return self.levels[0]
@@ -156,7 +159,7 @@ class GraVAC(Compressor):
             fed = (recall(state, keys, rows) + rows).view(x.shape)
         message = fed.to(x.dtype)
         tried: dict[int, Packet] = {}
-        undecided = tally.level < 0 or self.decide == "message"
+        undecided = tally.level < 0
         if undecided or tally.messages % self.probe_every == 0:
             for level in {standing.minimum, standing.candidate}:
                 tried[level] = self._at(level).encode(message, context.key)
@@ -182,25 +185,22 @@ class GraVAC(Compressor):
         rules, epsilon = self._rules(context), self._epsilon(context)
         throughput = context.batch_size / context.step_s if context.step_s else None
         if self.throughput == "step" and throughput is not None and standing.used >= 0:
-            standing.book(throughput, rules)  # of the step before this one
+            standing.book(throughput)  # of the step before this one
         ends, gains = (standing.minimum, standing.candidate), (standing.agreed[0], standing.agreed[1])
         if tally.probed:
             raw = [_fidelity(lost, tally.norm2) for lost in (tally.lost_minimum, tally.lost_candidate)]
-            gains = standing.observe((raw[0], 1.0), (raw[1], 1.0), rules.alpha)
+            gains = standing.observe(raw[0], raw[1], rules.alpha)
         branch, gain = {ends[0]: ("minimum", gains[0]), ends[1]: ("candidate", gains[1])}.get(
             tally.level, ("dense", 1.0)
         )
         standing.end_step(Choice(branch, tally.level, gain), *gains)
         if self.throughput == "link":
-            standing.book(tally.dense_bytes / tally.wire_bytes, rules)
+            standing.book(tally.dense_bytes / tally.wire_bytes)
         events = []
         if standing.at_window(rules):
             standing.close_window()
-            if self._has_turn(standing, context):
-                events = standing.decide(rules)
-        following = Tally()
-        if self.decide == "step":
-            following.level = standing.choose(*standing.gains, epsilon).level
+            events = standing.decide(rules)
+        following = Tally(standing.choose(*standing.gains, epsilon).level)
         decision = Decision(
             branch=branch,
             factor=self._factor(tally.level, tally.dense_bytes, tally.wire_bytes) or 1.0,
@@ -215,8 +215,6 @@ class GraVAC(Compressor):
             reason=(
                 f"of {self._at(ends[1])!r} {gains[1]:.3f} arrives, of {self._at(ends[0])!r} {gains[0]:.3f}; "
                 f"{epsilon:g} must, and then {self._at(following.level)!r} is sent"
-                if following.level >= 0
-                else f"{epsilon:g} of each message must arrive"
             ),
         )
         whole, real = standing.tensors()
@@ -256,7 +254,6 @@ class GraVAC(Compressor):
             window=self.window,
             alpha=self.ewma_alpha,
             promote=self.promote,
-            reopen_every=self.reopen_every,
         )
 
     def _read(self, state: State) -> tuple[Standing, Tally]:
@@ -264,24 +261,17 @@ class GraVAC(Compressor):
         standing = Standing.from_tensors(state[WHOLE], state[REAL]) if known else Standing.fresh(len(self.levels))
         return standing, Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
 
-    def _has_turn(self, standing: Standing, context: Context) -> bool:
-        """Return whether this link may move at the end of this window."""
-        if self.simultaneous:
-            return True
-        window, place = standing.steps // self.window - 1, 2 * context.boundary + (context.direction == "backward")
-        return window % (2 * max(1, context.num_stages - 1)) == place
-
     def _factor(self, level: int, dense_bytes: float, wire_bytes: float) -> float | None:
         """Return the factor of a level: of values where it keeps some of them, else of bytes, where they are known."""
         codec = self._at(level)
-        if isinstance(codec, (EstimatedTopK, RandomK, TopK)):
-            return 1 / codec.density
+        if codec.kept_share is not None:
+            return 1 / codec.kept_share
         return dense_bytes / wire_bytes if wire_bytes else None
 
 
 @dataclass
 class Tally:
-    """What is known of the step at hand; sums over messages, those of codecs over the ones that were probed."""
+    """Sums over the messages of the step at hand; sums about codecs are over the messages that were probed."""
 
     level: int = -1  # at which messages are sent, -1 until that is chosen
     messages: float = 0

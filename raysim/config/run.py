@@ -14,8 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from raysim.compressors import AtSupport, Compressor, ErrorFeedback, Plain
+from raysim.compressors import Compressor
 from raysim.compressors import parse as parse_compressor
+from raysim.compressors.at_support import share_indices
 from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
@@ -221,8 +222,6 @@ class RunConfig(Strict):
                     raise ValueError(
                         f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
                     )
-        if self.shared_indices:
-            self._check_shared()
         if isinstance(self.replica_gradient, tuple) and len(self.replica_gradient) != self.stages:
             raise ValueError(
                 f"`replica_gradient` must be one method or a list of one a stage ({self.stages}), but got {len(self.replica_gradient)}."
@@ -238,20 +237,6 @@ class RunConfig(Strict):
         if self.codec_speed is not None and self.clock == "measured":
             raise ValueError("`codec_speed` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
-
-    def _check_shared(self) -> None:
-        for boundary, (forward, backward) in enumerate(self.compressors()):
-            sparse = isinstance(forward, (Plain, ErrorFeedback)) and hasattr(forward.codec, "support")
-            if not sparse:
-                raise ValueError(
-                    f"`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got {forward!r} at boundary {boundary}."
-                )
-            dense = isinstance(backward, AtSupport) and not hasattr(backward.codec, "support")
-            if not dense:
-                raise ValueError(
-                    "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
-                    f"such as Identity or Quantize(8), but got {backward!r}."
-                )
 
     @property
     def gradient_scale(self) -> float:
@@ -283,7 +268,8 @@ class RunConfig(Strict):
             for value in (self.forward, self.backward)
         )
         if self.shared_indices:
-            backward = [AtSupport(method.codec) if isinstance(method, Plain) else method for method in backward]
+            ends = enumerate(zip(forward, backward, strict=True))
+            backward = [share_indices(*methods, f" at boundary {boundary}") for boundary, methods in ends]
         return list(zip(forward, backward, strict=True))
 
     def replica_methods(self) -> list[ReplicaMethod]:

@@ -12,9 +12,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from raysim.codecs import TopK, derive_key, kernels
+from raysim.codecs import derive_key
 from raysim.codecs.base import DTYPES
 from raysim.codecs.message import wire_bytes
+from raysim.codecs.warm import warm
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
@@ -24,7 +25,6 @@ from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
 from raysim.replication.base import Memory, ReplicaContext, ReplicaMethod
-from raysim.replication.gathered import Dense
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def link_costs(
     measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
     links: list[LinkCost] = []
     try:
-        kernels.warm()
+        warm()
         for boundary, (methods, shape) in enumerate(zip(config.compressors(), shapes, strict=True)):
             key = repr(methods), tuple(shape)
             if key not in measured:
@@ -79,8 +79,11 @@ def link_costs(
             links += [link._replace(boundary=boundary) for link in measured[key]]
     finally:
         torch.set_num_threads(before)
-    if any(method.needs_sensitivity for methods in config.compressors() for method in methods):
-        notes.append("Bounds of ACGC follow from gradients: before a run its messages are priced as they are.")
+    notes += [
+        f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
+        for method in dict.fromkeys(method for methods in config.compressors() for method in methods)
+        if method.needs_sensitivity
+    ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
     seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
     notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {seconds}.")
@@ -127,7 +130,7 @@ def _measure(
             )
             method.commit(receiver, changes)
             visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
-        if direction == "forward" and isinstance(method.codec, TopK):
+        if direction == "forward" and method.codec.selects:
             support = method.codec.support(packet, torch.device(device))
         (first_bytes, first_encode_s, first_decode_s), later = visits[1], visits[2:]
         if first_bytes == later[-1][0]:
@@ -212,7 +215,7 @@ def replica_costs(
                 "some. Record a run, and `raysim replay` it."
             )
         values = sum(math.prod(shape) for shape in mine.values())
-        if isinstance(method, Dense):
+        if not method.compresses:
             members = [(replica, stage) for replica in range(count)]
             chunks = chunk_bytes("dense", values, count, method.table(mine))
             transfers = all_reduce(DIRECTIONS[0], stage, members, chunks) if values else as_transfers([])
@@ -229,7 +232,7 @@ def replica_costs(
             )
         method.check(mine, count, config.optimizer.momentum)
         costs.append(_averaged(method, stage, mine, config, codec_bytes_per_s))
-    if any(cost.method != "Identity" for cost in costs):
+    if any(method.compresses for method in config.replica_methods()):
         notes.append(
             "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
         )

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
@@ -232,14 +231,10 @@ def _forecast(
     steady, first = replace(steady, **ending), replace(first, **ending)
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
-    warmup = max((m.warmup for pair in config.compressors() for m in pair if isinstance(m, AQSGD)), default=0)
+    methods = dict.fromkeys(method for pair in config.compressors() for method in pair)
+    warmup = max((method.warmup_epochs for method in methods), default=0)
     differs = any(link.first_bytes != link.wire_bytes for link in links)
-    forgetful = {
-        repr(method)
-        for pair in config.compressors()
-        for method in pair
-        if isinstance(method, AQSGD) and method.key == "sample" and (method.capacity or num_samples) < num_samples
-    }
+    forgetful = {repr(method) for method in methods if method.forgets(num_samples)}
     notes += [
         f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
         for method in sorted(forgetful)

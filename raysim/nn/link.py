@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from raysim.codecs.sparse import Support
-from raysim.compressors import AtSupport, Compressor, Context, parse
+from raysim.compressors import Compressor, Context, parse
+from raysim.compressors.at_support import share_indices
 from raysim.nn.ends import DIRECTIONS, Ends, own_memory
 from raysim.pipeline.link import EVALUATION_MODES
 
@@ -88,7 +89,7 @@ class CompressedLink(Ends):
             message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
-            self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)  # type: ignore[attr-defined]
+            self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)
         return own_memory(y, x)
 
     def of_gradient(self, context: Context) -> Context:
@@ -133,16 +134,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             )
     if not shared_indices:
         return methods
-    if not hasattr(methods[0].codec, "support"):
-        raise ValueError(
-            f"`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got {methods[0]!r}."
-        )
-    if hasattr(methods[1].codec, "support"):
-        raise ValueError(
-            "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
-            f"such as Identity or Quantize(8), but got {methods[1]!r}."
-        )
-    return methods[0], AtSupport(methods[1].codec)
+    return methods[0], share_indices(*methods)
 
 
 def links_of(model: nn.Module) -> list[CompressedLink]:

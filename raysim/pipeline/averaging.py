@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, kernels
+from raysim.codecs import NonFiniteError
 from raysim.codecs.message import Message
+from raysim.codecs.warm import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
@@ -33,7 +34,6 @@ from raysim.replication.base import (
     Rounds,
     average_together,
 )
-from raysim.replication.gathered import Dense
 
 Where = tuple[int, int, int]  # phase, group and member
 
@@ -186,10 +186,10 @@ class Averaging:
 def warm(plan: Plan) -> None:
     """Compile the kernels that a run needs, or load them from disk: of its links' codecs, and of its replica methods."""
     if plan.compresses:
-        kernels.warm(plan.codecs)
+        warm_codecs(plan.codecs)
     if plan.num_replicas > 1:
         for method in dict.fromkeys(plan.replica_methods):
-            if not isinstance(method, Dense):
+            if method.compresses:
                 _rehearse(method)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, TopK, derive_key
+from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
@@ -128,6 +128,5 @@ class Links:
     def _remember_support(self, link: Link, microbatch: int, message: Message) -> None:
         """Keep the positions of a forward message, at both ends, for the gradient that comes back at them."""
         if self.plan.config.shared_indices and link.direction == "forward":
-            codec = link.compressor.codec
-            assert isinstance(codec, TopK)
-            self._supports[link.boundary, microbatch] = codec.support(link.unpack(message), self.device)
+            support = link.compressor.codec.support(link.unpack(message), self.device)
+            self._supports[link.boundary, microbatch] = support

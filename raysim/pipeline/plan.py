@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from torch import nn
 
-from raysim.codecs import Codec, Identity
+from raysim.codecs import Codec
 from raysim.codecs.base import DTYPES
-from raysim.compressors import Compressor, Plain
+from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
 from raysim.pipeline.optimizer import slots_per_parameter
@@ -131,7 +131,7 @@ class Plan:
     @property
     def compresses(self) -> bool:
         """Whether any link has more to do than to send its tensors as they are."""
-        return any(method != Plain(Identity()) for methods in self.compressors for method in methods)
+        return any(not method.exact for methods in self.compressors for method in methods)
 
     @property
     def codecs(self) -> list[Codec]:
@@ -248,7 +248,7 @@ def _check_twins(plan: Plan) -> None:
     """Raise ConfigError where messages that double in some steps would meet a memory of their shape."""
     twins = [method for method in plan.replica_methods if method.twin and plan.num_replicas > 1]
     for compressor in (one for ends in plan.compressors for one in ends):
-        if twins and not isinstance(compressor, Plain):
+        if twins and not compressor.any_shape:
             raise ConfigError(
                 f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
                 f"stages in some steps, but got {compressor!r}."

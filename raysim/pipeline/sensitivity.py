@@ -1,6 +1,6 @@
 """What an error of the activations that a stage receives does to the gradients of its weights: the measure of AC-GC's budget.
 
-Evans, Aamodt 2021 (gradient.md 4.9). By hooks on layers and on their outputs, so that it holds for activations that are computed
+Evans, Aamodt 2021, NeurIPS. By hooks on layers and on their outputs, so that it holds for activations that are computed
 twice and for backwards in two parts.
 """
 

@@ -10,9 +10,9 @@ from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.base import ReplicaMethod
 from raysim.replication.dgc import DGC
-from raysim.replication.differences import DIANA, EF21, MARINA
+from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
 from raysim.replication.gathered import Dense, Gathered
-from raysim.replication.gravac import GraVAC
+from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.gtopk import GTopK
 from raysim.replication.powergossip import PowerGossip
 from raysim.replication.powersgd import PowerSGD
@@ -21,7 +21,20 @@ from raysim.replication.signsgd import SignSGD
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
-    for cls in (Accordion, DGC, DIANA, EF21, Gathered, GraVAC, GTopK, MARINA, PowerGossip, PowerSGD, RedSync, SignSGD)
+    for cls in (
+        Accordion,
+        DGC,
+        DIANA,
+        ReplicaEF21,
+        Gathered,
+        ReplicaGraVAC,
+        GTopK,
+        MARINA,
+        PowerGossip,
+        PowerSGD,
+        RedSync,
+        SignSGD,
+    )
 }
 
 

@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from raysim.codecs import Codec, EstimatedTopK, Identity, LowRank, RandomK, TopK
+from raysim.codecs import Codec, Identity, LowRank
+from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
 from raysim.codecs.sparse import kept_of
 from raysim.compressors.base import Decision
@@ -15,7 +16,7 @@ from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
-from raysim.replication.gathered import Gathered, check_rank
+from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
 from raysim.replication.powersgd import PowerSGD, matrix_of
 from raysim.replication.selection import energy
@@ -51,8 +52,8 @@ class Accordion(Layered):
             interval=check_integer("interval", self.interval, 1),
             decay=check_real("decay", self.decay, 0, 1, open_low=True),
         )
-        known = (EstimatedTopK, LowRank, RandomK, TopK)
-        if not isinstance(self.mild, known) or type(self.mild) is not type(self.strong):
+        known = isinstance(self.mild, Codec) and (isinstance(self.mild, LowRank) or self.mild.kept_share is not None)
+        if not known or type(self.mild) is not type(self.strong):
             raise ValueError(
                 "`mild` and `strong` must both be TopK, EstimatedTopK or RandomK, or both LowRank, but got "
                 f"{self.mild!r} and {self.strong!r}."
@@ -186,8 +187,8 @@ def value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
     rows, columns = matrix_of(shape)
     if isinstance(codec, LowRank):
         return rows * columns / (min(rows, columns, codec.rank) * (rows + columns))
-    assert isinstance(codec, (EstimatedTopK, RandomK, TopK))
-    return rows * columns / kept_of(codec.density, rows * columns)
+    assert codec.kept_share is not None
+    return rows * columns / kept_of(codec.kept_share, rows * columns)
 
 
 def summed(memory: Memory, name: str, like: Tensor) -> Tensor:
@@ -196,8 +197,10 @@ def summed(memory: Memory, name: str, like: Tensor) -> Tensor:
 
 
 def _keeps(codec: Codec) -> float:
-    assert isinstance(codec, (EstimatedTopK, LowRank, RandomK, TopK))
-    return codec.rank if isinstance(codec, LowRank) else codec.density
+    """Return the rank or the share of values that a codec keeps."""
+    kept = codec.rank if isinstance(codec, LowRank) else codec.kept_share
+    assert kept is not None
+    return kept
 
 
 def _from_first(own: list[float], context: ReplicaContext) -> Generator[Round, Received, list[float]]:

@@ -77,6 +77,7 @@ class Averaged:
 class ReplicaMethod(Notation, ABC):
     """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
 
+    compresses: ClassVar[bool] = True  # whether anything but an uncompressed mean is computed
     twin: ClassVar[bool] = False  # whether some steps look back
     parts: ClassVar[bool] = False  # whether replicas go by parameters of their own, each by its own gradient
 

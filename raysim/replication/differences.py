@@ -1,51 +1,26 @@
-"""Replica gradients as differences to what was known before: EF21, DIANA and MARINA."""
+"""Replica gradients sent as differences to a reference that all replicas know: EF21, DIANA and MARINA."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs import QSGD, Codec, Identity, LowRank, Natural, RandomK, TernGrad, derive_key
+from raysim.codecs import Codec, derive_key
 from raysim.codecs.message import Entry
-from raysim.codecs.sparse import kept_of
 from raysim.compressors.base import check_codec
 from raysim.notation import check_choice, check_real
 from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
-from raysim.replication.gathered import check_rank, wants_matrix
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 
 _MANY = 1 << 30  # values of a tensor, in place of those of each: all replicas and stages throw one coin
 
 
-def relative_variance(codec: Codec, numel: int) -> float | None:
-    """Return a bound on E||C(x) - x||^2 / ||x||^2 of an unbiased codec, for tensors of `numel` values; None of others.
-
-    >>> relative_variance(RandomK(0.25, unbiased=True), 1000), relative_variance(Natural(), 7)
-    (3.0, 0.125)
-    """
-    match codec:
-        case Identity():
-            return 0.0
-        case RandomK(unbiased=True, values=Identity()):
-            return numel / kept_of(codec.density, numel) - 1
-        case QSGD():
-            levels, length = (1 << (codec.bits - 1)) - 1, min(codec.block, numel)
-            return min(length / levels**2, math.sqrt(length) / levels)
-        case Natural():
-            return 0.125
-        case TernGrad(clip=None):
-            return math.sqrt(numel) - 1  # s ||x||_1 - ||x||^2 with s the greatest magnitude
-        case _:
-            return None
-
-
 @dataclass(frozen=True, repr=False)
 class Differences(Layered):
-    """Base of methods that send C(g - h), h what is known of this replica's gradient; a subclass says what h is, and becomes."""
+    """Base of methods that send C(g - h) for a reference gradient h; subclasses define h and how it is updated."""
 
     codec: Codec
 
@@ -60,8 +35,7 @@ class Differences(Layered):
         return 2
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        if isinstance(self.codec, LowRank):
-            check_rank(self.codec.rank, self.compressed_shapes(shapes))
+        self.codec.check_shapes(self.compressed_shapes(shapes))
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return 2 * 4 * self.compressed_values(shapes)  # of this replica, and the mean of all
@@ -69,10 +43,10 @@ class Differences(Layered):
     def _exchange(
         self, differences: Gradients, context: ReplicaContext
     ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
-        """Return what this replica's differences decode to, and the means of that over replicas."""
+        """Return this replica's differences as decoded from its packets, and their means over replicas."""
         packets = {}
         for name, difference in differences.items():
-            rows = len(difference) if wants_matrix(self.codec) else 1
+            rows = len(difference) if self.codec.by_matrix else 1
             packets[name] = self.codec.encode(difference.reshape(rows, -1), key_of(name, context))
         device = next(iter(differences.values())).device
         means = yield from gather_mean(packets, device)
@@ -81,21 +55,23 @@ class Differences(Layered):
 
 
 def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
-    """Return the differences of `gradients` to what is remembered of this replica's."""
+    """Return the differences of `gradients` to this replica's reference."""
     return {name: gradient - remembered(memory, "own", name, gradient) for name, gradient in gradients.items()}
 
 
 @dataclass(frozen=True, repr=False)
-class EF21(Differences):
+class ReplicaEF21(Differences):
     """Sends C(g - h), moves h by it, and takes the mean of all h for the gradient (Richtarik et al. 2021, 2106.05203).
 
     `start` "dense": h is the first gradient, sent in full; or "zero". An unbiased codec of relative variance w is scaled by
     1/(1 + w), so that it contracts.
 
     >>> from raysim.codecs import TopK
-    >>> EF21(TopK(0.01), start="zero")
+    >>> ReplicaEF21(TopK(0.01), start="zero")
     EF21(TopK(0.01), start='zero')
     """
+
+    notation: ClassVar[str] = "EF21"
 
     start: str = "dense"
 
@@ -113,7 +89,7 @@ class EF21(Differences):
         sent, means = yield from self._exchange(_beyond(gradients, memory), context)
         moved, averaged = dict(memory), {}
         for name, gradient in gradients.items():
-            scale = 1 / (1 + (relative_variance(self.codec, gradient.numel()) or 0.0))
+            scale = 1 / (1 + (self.codec.relative_variance(gradient.numel()) or 0.0))
             moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + scale * sent[name]
             averaged[name] = remembered(memory, "mean", name, gradient) + scale * means[name]
             moved[f"mean/{name}"] = averaged[name]
@@ -127,6 +103,7 @@ class DIANA(Differences):
 
     C must be unbiased. `alpha` is 1/(1 + w) where None, w its relative variance.
 
+    >>> from raysim.codecs import RandomK
     >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
     0.25
     """
@@ -137,7 +114,7 @@ class DIANA(Differences):
         super().__post_init__()
         if self.alpha is not None:
             self._coerce(alpha=check_real("alpha", self.alpha, 0, 1, open_low=True))
-        elif relative_variance(self.codec, 1) is None:
+        elif self.codec.relative_variance(1) is None:
             raise ValueError(
                 "`alpha` must be given for a codec whose variance is not known: it is of RandomK(..., unbiased=True), QSGD, "
                 f"Natural and TernGrad(clip=None), but got {self.codec!r}."
@@ -145,7 +122,7 @@ class DIANA(Differences):
 
     def alpha_of(self, numel: int) -> float:
         """Return the share by which h moves, for a tensor of `numel` values."""
-        return self.alpha or 1 / (1 + (relative_variance(self.codec, numel) or 0.0))
+        return self.alpha or 1 / (1 + (self.codec.relative_variance(numel) or 0.0))
 
     def compress(
         self, gradients: Gradients, memory: Memory, context: ReplicaContext
@@ -168,6 +145,7 @@ class MARINA(Differences):
     C must be unbiased. `probability` of a step with g is 1/(1 + w) where None, w the relative variance of C. All other steps take
     the compute of two, and twice the messages between stages: `looks_back`.
 
+    >>> from raysim.codecs import RandomK
     >>> MARINA(RandomK(0.25, unbiased=True)).chance
     0.25
     """
@@ -178,14 +156,14 @@ class MARINA(Differences):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if relative_variance(self.codec, 1) is None:
+        if self.codec.relative_variance(1) is None:
             raise ValueError(
                 "`codec` must be unbiased: Identity, RandomK(..., unbiased=True), QSGD, Natural or TernGrad(clip=None), but got "
                 f"{self.codec!r}."
             )
         if self.probability is not None:
             self._coerce(probability=check_real("probability", self.probability, 0, 1, open_low=True))
-        elif isinstance(self.codec, TernGrad):
+        elif self._variance(4 * _MANY) > 1.5 * self._variance(_MANY):
             raise ValueError(f"`probability` must be given for {self.codec!r}, whose variance grows with the tensor.")
 
     @property
@@ -193,7 +171,10 @@ class MARINA(Differences):
         """Return the probability of a step in which gradients themselves are sent."""
         if self.probability is not None:
             return self.probability
-        return 1 / (1 + (relative_variance(self.codec, _MANY) or 0.0))
+        return 1 / (1 + self._variance(_MANY))
+
+    def _variance(self, numel: int) -> float:
+        return self.codec.relative_variance(numel) or 0.0
 
     def looks_back(self, step: int, seed: int) -> bool:
         if step <= self.warmup:

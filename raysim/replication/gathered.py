@@ -1,13 +1,12 @@
-"""Replica gradients through any codec with any memory of its own: packets go to all others, which average what they decode."""
+"""Replica gradients by an all-gather: each replica sends its packets to all others, and all average the decoded gradients."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from raysim.codecs import Codec, Identity, LowRank, RandomK
-from raysim.codecs.contrib.atomo import ATOMO
+from raysim.codecs import Codec, Identity
 from raysim.codecs.message import Entry
 from raysim.compressors.base import Compressor, Context, Plain
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
@@ -29,6 +28,8 @@ from raysim.replication.layers import Layered, check_scope, flatten, gather_mean
 class Dense(ReplicaMethod):
     """The uncompressed mean, by an all-reduce; written `Identity`."""
 
+    compresses: ClassVar[bool] = False
+
     def __repr__(self) -> str:
         return repr(Identity())
 
@@ -43,7 +44,7 @@ class Dense(ReplicaMethod):
 
 @dataclass(frozen=True, repr=False)
 class Gathered(Layered):
-    """Sends every tensor by a codec, alone or under error feedback, and averages what the packets of all decode to.
+    """Sends every tensor by a codec, alone or under error feedback, and averages the decoded tensors of all replicas.
 
     Written as the bare codec or compressor where options are at their defaults. A tensor is one row, so that TopK selects
     within it; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` makes one row of the
@@ -71,7 +72,7 @@ class Gathered(Layered):
             raise ValueError("`key` of replica gradients cannot be 'sample': they belong to no sample. Leave it out.")
         check_scope(self.scope)
         check_choice("seeds", self.seeds, ["shared", "separate"])
-        if self.scope == "stage" and wants_matrix(self.compressor.codec):
+        if self.scope == "stage" and self.compressor.codec.by_matrix:
             raise ValueError(
                 f"`scope` must be 'tensor' for {self.compressor.codec!r}, which works on matrices, but got 'stage'."
             )
@@ -89,13 +90,12 @@ class Gathered(Layered):
     @property
     def _linear(self) -> bool:
         """Whether packets of all replicas hold values of the same positions, which add up."""
-        codec = self.compressor.codec
-        return isinstance(codec, RandomK) and codec.values == Identity() and self.seeds == "shared"
+        return self.compressor.codec.linear and self.seeds == "shared"
 
     def compress(
         self, gradients: Gradients, memory: Memory, context: ReplicaContext
     ) -> Generator[Round, Received, Averaged]:
-        if wants_matrix(self.compressor.codec):
+        if self.compressor.codec.by_matrix:
             rows = {name: gradient.reshape(len(gradient), -1) for name, gradient in gradients.items()}
         else:
             rows = flatten(gradients, self.scope)
@@ -114,29 +114,10 @@ class Gathered(Layered):
         return Averaged(unflatten(means, gradients), moved)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        if isinstance(self.compressor.codec, LowRank):
-            check_rank(self.compressor.codec.rank, self.compressed_shapes(shapes))
+        self.compressor.codec.check_shapes(self.compressed_shapes(shapes))
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return 4 * self.compressed_values(shapes) if isinstance(self.compressor, Residual) else 0
-
-
-def wants_matrix(codec: Codec) -> bool:
-    """Return whether a codec treats the rows or columns of a tensor apart, itself or one that works on the same tensor."""
-    if isinstance(codec, (ATOMO, LowRank)) or getattr(codec, "per", None) in ("channel", "row"):
-        return True
-    inner = getattr(codec, "codec", None)
-    return isinstance(inner, Codec) and wants_matrix(inner)
-
-
-def check_rank(rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError where `rank` is above that of every matrix, so that it cannot mean what is written."""
-    sides = {name: min(shape[0], math.prod(shape[1:])) for name, shape in shapes.items()}
-    if sides and rank > max(sides.values()):
-        widest = max(sides, key=lambda name: sides[name])
-        raise ValueError(
-            f"`rank` must be at most {sides[widest]}, the rank of the largest matrix of the stage ({widest}), but got {rank}."
-        )
 
 
 def _message(context: ReplicaContext, key: int) -> Context:

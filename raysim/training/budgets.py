@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysim.compressors import GraVAC
 from raysim.compressors.budget import Way, floors
 from raysim.config import ConfigError
 from raysim.network.placement import Placement
@@ -74,7 +73,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 def _budget(plan: Plan, direction: str) -> float | None:
     """Return what the links of a direction must keep together, None where they have no budget."""
     methods = [ends[DIRECTIONS.index(direction)] for ends in plan.compressors]
-    budgets = {method.budget for method in methods if isinstance(method, GraVAC) and method.budget is not None}
+    budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
     if len(budgets) > 1:
         named = " and ".join(f"{budget:g}" for budget in sorted(budgets))
         raise ConfigError(f"`{direction}` must give its links one `budget`, which they share, but got {named}.")

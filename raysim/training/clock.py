@@ -20,7 +20,6 @@ from raysim.network.simulate import simulate
 from raysim.network.transport import parse_transport
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
-from raysim.replication.gathered import Dense
 
 
 class Clock:
@@ -97,7 +96,7 @@ def _codec_speed(plan: Plan, profile: Profile) -> float:
         return device.codec_bytes_per_s
     if profile.codec_bytes_per_s:
         return profile.codec_bytes_per_s
-    if plan.compresses or any(not isinstance(method, Dense) for method in plan.replica_methods):
+    if plan.compresses or any(method.compresses for method in plan.replica_methods):
         raise ConfigError(
             f"`codec_speed` must be given, since the profile {config.profile!r} was recorded without compression: the dense bytes "
             "a second that codecs encode or decode."

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.compressors import AQSGD
 from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
@@ -344,9 +343,8 @@ class Training:
     @property
     def evaluations(self) -> list[tuple[str, str]]:
         """The modes of links and the BatchNorm statistics under which the weights of a step are evaluated, in turn."""
-        modes = ["on", "off"]
-        if any(isinstance(forward, AQSGD) for forward, _ in self.plan.compressors):
-            modes.insert(1, "on_direct")
+        forward = [mode for method, _ in self.plan.compressors for mode in method.evaluation_modes]
+        modes = [*dict.fromkeys(["on", *forward]), "off"]
         statistics = ["running", "estimated"] if self.config.evaluate_batchnorm_batches else ["running"]
         return [(mode, batchnorm) for batchnorm in statistics for mode in modes]
 

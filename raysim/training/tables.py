@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from raysim.codecs import Identity
-from raysim.compressors import Plain
 from raysim.network.transport import RAY
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
@@ -50,7 +49,7 @@ def _links(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dic
     for (direction, boundary), pair in groupby(ends, key=lambda account: (account.direction, account.boundary)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
         method = plan.compressors[boundary][0 if direction == "forward" else 1]
-        exact = method == Plain(Identity()) and plan.measures(step)
+        exact = method.exact and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
         yield {
             "boundary": boundary,

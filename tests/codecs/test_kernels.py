@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raysim.codecs import CODECS, Codec, LowRank, NonFiniteError, Quantize, TopK, kernels
 from raysim.codecs.random import bits64
+from raysim.codecs.warm import warm
 from raysim.notation import parse
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
@@ -211,7 +212,7 @@ def test_residual_and_sent_add_up() -> None:
 
 def test_warm_compiles_all_that_is_needed() -> None:
     """After `warm`, no codec compiles anything, whatever the dtype and wherever its memory is."""
-    kernels.warm([*(variant.codec for variant in VARIANTS), LowRank(100, per="sample")])
+    warm([*(variant.codec for variant in VARIANTS), LowRank(100, per="sample")])
     from numba.core.dispatcher import Dispatcher
 
     modules = [module for name, module in sys.modules.items() if name.startswith("raysim.codecs.kernels.")]

@@ -399,7 +399,7 @@ def test_before_a_run_its_messages_are_priced_as_they_are(small) -> None:
     notes: list[str] = []
     costs = link_costs(small(forward="ACGC(0.1)"), [(4, 6), (4, 6)], None, notes)
     assert 0 < costs[0].wire_bytes - costs[0].dense_bytes <= 8  # the header
-    assert notes[0].startswith("Bounds of ACGC follow from gradients")
+    assert notes[0].startswith("ACGC(0.1) follows the gradients of a run")
 
 
 # What is refused.

@@ -37,9 +37,9 @@ from raysim.codecs.sparse import kept_of
 from raysim.compressors import (
     AQSGD,
     COMPRESSORS,
-    EF21,
     AtSupport,
     ErrorFeedback,
+    LinkEF21,
     MixedErrorFeedback,
     Plain,
     State,
@@ -591,7 +591,7 @@ def test_l13_shapes_must_agree_and_nan_is_found_outside_the_support_too() -> Non
 
 
 def test_a_link_accounts_what_it_sends() -> None:
-    link = Link(EF21(TopK(0.2)), 3, "backward", sender=True, device=torch.device("cpu"))
+    link = Link(LinkEF21(TopK(0.2)), 3, "backward", sender=True, device=torch.device("cpu"))
     x, y = message(0, 0), message(0, 1)
     sent = [link.send(x, context(0, 0), measure=True), link.send(y, context(0, 1), measure=True)]
     packets = [link.unpack(message) for message in sent]

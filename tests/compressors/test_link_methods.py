@@ -11,13 +11,12 @@ from pipelines import GPT, ZBV
 from torch import Tensor
 
 from raysim.codecs import Identity, LowRank, Quantize, TopK
-from raysim.compressors import Epilogue, ErrorFeedback, GraVAC, LazyErrorPropagation, Plain, parse
+from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, parse
 from raysim.compressors.controller import candidate_factors
 from raysim.compressors.gravac import REAL, TALLY, WHOLE, Tally
 from raysim.compressors.optimus_cc import RESIDUAL
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.link import Link
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.signals import Signals
 
@@ -201,7 +200,7 @@ def test_what_may_be_in_an_epilogue() -> None:
 
 def test_gain_one_climbs_one_level_a_window_and_stops_at_the_last() -> None:
     ladder = (Identity(), TopK(1.0), TopK(1.0, per="tensor"))
-    sender = Sender(GraVAC(ladder=ladder, window=3, epsilon=1.0))
+    sender = Sender(LinkGraVAC(ladder=ladder, window=3, epsilon=1.0))
     seen = [sender.step(step, x=same, step_s=1 / (1 + step)) for step in range(12)]
     assert [step for step, decision in enumerate(seen) if decision.event] == [2, 5]
     assert [decision.event for decision in seen if decision.event] == ["promote+advance", "promote"]
@@ -209,7 +208,7 @@ def test_gain_one_climbs_one_level_a_window_and_stops_at_the_last() -> None:
 
 
 def test_gain_zero_is_always_dense_bit_for_bit() -> None:
-    sender = Sender(GraVAC(cf_min=4, epsilon=1.0, window=2))
+    sender = Sender(LinkGraVAC(cf_min=4, epsilon=1.0, window=2))
     for step in range(6):
         decision = sender.step(step)
         assert decision.branch == "dense"
@@ -234,23 +233,8 @@ def test_a_ladder_of_one_level_is_the_codec_itself(notation: str, static: str) -
             assert bits_of(one[1]) == bits_of(other[1])
 
 
-def test_every_message_may_go_by_a_level_of_its_own() -> None:
-    method = GraVAC(cf_min=2, cf_max=16, epsilon=0.8, decide="message", policy="geometric")
-    sender, receiver = Sender(method, messages=6), Link(method, 0, "forward", sender=False, device=torch.device("cpu"))
-    codecs = set()
-    even = normal(2, 10, 8)
-    peaked, flat = even**5, even.sign()
-    for step in range(4):
-        sender.step(step, x=lambda step, i: (peaked, even, flat)[i % 3])
-        for i, packet in enumerate(sender.packets):
-            codecs.add(repr(packet.codec))
-            assert receiver.receive(receiver.table.pack(packet), context(step, i)).shape == (2, 10, 8)
-    assert codecs == {"TopK(0.25)", "TopK(0.5)", "Identity"}
-    assert receiver.state == {}
-
-
 def test_within_a_step_all_messages_go_by_one_level() -> None:
-    sender = Sender(GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=2), messages=4)
+    sender = Sender(LinkGraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=2), messages=4)
     levels = []
     for step in range(12):
         sender.step(step)
@@ -262,7 +246,7 @@ def test_within_a_step_all_messages_go_by_one_level() -> None:
 def test_probes_leave_no_trace() -> None:
     """Whether the codecs are tried on every message or on every third, what is sent at one level is the same."""
     often, seldom = (
-        Pair(GraVAC(ladder=(TopK(0.5), TopK(0.01)), epsilon=0.6, memory="slot", probe_every=every, window=100))
+        Pair(LinkGraVAC(ladder=(TopK(0.5), TopK(0.01)), epsilon=0.6, memory="slot", probe_every=every, window=100))
         for every in (1, 3)
     )
     plain = Pair(ErrorFeedback(TopK(0.5)))
@@ -273,7 +257,7 @@ def test_probes_leave_no_trace() -> None:
 
 
 def test_a_message_that_is_dropped_changes_nothing() -> None:
-    pair = Pair(GraVAC(window=2, memory="link"))
+    pair = Pair(LinkGraVAC(window=2, memory="link"))
     pair.step(0)
     held = copy_of(pair.sender.state)
     pair.sender.compressor.encode(student(2, 3, 7), pair.sender.state, context(1))
@@ -285,7 +269,7 @@ def test_a_message_that_is_dropped_changes_nothing() -> None:
 
 @pytest.mark.parametrize("memory", ["slot", "link"])
 def test_nothing_is_lost_across_changes_of_level(memory: str) -> None:
-    method = GraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=1, memory=memory, reopen_every=1)
+    method = LinkGraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=1, memory=memory)
     sender, codecs = Sender(method, messages=2), set()
     fed, sent = torch.zeros(2, 10, 8, dtype=torch.float64), torch.zeros(2, 10, 8, dtype=torch.float64)
     for step in range(12):
@@ -300,7 +284,7 @@ def test_nothing_is_lost_across_changes_of_level(memory: str) -> None:
 
 def test_fidelity_is_the_gain_of_topk_and_not_of_quantisers() -> None:
     for ladder, equal in ((("TopK(0.5)", "TopK(0.1)"), True), (("Quantize(3)", "Quantize(2)"), False)):
-        sender = Sender(GraVAC(ladder=tuple(parse(codec).codec for codec in ladder), epsilon=0.01, ewma_alpha=1.0))
+        sender = Sender(LinkGraVAC(ladder=tuple(parse(codec).codec for codec in ladder), epsilon=0.01, ewma_alpha=1.0))
         decision = sender.step(0, x=same)
         messages = [same(0, i).double() for i in range(2)]
         whole = sum(float(x.square().sum()) for x in messages)
@@ -315,10 +299,10 @@ def test_fidelity_is_the_gain_of_topk_and_not_of_quantisers() -> None:
 def test_epsilon_is_stricter_for_gradients() -> None:
     """Between 0.7 and 0.9 of the energy arrives: enough forward, too little backward."""
     ladder = (TopK(0.3),)
-    kept = Sender(GraVAC(ladder=ladder, epsilon=0.01)).step(0).gain
+    kept = Sender(LinkGraVAC(ladder=ladder, epsilon=0.01)).step(0).gain
     assert 0.7 < kept < 0.9
-    assert Sender(GraVAC(ladder=ladder)).step(0).branch != "dense"
-    assert Sender(GraVAC(ladder=ladder), direction="backward").step(0).branch == "dense"
+    assert Sender(LinkGraVAC(ladder=ladder)).step(0).branch != "dense"
+    assert Sender(LinkGraVAC(ladder=ladder), direction="backward").step(0).branch == "dense"
 
 
 def test_in_every_window_every_link_moves(small) -> None:
@@ -334,19 +318,9 @@ def test_in_every_window_every_link_moves(small) -> None:
     assert moved == [set(), everyone] * 2  # from the second of four levels to the last
 
 
-def test_links_take_turns() -> None:
-    for boundary, direction, turn in [(0, "forward", 0), (0, "backward", 1), (1, "forward", 2), (1, "backward", 3)]:
-        sender = Sender(
-            GraVAC(epsilon=0.1, window=2, simultaneous=False), direction=direction, boundary=boundary, stages=3
-        )
-        events = [step for step in range(16) if sender.step(step, x=same).event]
-        assert events[0] == 2 * turn + 1  # at the end of the window whose turn it is
-        assert all(step % 8 == 2 * turn + 1 for step in events)
-
-
 def test_it_settles_where_speed_no_longer_grows() -> None:
     speeds = {2.0: 1.0, 4.0: 0.5, 8.0: 0.4999, 32.0: 0.1}
-    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=4, omega=0.3))
+    sender = Sender(LinkGraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=4, omega=0.3))
     step_s, seen = 1.0, []
     for step in range(40):
         decision = sender.step(step, x=same, step_s=step_s)
@@ -362,13 +336,13 @@ def test_it_settles_where_speed_no_longer_grows() -> None:
 
 
 def test_throughput_of_the_link_needs_no_clock() -> None:
-    sender = Sender(GraVAC(epsilon=0.1, window=3, throughput="link"))
+    sender = Sender(LinkGraVAC(epsilon=0.1, window=3, throughput="link"))
     events = [sender.step(step, x=same, step_s=None).event for step in range(12)]
     assert any(events)
 
 
 def test_the_level_at_hand_is_used_in_evaluation() -> None:
-    sender = Sender(GraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=2))
+    sender = Sender(LinkGraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=2))
     assert sender.link.unpack(sender.link.send_evaluation(same(0, 0), "on", 1)).codec == TopK(
         0.5
     )  # nothing sent yet: the mildest
@@ -377,16 +351,16 @@ def test_the_level_at_hand_is_used_in_evaluation() -> None:
     assert sender.link.unpack(sender.link.send_evaluation(same(0, 0), "on", 1)).codec == TopK(
         (1 / 2, 1 / 4)[tally.level]
     )
-    dense = Sender(GraVAC(epsilon=1.0))
+    dense = Sender(LinkGraVAC(epsilon=1.0))
     dense.step(0)
     assert dense.link.unpack(dense.link.send_evaluation(same(0, 0), "on", 1)).codec == Identity()
     assert {WHOLE, REAL, TALLY} == set(dense.link.state)
 
 
 def test_ladders() -> None:
-    assert GraVAC().levels == tuple(TopK(1 / factor) for factor in candidate_factors(2.0, 32.0, "exponential"))
-    assert GraVAC(ladder="rank").levels == tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4))
-    assert parse("GraVAC(ladder=[Quantize(8), TopK(0.1)])") == GraVAC(ladder=(Quantize(8), TopK(0.1)))
+    assert LinkGraVAC().levels == tuple(TopK(1 / factor) for factor in candidate_factors(2.0, 32.0, "exponential"))
+    assert LinkGraVAC(ladder="rank").levels == tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4))
+    assert parse("GraVAC(ladder=[Quantize(8), TopK(0.1)])") == LinkGraVAC(ladder=(Quantize(8), TopK(0.1)))
     assert repr(parse("GraVAC(ladder=(TopK(0.1),))")) == "GraVAC(ladder=(TopK(0.1),))"
 
 
@@ -403,7 +377,6 @@ def test_ladders() -> None:
         ("GraVAC(cf_max=100, ladder='bits')", "`cf_max` is of the ladder 'topk', but got it with 'bits'"),
         ("GraVAC(memory='all')", "`memory` must be one of slot, sample, link, but got 'all'"),
         ("GraVAC(throughput='wire')", "`throughput` must be one of step, link, but got 'wire'"),
-        ("GraVAC(decide='never')", "`decide` must be one of step, message, but got 'never'"),
         (
             "GraVAC(ladder=(RandomK(0.1, unbiased=True),), memory='slot')",
             "`density` of an unbiased RandomK under a memory",

@@ -278,7 +278,7 @@ REFUSED_TOGETHER = {
     ),
     ("forward=TopK(0.1)", "shared_indices=true", "backward=TopK(0.1)"): (
         "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
-        "such as Identity or Quantize(8), but got AtSupport(TopK(0.1))."
+        "such as Identity or Quantize(8), but got TopK(0.1)."
     ),
     ("forward=AQSGD(TopK(0.1))", "shared_indices=true"): (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got AQSGD(TopK(0.1)) at boundary 0."

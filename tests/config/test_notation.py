@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.codecs import CODECS, Cast, Codec, Identity, Nonzero, Quantize, TopK
-from raysim.compressors import AQSGD, COMPRESSORS, EF21, Compressor, ErrorFeedback, MixedErrorFeedback, Plain, parse
-from raysim.notation import MAX_LENGTH, check_choice, check_integer, check_real
+from raysim.codecs import CODECS, Cast, Identity, Nonzero, Quantize, TopK
+from raysim.compressors import AQSGD, COMPRESSORS, Compressor, ErrorFeedback, LinkEF21, MixedErrorFeedback, Plain, parse
+from raysim.notation import MAX_LENGTH, Notation, check_choice, check_integer, check_real
 from raysim.notation import parse as parse_notation
+from raysim.replication import METHODS
 from raysim.schedules.families import SCHEDULES, GPipe, OneFOneB, parse_schedule
 
 KNOWN = ", ".join(sorted({**CODECS, **COMPRESSORS}))
@@ -89,7 +90,7 @@ keys = st.sampled_from(["slot", "sample", "link"])
 compressors = st.one_of(
     st.builds(Plain, codecs),
     st.builds(ErrorFeedback, codecs, key=keys),
-    st.builds(EF21, codecs, key=keys),
+    st.builds(LinkEF21, codecs, key=keys),
     st.builds(MixedErrorFeedback, topks, key=keys, union=st.booleans()),
     st.builds(
         AQSGD,
@@ -304,8 +305,12 @@ def test_checks_coerce_and_refuse() -> None:
 
 
 def test_every_class_is_written_under_its_own_name() -> None:
-    for name, cls in {**CODECS, **COMPRESSORS}.items():
-        assert name == cls.name() == cls.__name__
-        assert issubclass(cls, (Codec, Compressor))
-        assert cls.__doc__
-        assert ">>>" in cls.__doc__  # an example that is tested
+    """A name that links and replicas share has two classes, which their own names tell apart."""
+    for known, prefix in ((CODECS, ""), (COMPRESSORS, "Link"), (METHODS, "Replica")):
+        for name, cls in known.items():
+            assert name == cls.name()
+            shared = prefix and name in COMPRESSORS and name in METHODS
+            assert cls.__name__ == (f"{prefix}{name}" if shared else name)
+            assert issubclass(cls, Notation)
+            assert cls.__doc__
+            assert ">>>" in cls.__doc__ or known is METHODS  # an example that is tested

@@ -14,7 +14,7 @@ from raysim.codecs.sparse import select_topk
 from raysim.replication import parse_replica_method
 from raysim.replication.base import average_together
 from raysim.replication.dgc import DGC
-from raysim.replication.differences import DIANA, EF21, MARINA, relative_variance
+from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
 from raysim.replication.gtopk import GTopK, partners
 from raysim.replication.powersgd import PowerSGD
 from raysim.replication.redsync import RedSync
@@ -224,9 +224,9 @@ def test_the_mean_codec() -> None:
 def test_ef21_starts_from_the_first_gradient_or_from_zero() -> None:
     given = [gradients(replica, 0, MATRIX) for replica in range(2)]
     mean = dense_mean(given)["weight"]
-    results, _ = together(EF21(TopK(0.1)), given)
+    results, _ = together(ReplicaEF21(TopK(0.1)), given)
     assert torch.equal(results[0].gradients["weight"], mean)
-    zero, _ = together(EF21(TopK(0.1), start="zero"), given)
+    zero, _ = together(ReplicaEF21(TopK(0.1), start="zero"), given)
     plain, _ = together(parse_replica_method("TopK(0.1)"), given)
     assert torch.equal(zero[0].gradients["weight"], plain[0].gradients["weight"])
 
@@ -234,7 +234,7 @@ def test_ef21_starts_from_the_first_gradient_or_from_zero() -> None:
 def test_ef21_of_a_frozen_gradient_is_exact_after_enough_steps_and_its_error_shrinks() -> None:
     given, team = (
         [gradients(replica, 0, MATRIX) for replica in range(2)],
-        Team(EF21(TopK(0.1), start="zero"), 2, MATRIX),
+        Team(ReplicaEF21(TopK(0.1), start="zero"), 2, MATRIX),
     )
     before = float(given[0]["weight"].double().square().sum())
     for step in range(10):
@@ -329,10 +329,10 @@ def test_marina_refuses_what_is_biased_or_of_unknown_variance() -> None:
 )
 def test_relative_variances_bound_what_is_measured(codec) -> None:
     x, draws = normal(256, seed=3), 300
-    bound = relative_variance(codec, 256)
+    bound = codec.relative_variance(256)
     error = sum(float((codec.encode(x, key).decode() - x).square().sum()) for key in range(1, draws + 1)) / draws
     assert error / float(x.square().sum()) <= bound * 1.1
-    assert relative_variance(TopK(0.1), 256) is None
+    assert TopK(0.1).relative_variance(256) is None
 
 
 def test_diana_needs_a_codec_whose_variance_is_known() -> None:

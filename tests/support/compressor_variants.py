@@ -19,8 +19,8 @@ from raysim.compressors import (
     Compressor,
     Context,
     Epilogue,
-    GraVAC,
     LazyErrorPropagation,
+    LinkGraVAC,
     Plain,
     State,
     WarmStart,
@@ -69,7 +69,7 @@ def key_of(method: Compressor) -> str:
             return key_of(method.inner)
         case LazyErrorPropagation() | WarmStart():
             return "link"
-        case GraVAC():
+        case LinkGraVAC():
             return method.memory or "none"
     return method.key
 
@@ -144,7 +144,7 @@ VARIANTS = [
     Variant("GraVAC(window=1, policy='geometric', promote='passing')"),
     Variant("GraVAC(epsilon=0.5, window=1, ladder='bits', memory='slot')"),
     Variant("GraVAC(epsilon=0.3, window=1, ladder=(TopK(0.5), Quantize(2), TopK(0.1)), memory='link', probe_every=2)"),
-    Variant("GraVAC(cf_max=8.0, epsilon=0.8, window=2, memory='sample', throughput='link', decide='message')"),
+    Variant("GraVAC(cf_max=8.0, epsilon=0.3, window=2, memory='sample', throughput='link')"),
     Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
     Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
     Variant("GraVAC(window=1, budget=0.5)"),

@@ -5,7 +5,7 @@ from codec_variants import student
 from compressor_variants import context
 from torch import Tensor
 
-from raysim.compressors import GraVAC
+from raysim.compressors import LinkGraVAC
 from raysim.pipeline.link import Link
 
 
@@ -13,7 +13,7 @@ class Sender:
     """The sending end of a link, over steps of some messages."""
 
     def __init__(
-        self, method: GraVAC, messages: int = 2, direction: str = "forward", boundary: int = 0, stages: int = 2
+        self, method: LinkGraVAC, messages: int = 2, direction: str = "forward", boundary: int = 0, stages: int = 2
     ) -> None:
         self.link = Link(method, boundary, direction, sender=True, device=torch.device("cpu"))
         self.messages, self.told = messages, {"direction": direction, "boundary": boundary, "num_stages": stages}

@@ -65,6 +65,10 @@ class ATOMO(Codec):
     def random(self) -> bool:
         return True
 
+    @property
+    def by_matrix(self) -> bool:
+        return True
+
     def _matrix(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Return rows and columns, or None where atoms would not make it smaller."""
         if len(shape) < 2 or not math.prod(shape):

@@ -28,8 +28,8 @@ _SWEEPS = 50
 
 @dataclass(frozen=True, repr=False)
 class TinyScript(Codec):
-    """Rounds every magnitude at random to one of the two levels beside it, so that the mean is x (TinyScript, Fu et al. 2020;
-    the fit is our reading, gradient.md 4.7).
+    """Rounds every magnitude at random to one of the two levels beside it, so that the mean is x (TinyScript, Fu et al. 2020,
+    ICML). The paper's abstract names the Weibull distribution; how it is fitted and how levels follow are our reading.
 
     |x| is taken for Weibull's, of the moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, make
     the variance sum E[(|x| - l_i)(l_(i+1) - |x|)] least: that is F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from

@@ -1,9 +1,9 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-Numba's kernels serve tensors in host memory, those of the package `triton` tensors on GPUs. The torch code beside their callers
-serves float64 and whatever has no kernel, and is the oracle that kernels equal bit for bit. Numba is imported when a kernel is
-first wanted, and what it compiles is kept on disk: `warm` does both ahead of time. Large tensors are shared between as many
-threads as torch may use, with the same result.
+Numba's kernels work on tensors in host memory, those of the package `triton` on tensors on GPUs. The torch code beside their
+callers works on float64 and on everything without a kernel, and is the reference that kernels equal bit for bit. Numba is
+imported when a kernel is first needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step
+is timed. Large tensors are split between as many threads as torch may use, with the same result.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import importlib.util
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar
@@ -27,8 +26,6 @@ from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from raysim.codecs.base import Codec
 
 T = TypeVar("T")
 
@@ -182,31 +179,6 @@ def added(memory: Tensor, x: Tensor) -> Tensor:
         return (memory.float() + x.detach()).float()
     out = torch.from_numpy(empty(memory.numel(), np.float32)).view(memory.shape)
     return torch.add(memory, x.detach(), out=out)
-
-
-def warm(codecs: Iterable[Codec] = ()) -> None:
-    """Compile the kernels of TopK and Quantize, and of `codecs` besides, for every dtype they serve.
-
-    Quick where they were compiled before: they are loaded from disk then.
-    """
-    from raysim.codecs.lowrank import LowRank
-    from raysim.codecs.quantize import Quantize
-    from raysim.codecs.sparse import Nonzero, TopK
-
-    # of a higher rank the few values here would be sent as they are
-    codecs = [replace(codec, rank=1) if isinstance(codec, LowRank) else codec for codec in codecs]
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
-        for codec in (
-            TopK(0.5, index="bitmap"),
-            TopK(0.5, index="elias_fano", values=Quantize(4)),
-            Quantize(3, per="channel", rounding="stochastic"),
-            Nonzero(),
-            *codecs,
-        ):
-            codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
-            packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
-            packet.decode()
 
 
 def _drop_stale() -> None:
