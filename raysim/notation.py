@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
+SHOWN = 200  # characters of a value that a sentence repeats
 MAX_LENGTH = 1000  # of a text to parse, in characters: no notation of ours comes near it
 
 
@@ -75,12 +76,24 @@ def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
+def shown(value: object) -> str:
+    """Return the `repr` of a value for a sentence, its middle left out where it is long.
+
+    >>> len(shown([7] * 1000))
+    205
+    """
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN * 3 // 4]} ... {text[-SHOWN // 4 :]}"
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return a sentence, after a space, with the name that a mistyped `word` is nearest to; nothing where none is near.
 
     >>> suggestion("stpes", ["steps", "epochs"]), suggestion("x", ["steps"])
     (' Did you mean `steps`?', '')
     """
+    if len(word) > MAX_LENGTH:
+        return ""
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
     return f" Did you mean `{names[near[0]]}`?" if near else ""
@@ -92,7 +105,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     `names` maps what may be written to its class. Raises ValueError naming the unknown or wrong part.
     """
     if not isinstance(text, str):
-        raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {text!r}.")
+        raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {shown(text)}.")
     if len(text) > MAX_LENGTH:
         raise ValueError(f"A {kind} is written in at most {MAX_LENGTH} characters, but got {len(text)}.")
     aliases = {name: f"_{name}" for name in names if not name.isidentifier()}

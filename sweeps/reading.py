@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
+from raysim.files import read_text
 from raysim.notation import suggestion
 from sweeps.checking import check_baseline, check_confirm, check_draws, check_fields
 from sweeps.objectives import Constraint, Objective
@@ -33,7 +34,7 @@ class StudyFile(BaseModel):
     """Changes to it that hold for every trial."""
     seeds: list[int] | None = Field(default=None, min_length=1)
     """Of every configuration, one after the other; the base's where not given."""
-    trials: int | None = Field(default=None, ge=1)
+    trials: int | None = Field(default=None, ge=1, le=1_000_000)
     """Configurations trained at most, baselines among them; all points of a grid where not given."""
     confirm: int = Field(default=0, ge=0)
     """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
@@ -49,7 +50,7 @@ class StudyFile(BaseModel):
     """Whether trials of high loss are stopped at an evaluation: asha, except for grids."""
     engine: Literal["auto", "ray", "inline"] = "auto"
     """One actor a stage, or all stages in the trial's own process."""
-    jobs: int | None = Field(default=None, ge=1)
+    jobs: int | None = Field(default=None, ge=1, le=10_000)
     """Trials at once; as many as have a CPU a stage where not given."""
     compute: Literal["auto", "cpu", "wall"] = "auto"
     """Seconds of compute that prices pool: of the CPU, of the wall, or of what the device is (auto)."""
@@ -93,9 +94,9 @@ def read_study(
         values, function, python = tomllib.loads(text), None, None
     elif path.suffix in (".toml", ".py"):
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The study {str(source)!r} cannot be read: {error}.") from None
+            text = read_text(path)
+        except OSError as error:
+            raise ConfigError(f"The study {str(source)!r} cannot be read: {error.strerror}.") from None
         python = text if path.suffix == ".py" else None
         values, function = _read_python(path) if python else (_read_toml(path, text), None)
     else:
@@ -105,7 +106,12 @@ def read_study(
         )
     if function is None and isinstance(values.get("space"), str):  # the copy in a study's folder
         beside = path.parent / values["space"]
-        python = beside.read_text(encoding="utf-8") if beside.is_file() else None
+        try:
+            python = read_text(beside)
+        except OSError as error:
+            raise ConfigError(
+                f"`space` must be a table or a Python file, but {beside} cannot be read: {error.strerror}."
+            ) from None
         values, function = {**values, "space": None}, _read_python(beside)[1]
     study = _make(values, path.stem if path.stem != "study" else None, path.parent, overrides, function, python)
     study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
@@ -119,7 +125,7 @@ def read_study(
 def _read_toml(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 
@@ -131,7 +137,7 @@ def _read_python(path: Path) -> tuple[dict[str, Any], SpaceFunction]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"The study {path} cannot be imported: {type(error).__name__}: {error}.") from None
     function, values = getattr(module, "space", None), getattr(module, "study", {})
     if not callable(function) or not isinstance(values, dict):

@@ -116,6 +116,9 @@ class Study:
         """Return it with other trials, seeds from 0 on, or trials at once; raises ConfigError where one is too small."""
         if seeds is not None and seeds < 1:
             raise ConfigError(f"`seeds` must be at least 1, but got {seeds}.")
+        for option, value, most in (("seeds", seeds, 10_000), ("jobs", jobs, 10_000), ("trials", trials, 1_000_000)):
+            if value is not None and value > most:
+                raise ConfigError(f"`{option}` must be at most {most}, but got {value}.")
         found = replace(
             self,
             trials=self.trials if trials is None else trials,

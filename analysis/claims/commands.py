@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,6 +16,8 @@ import pandas as pd
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, NO_SETTING
+
+LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255
 
 
 class Cost(NamedTuple):
@@ -133,6 +136,8 @@ def _folder(root: Path, setting: Setting, context: Context, seeds: Iterable[int]
     name = re.sub(r"[^\w.]+", "-", text).strip("-")
     tail = re.sub(r"[^\w.=]+", "-", context.label.partition(",")[2]).strip("-")
     name = f"{name}-{tail}" if tail else name
+    if len(name.encode()) > LONGEST_NAME:
+        name = f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     draft, place = root / name, 1
     while any(Path(f"{draft}-s{seed}").exists() for seed in seeds):
         place += 1

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from raysim.cli import bench, conclude, keys, price, sweep, train
+from raysim.cli.shared import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
+    cls=Commands,
     help="Which compression of pipeline-parallel training is safe for your model, and how much faster is it on your network?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -138,10 +138,11 @@ def simulate(
     check_writable("--json", json_file)
     with bad_input_in_one_sentence():
         from raysim.config import read_config
+        from raysim.files import is_file
         from raysim.network.trace import trace_events
 
         read_config(recipe, overrides or [])  # refused before torch is imported
-        if device is not None and (Path(device).is_file() or Path(device).suffix == ".json"):
+        if device is not None and (is_file(device) or Path(device).suffix == ".json"):
             fail(
                 f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
                 2,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+
+from raysim.notation import shown
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
@@ -25,6 +31,9 @@ Recipe = Annotated[
     str,
     typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=_complete_recipe),
 ]
+
+
+LONGEST = 4000  # characters of a sentence
 
 
 Networks = Annotated[
@@ -68,8 +77,39 @@ def fail(sentence: str, code: int) -> NoReturn:
     """Say what is wrong on the error stream and exit."""
     from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {sentence}", markup=False)
+    text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+    with suppress(OSError):  # the error stream may lead nowhere
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)
     raise typer.Exit(code)
+
+
+class Commands(TyperGroup):
+    """Commands that say in one sentence what the system refused them: space on a disk, a folder that has gone, memory."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; its output is written out before it counts as done."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except MemoryError as error:
+            fail(f"this machine has too little memory: {str(error) or 'none is left'}.", 1)
+        except BrokenPipeError:  # the reader has enough
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC and not error.filename:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or what is left in the buffer is tried again at the end
+            fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
+
+
+def os_sentence(error: OSError) -> str:
+    """Return a sentence of what the system refused.
+
+    >>> os_sentence(OSError(28, "No space left on device", "results/run.parquet"))
+    "'results/run.parquet': No space left on device."
+    """
+    where = f"{shown(str(error.filename))}: " if error.filename else ""
+    return f"{where}{(error.strerror or str(error)).rstrip('.')}."
 
 
 def parse_networks(texts: list[str] | None) -> list[Network]:

@@ -44,6 +44,7 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
 
 DTYPES = _Dtypes()
 
+MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
 Key = int  # 64 bits of counter-based randomness, see raysim.random
 
 
@@ -85,10 +86,17 @@ class Packet(NamedTuple):
     def decode(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
 
-        Raises ValueError where arrays do not fit the shape or each other.
+        Raises ValueError where arrays do not fit the shape or each other, or the shape has more than `MAX_VALUES` values,
+        before memory is asked for.
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
+        if math.prod(max(size, 1) for size in self.shape) > MAX_VALUES:
+            raise ValueError(f"A packet must hold at most {MAX_VALUES} values, but claims shape {self.shape}.")
+        for name, array in self.arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
+                kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                raise ValueError(f"A packet of {self.codec!r} must hold arrays of numbers, but `{name}` is {kind}.")
         transfers.land()  # the arrays may have been encoded just now
         x = self.codec.decode(self, device)
         if not self.codec.copies:

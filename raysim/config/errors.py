@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
-from raysim.notation import suggestion
+from raysim.notation import shown, suggestion
 
 # What pydantic names in the place of a value of several kinds, and no key is.
-_UNION = ("str", "tuple[str, ...]", "constrained-int", "tuple[constrained-int, ...]")
+_UNION = ("str", "constrained-int")
 
 
 class ConfigError(ValueError):
@@ -20,12 +20,12 @@ class ConfigError(ValueError):
 
 def sentence(error: ValidationError) -> str:
     """Return the first error of pydantic's as one of our sentences."""
-    # of a field that is a number or a list, what is said of the one that was given
-    errors = [
-        each for each in error.errors() if each["type"] != "int_type" or not isinstance(each["input"], (list, tuple))
-    ]
-    first = (errors or error.errors())[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in _UNION)
+    found = error.errors(include_url=False)
+    # of a field that is one value or a list, the rule of the one that was given
+    one = ("int_type", "string_type")
+    errors = [each for each in found if each["type"] not in one or not isinstance(each["input"], (list, tuple))]
+    first = (errors or found)[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in _UNION and "tuple[" not in str(part))
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"]).strip()
         return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
@@ -36,8 +36,11 @@ def sentence(error: ValidationError) -> str:
         return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}.{near}"
     if first["type"] == "missing":
         return f"`{key}` must be given."
-    rule = {"model_type": "a table of keys", "tuple_type": "a list"}.get(
+    rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
+    if first["type"] == "too_long":
+        rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
+    rule = rules.get(
         first["type"],
         re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
     )
-    return f"`{key}` must be {rule}, but got {first['input']!r}."
+    return f"`{key}` must be {rule}, but got {shown(first['input'])}."

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 _LARGEST = 2**31 - 1  # of what is counted: the records hold it
 Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
+MOST_STAGES = 1024  # of a pipeline, a few times those of the largest that were published
 
 
 class Strict(BaseModel):

@@ -28,7 +28,7 @@ class OptimizerConfig(Strict):
     """Steps in which the learning rate rises linearly."""
     decay: Literal["constant", "cosine", "linear", "steps"] = "constant"
     """How the learning rate falls after the warm-up: to zero, or at `decay_at` to a tenth each time."""
-    decay_at: tuple[Positive, ...] | None = None
+    decay_at: tuple[Positive, ...] | None = Field(default=None, max_length=1000)
     """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
     """Epochs until it is zero; the length of the run where not given."""

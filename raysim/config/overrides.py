@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.config.errors import ConfigError
+from raysim.notation import shown
 
 # A key that is set takes the other one away.
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
@@ -26,10 +27,10 @@ def apply_override(values: dict[str, Any], override: str) -> str:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"An override is written key=value, but got {override!r}.")
+        raise ConfigError(f"An override is written key=value, but got {shown(override)}.")
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also of a number of thousands of digits
         parsed = {}
     merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
     return key

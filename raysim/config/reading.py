@@ -13,7 +13,10 @@ from pydantic import ValidationError
 from raysim.config.errors import ConfigError, sentence
 from raysim.config.overrides import EXCLUSIVE, apply_override, holds, merge
 from raysim.config.run import RunConfig
-from raysim.notation import suggestion
+from raysim.files import read_text
+from raysim.notation import shown, suggestion
+
+LARGEST_BYTES = 4 * 2**20  # of a TOML file
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -50,24 +53,26 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
     recipes = recipe_names()
     if str(source) in recipes:
         text = resources.files("raysim.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
-    elif path.suffix == ".toml" and path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}.") from None
     elif path.suffix == ".toml":
-        raise ConfigError(f"There is no file {str(source)!r}.")
+        try:
+            text = read_text(path, LARGEST_BYTES)
+        except FileNotFoundError:
+            raise ConfigError(f"There is no file {shown(str(source))}.") from None
+        except OSError as error:
+            raise ConfigError(f"{source} cannot be read: {error.strerror}.") from None
     else:
         near = suggestion(str(source), recipes)
-        raise ConfigError(f"Unknown recipe {str(source)!r}. Known: {', '.join(recipes)}; or give a .toml file.{near}")
+        raise ConfigError(
+            f"Unknown recipe {shown(str(source))}. Known: {', '.join(recipes)}; or give a .toml file.{near}"
+        )
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
     base = values.pop("base", None)  # a recipe derives from another by naming what differs
     if base is not None:
         if not isinstance(base, str):
-            raise ConfigError(f"`base` must be a recipe or a .toml file, but got {base!r}.")
+            raise ConfigError(f"`base` must be a recipe or a .toml file, but got {shown(base)}.")
         below = (*derived, path.absolute())
         parent_source: str | Path = path.parent / base if base.endswith(".toml") else base
         if Path(parent_source).absolute() in below:

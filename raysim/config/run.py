@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,15 +17,16 @@ from pydantic_core import PydanticCustomError
 from raysim.compressors import Compressor
 from raysim.compressors import parse as parse_compressor
 from raysim.compressors.at_support import share_indices
-from raysim.config.fields import Natural, Positive, Strict
+from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
+from raysim.notation import shown
 from raysim.replication import parse_replica_method
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.families import Schedule, parse_schedule
 
-Notations = str | tuple[str, ...]
+Notations = str | Annotated[tuple[str, ...], Field(max_length=MOST_STAGES)]
 
 
 class Named(BaseModel):
@@ -55,11 +56,11 @@ class RunConfig(Strict):
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, or `package.module:function` that returns an `nn.Sequential`."""
     data: Named = Named(name="digits")
     """`digits`, `topics`, `text`, `cifar10`, `cifar100` or `wikitext2`."""
-    num_stages: Positive | None = None
+    num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
-    cuts: tuple[str, ...] | None = None
+    cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
     """Names of the layers after which the model is cut, instead of `num_stages`."""
-    bottleneck: Positive | tuple[Natural, ...] | None = None
+    bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
     """Features that cross a boundary: learned layers at its two ends leave as many (a list: one number each, 0 for none)."""
     num_microbatches: Positive = 4
     """Equal parts of a replica's batch that follow each other through the stages."""
@@ -139,8 +140,10 @@ class RunConfig(Strict):
     @field_validator("name")
     @classmethod
     def _is_folder(cls, value: str) -> str:
-        if not re.fullmatch(r"[\w+=-][\w.+=-]*", value):
-            raise ValueError(f"`name` must be the name of a folder, of letters, digits and `_+=-.`, but got {value!r}.")
+        if not re.fullmatch(r"[\w+=-][\w.+=-]*", value) or len(value.encode()) > 200:
+            raise ValueError(
+                f"`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got {shown(value)}."
+            )
         return value
 
     @field_validator("schedule")
@@ -206,7 +209,7 @@ class RunConfig(Strict):
         if isinstance(self.bottleneck, tuple) and (len(self.bottleneck) != self.stages - 1 or not any(self.bottleneck)):
             raise ValueError(
                 f"`bottleneck` must be one number or a list of one a boundary ({self.stages - 1}), not all 0, "
-                f"but got {list(self.bottleneck)}."
+                f"but got {shown(list(self.bottleneck))}."
             )
         if self.stages == 1:
             for field in ("forward", "backward", "shared_indices", "bottleneck"):

@@ -33,7 +33,7 @@ from raysim.pipeline.plan import stage_memories, tied_owners
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
-from raysim.workloads.models import MODELS, build_model
+from raysim.workloads.models import MODELS, build_model, make_structure
 from raysim.workloads.options import bind_options
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
@@ -316,9 +316,7 @@ def _structure(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequ
             "gpt",
             {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
         )
-    with torch.device("meta"):
-        model = MODELS[name](shape=shape, **arguments)
-    return _hollow(model)
+    return _hollow(make_structure(name, MODELS[name], {"shape": shape, **arguments}))
 
 
 def _hollow(model: nn.Sequential) -> nn.Sequential:

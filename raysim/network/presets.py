@@ -10,7 +10,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from raysim.files import read_text
 from raysim.network.topology import Network, read_notation
+from raysim.notation import shown
 
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
 """Bandwidths that papers quote, without latency; add one as in `200mbps+50ms`."""
@@ -106,7 +108,7 @@ def parse_network(text: str) -> Network:
         return load_network(Path(name))
     known = ", ".join(presets())
     raise ValueError(
-        f"A network is a preset, text such as '100mbps+20ms', or a .toml or .csv file, but got {text!r}. Known: {known}."
+        f"A network is a preset, text such as '100mbps+20ms', or a .toml or .csv file, but got {shown(text)}. Known: {known}."
     )
 
 
@@ -117,12 +119,12 @@ def load_network(path: Path) -> Network:
     latency_s; a link given in one direction only holds for both.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"The network file {str(path)!r} must be readable, but: {error.strerror}.") from None
     try:
         return _from_csv(text, path.stem) if path.suffix == ".csv" else _from_toml(text, path.stem)
-    except ValueError as error:
+    except (ValueError, csv.Error, RecursionError) as error:
         raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
 
 
@@ -158,15 +160,18 @@ def _from_csv(text: str, name: str) -> Network:
         links[ends] = (bandwidth, latency)
     size = max((max(ends) for ends in links), default=-1) + 1
     if size < 2 or min(min(ends) for ends in links) < 0:
-        raise ValueError(f"The links must join hosts 0, 1, ..., but got {sorted(links)}.")
+        raise ValueError(f"The links must join hosts 0, 1, ..., but got {sorted(links)[:3]}.")
+    pairs = (
+        (low, high) for high in range(size) for low in range(high)
+    )  # searched up to the first gap: a host may be 10^9
+    gap = next((pair for pair in pairs if pair not in links and pair[::-1] not in links), None)
+    if gap is not None:
+        raise ValueError(f"Every pair of hosts must have a link, but got none between {gap[0]} and {gap[1]}.")
     matrices: list[list[list[float]]] = [[[0.0] * size for _ in range(size)] for _ in range(2)]
     for a in range(size):
         for b in range(size):
             if a != b:
-                link = links.get((a, b)) or links.get((b, a))
-                if link is None:
-                    raise ValueError(f"Every pair of hosts must have a link, but got none between {a} and {b}.")
-                matrices[0][a][b], matrices[1][a][b] = link
+                matrices[0][a][b], matrices[1][a][b] = links.get((a, b)) or links[b, a]
     return replace(Network(_rows(matrices[0]), _rows(matrices[1])), name=name)
 
 

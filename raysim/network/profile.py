@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from raysim.files import read_text
 from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
 from raysim.network.devices import DEVICES
 from raysim.network.transport import BARE, Transport
@@ -240,10 +241,10 @@ class Profile:
     def load(cls, path: Path | str) -> Profile:
         """Read a profile that `save` wrote; raises ValueError naming the file."""
         try:
-            content = json.loads(Path(path).read_text())
+            content = json.loads(read_text(path))
         except OSError as error:
             raise ValueError(f"The profile {str(path)!r} must be readable, but: {error.strerror}.") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"The profile {str(path)!r} must be JSON, but it does not parse.") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ValueError(f"The profile {str(path)!r} must be of format {FORMAT!r}, but it is not.")

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from raysim.files import read_text
 from raysim.schedules.actions import Action, Row, check_rows
 
 CELL = re.compile(r"(\d+)([FIBW])(\d+)")
@@ -70,10 +71,10 @@ def rows_from_csv(text: str) -> list[Row]:
 def read_csv(path: Path | str) -> list[Row]:
     """Return the rows in a file; raises ValueError naming the file."""
     try:
-        text = Path(path).read_text()
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"The schedule {str(path)!r} must be readable, but: {error.strerror}.") from None
     try:
         return rows_from_csv(text)
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None

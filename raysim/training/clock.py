@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raysim.config import ConfigError
+from raysim.files import is_file
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers
 from raysim.network.devices import DEVICES
@@ -114,7 +114,7 @@ def _frozen_profile(plan: Plan) -> Profile:
         )
     if source in DEVICES:
         return datasheet_profile(config, source, plan.flops_forward)
-    if not Path(source).is_file():
+    if not is_file(source):
         raise ConfigError(
             f"`profile` must be a device ({', '.join(DEVICES)}) or a file of `raysim profile`, but got {source!r}."
         )

@@ -103,7 +103,7 @@ class Shadow:
         name = list(self._modules)[index]
         try:
             y = self._copies[index](x)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise ValueError(f"Layer `{name}` failed on a tensor of shape {tuple(x.shape)}: {reason}.") from error
         if not isinstance(y, Tensor):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from raysim.notation import check_integer, check_real
 from raysim.workloads.options import check_flag, import_hub, local_or_hub
-from raysim.workloads.splits import DataShape
+from raysim.workloads.splits import MOST_LAYERS, DataShape
 
 
 def gpt(
@@ -28,12 +28,12 @@ def gpt(
 
     Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends.
 
-    >>> from raysim.workloads.splits import DataShape
+    >>> from raysim.workloads.splits import MOST_LAYERS, DataShape
     >>> model = gpt(DataShape((64,), "int64", 256), num_blocks=2)
     >>> [name for name, _ in model.named_children()]
     ['embedding', 'block0', 'block1', 'head']
     """
-    num_blocks = check_integer("model.num_blocks", num_blocks, 1)
+    num_blocks = check_integer("model.num_blocks", num_blocks, 1, MOST_LAYERS)
     width = check_integer("model.width", width, 1)
     num_heads = check_integer("model.num_heads", num_heads, 1)
     dropout = check_real("model.dropout", dropout, 0, 1)

@@ -20,8 +20,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from raysim.notation import suggestion
+from raysim.notation import shown, suggestion
 from raysim.random import derive_key
 from raysim.workloads.gpt import gpt, gpt2
 from raysim.workloads.options import bind_options
@@ -68,7 +69,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
         torch.default_generator.manual_seed(derive_key(seed, "model"))
         try:
             model = function(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if name in MODELS:
                 raise
             raise ValueError(f"Model `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
@@ -84,14 +85,34 @@ _SIZED = (cnn, gpt, lstm, resnet18, resnet101, vgg16)  # their structure is made
 
 def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> None:
     """Raise ValueError where the parameters alone are more than this machine's memory: before any are made."""
-    with torch.device("meta"):
-        size = sum(parameter.nbytes for parameter in function(**arguments).parameters())
+    size = sum(parameter.nbytes for parameter in make_structure(name, function, arguments).parameters())
     memory = psutil.virtual_memory().total
     if size > memory:
         raise ValueError(
             f"Model `{name}` needs {size / 1e9:.1f} GB for its parameters, but this machine has {memory / 1e9:.1f} GB. "
             "Make the model smaller."
         )
+
+
+def make_structure(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
+    """Return one of raysim's own models on the meta device: its parameters have a shape and take no memory.
+
+    Raises ValueError where no tensor can have the sizes that the arguments ask for.
+    """
+    try:
+        with torch.device("meta"), _Unfilled():
+            return function(**arguments)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        options = ", ".join(f"model.{key}={shown(value)}" for key, value in arguments.items() if key != "shape")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(f"Model `{name}` cannot be made with {options or 'its sizes'}: {reason}.") from None
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what draws the numbers of parameters: on the meta device that would first import torch's compiler, for a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -117,7 +138,7 @@ def _import(name: str) -> Callable[..., nn.Sequential]:
     module_name, _, function_name = name.partition(":")
     try:
         module = _import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"Model `{name}` cannot be imported: {type(error).__name__}: {str(error).rstrip('.')}."
         ) from error
@@ -139,6 +160,6 @@ def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except Exception:
+    except (Exception, SystemExit):
         sys.path.remove(folder)
         raise

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raysim.notation import suggestion
+from raysim.notation import shown, suggestion
 
 HUB_S = 5.0  # for the hub's first answer
 
@@ -54,11 +54,15 @@ def check_flag(field: str, value: object) -> bool:
 def check_path(field: str, value: object) -> Path:
     """Return `value` as the path of a file or folder that exists; raises ValueError by field and value."""
     if not isinstance(value, (str, Path)) or not str(value):
-        raise ValueError(f"`{field}` must be the path of a file or folder, but got {value!r}.")
-    path = Path(value).expanduser()
-    if not path.exists():
-        raise ValueError(f"`{field}` must be a file or folder that exists, but got {value!r}.")
-    return path
+        raise ValueError(f"`{field}` must be the path of a file or folder, but got {shown(value)}.")
+    try:
+        path = Path(value).expanduser()
+        if path.is_file() or path.is_dir():
+            return path
+        reason = "" if not path.exists() else ", which is neither"
+    except (OSError, RuntimeError, ValueError) as error:  # too long, or the home of nobody
+        reason = f": {getattr(error, 'strerror', None) or error}"
+    raise ValueError(f"`{field}` must be a file or folder that exists, but got {shown(str(value))}{reason}.")
 
 
 def local_or_hub(field: str, value: object) -> str:
@@ -67,13 +71,17 @@ def local_or_hub(field: str, value: object) -> str:
     Raises ValueError for what can be neither.
     """
     if isinstance(value, (str, Path)) and str(value):
-        path = Path(value).expanduser()
-        if path.is_dir():
-            return str(path)
+        try:
+            path = Path(value).expanduser()
+            if path.is_dir():
+                return str(path)
+            there = path.exists()
+        except (OSError, RuntimeError, ValueError):
+            there = True
         text = str(value)
-        if not path.exists() and not text.startswith((".", "/", "~")) and text.count("/") <= 1:
+        if not there and not text.startswith((".", "/", "~")) and text.count("/") <= 1:
             return text
-    raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {value!r}.")
+    raise ValueError(f"`{field}` must be a folder that exists or a hub name, but got {shown(value)}.")
 
 
 def check_hub(what: str, repository: str, file: str) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from raysim.notation import check_integer, check_real
-from raysim.workloads.splits import DataShape
+from raysim.workloads.splits import MOST_LAYERS, DataShape
 
 
 def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: float = 0.0) -> nn.Sequential:
@@ -25,7 +25,7 @@ def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: fl
             "Choose another `model` or `data`."
         )
     width = check_integer("model.width", width, 1)
-    num_layers = check_integer("model.num_layers", num_layers, 1)
+    num_layers = check_integer("model.num_layers", num_layers, 1, MOST_LAYERS)
     dropout = check_real("model.dropout", dropout, 0, 1)
     layers: dict[str, nn.Module] = {
         "embedding": nn.Sequential(nn.Embedding(shape.num_classes, width), nn.Dropout(dropout))

@@ -20,6 +20,7 @@ from raysim.random import derive_key
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_LAYERS = 1024  # of a model whose depth is an option
 PADDING = 4  # pixels by which a random crop moves at most
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from analysis import CLAIMS, AnalysisError, findings, findings_frame, in_company, load
 from analysis.claims import Claim
+from analysis.claims.commands import _folder
 from analysis.claims.verdicts import verdict_on
 from analysis.comparison.evidence import Context, Measures, Setting, contexts
 from analysis.data.notations import read_method
@@ -491,3 +493,13 @@ def test_notations_are_read_without_their_classes(text):
     method = read_method(text)
     assert method is None or str(method) == text
     assert (method is None) is (text in ("1F1B", "f(", ""))
+
+
+def test_a_folder_of_missing_runs_has_a_name_that_file_systems_take(tmp_path):
+    settings = [Setting(forward="Entropy(" * depth + "Quantize(4)" + ")" * depth) for depth in (40, 41)]
+    context = Context("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
+    folders = [f"{_folder(tmp_path, setting, context, [0])}-s0" for setting in settings]
+    assert folders[0] != folders[1]
+    for folder in folders:
+        Path(folder).mkdir()
+    assert f"{_folder(tmp_path, settings[0], context, [0])}-s0" not in folders

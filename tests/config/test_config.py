@@ -242,9 +242,9 @@ REFUSED = {
     "optimizer.momentum=true": "`optimizer.momentum` must be no truth value, but got True.",
     "optimizer.clip_norm=0": "`optimizer.clip_norm` must be greater than 0, but got 0.",
     "optimizer.betas=[0.9, 0.99]": "`optimizer.betas` has no effect with `optimizer.name` = 'sgd'. Leave it out.",
-    "name=../x": "`name` must be the name of a folder, of letters, digits and `_+=-.`, but got '../x'.",
-    "name=": "`name` must be the name of a folder, of letters, digits and `_+=-.`, but got ''.",
-    "name=a/b": "`name` must be the name of a folder, of letters, digits and `_+=-.`, but got 'a/b'.",
+    "name=../x": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got '../x'.",
+    "name=": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got ''.",
+    "name=a/b": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got 'a/b'.",
     "shared_indices=true": (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got Identity at boundary 0."
     ),

@@ -24,19 +24,20 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"notation", "on_demand", "random"}
+LOW = {"files", "notation", "on_demand", "random"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
 ROOMS = {
+    "raysim.files": (set(), set()),
     "raysim.notation": (set(), set()),
     "raysim.random": (set(), set()),
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.codecs": (LOW, {"torch", "numba"}),
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
-    "raysim.schedules": ({"notation"}, set()),
-    "raysim.network": ({"notation", "schedules"}, {"numba"}),
+    "raysim.schedules": ({"files", "notation"}, set()),
+    "raysim.network": ({"files", "notation", "schedules"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
     "raysim.places": (set(), {"pyarrow"}),

@@ -302,7 +302,7 @@ def test_a_model_of_ones_own_is_refused_in_one_sentence(own):
         ("gpt", {"width": 130}, BYTES, "`model.width` must be a multiple of `model.num_heads` (4), but got 130."),
         ("gpt", {"dropout": 1.5}, BYTES, "`model.dropout` must be in [0, 1], but got 1.5."),
         ("gpt", {"tied": "yes"}, BYTES, "`model.tied` must be true or false, but got 'yes'."),
-        ("gpt", {"num_blocks": 0}, BYTES, "`model.num_blocks` must be an integer of at least 1, but got 0."),
+        ("gpt", {"num_blocks": 0}, BYTES, "`model.num_blocks` must be an integer from 1 to 1024, but got 0."),
         (
             "gpt2",
             {"path": "/nowhere"},
