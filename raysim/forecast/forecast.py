@@ -29,13 +29,13 @@ from raysim.network.timeline import Timeline
 from raysim.network.topology import Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
-from raysim.pipeline.plan import stage_memories, tied_owners
+from raysim.pipeline.plan import averaged_shapes, stage_memories, tied_owners
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, build_model, make_structure
 from raysim.workloads.options import bind_options
-from raysim.workloads.partition import Partition, partition
+from raysim.workloads.partition import partition
 from raysim.workloads.splits import DataShape
 
 CIFAR = {
@@ -218,11 +218,12 @@ def _forecast(
     if cut_backward and (recorded is None or recorded.compute_s.shape[2] == 2):
         notes.append("Backward is cut in two parts, for inputs and for weights, that take as long as each other.")
     averages: list[ReplicaCost] = []
+    owners = tied_owners(parts)
     if config.num_replicas > 1:
-        averages = replica_costs(config, _averaged_shapes(config, parts), codec_bytes_per_s, notes)
+        shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
+        averages = replica_costs(config, shapes, codec_bytes_per_s, notes)
         notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
     names = [dict(module.named_parameters()) for module in parts.stages]
-    owners = tied_owners(parts)
     tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
     ending: dict[str, Any] = {
         "transfers": np.concatenate([*(cost.transfers for cost in averages), _tied_transfers(config, tied)]),
@@ -254,19 +255,6 @@ def _forecast(
         tied=tied,
         notes=tuple(notes),
     )
-
-
-def _averaged_shapes(config: RunConfig, parts: Partition) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of the gradients that the replicas of each stage average; those of fused owners are summed apart."""
-    fused = {end for one in parts.tied for end in ((one.stage, one.name), (one.other_stage, one.other_name))}
-    return [
-        {
-            name: tuple(parameter.shape)
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and not (config.fused_embedding and (stage, name) in fused)
-        }
-        for stage, module in enumerate(parts.stages)
-    ]
 
 
 def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:

@@ -1,4 +1,4 @@
-"""What a run will do, worked out and checked before anything starts: data, model, cuts, rows, memory."""
+"""The plan of a run: data, model, cuts, rows and memory, worked out and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raysim.workloads.partition import Partition, partition
 
 @dataclass(frozen=True)
 class Plan:
-    """What every worker needs to know of a run; small enough to send to each."""
+    """The facts of a run that every worker needs; small enough to send to each."""
 
     config: RunConfig
     num_samples: int
@@ -61,7 +61,7 @@ class Plan:
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
-        """How the replicas of each stage average its gradients."""
+        """The replica method of each stage."""
         return self.config.replica_methods()
 
     def looks_back(self, step: int) -> bool:
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def parts(self) -> bool:
-        """Whether replicas go by parameters of their own."""
+        """Whether replicas keep parameters of their own."""
         return self.num_replicas > 1 and any(method.parts for method in self.replica_methods)
 
     @cached_property
@@ -94,7 +94,7 @@ class Plan:
         return [phase for phase in (averages if self.num_replicas > 1 else [], sums) if phase]
 
     def tied_name(self, place: int, stage: int) -> str:
-        """Return what a stage calls the tied parameter in a place of `tied`."""
+        """Return the name of the tied parameter in a place of `tied` within a stage."""
         return dict(self.tied[place])[stage]
 
     @property
@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def compresses(self) -> bool:
-        """Whether any link has more to do than to send its tensors as they are."""
+        """Whether any link compresses."""
         return any(not method.exact for methods in self.compressors for method in methods)
 
     @property
@@ -151,7 +151,7 @@ class Plan:
 
 @dataclass
 class Workload:
-    """A plan, and what is large: the stages' modules at their first step, and the data."""
+    """A plan with its large parts: the modules of the stages at their first step, and the data."""
 
     plan: Plan
     modules: list[nn.Sequential]
@@ -170,7 +170,7 @@ class Workload:
 
 
 def prepare(config: RunConfig, data: Data | None = None) -> Workload:
-    """Return all that an engine needs to start a run; `data` where it is loaded already.
+    """Return the workload that an engine starts; `data` where it is loaded already.
 
     Raises ConfigError where configuration, data and model do not fit.
     """
@@ -216,9 +216,20 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
     return Workload(plan, parts.stages, data)
 
 
+TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
+
+
 def replica_shapes(stage: int, module: nn.Module, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order."""
-    fused = {owner for owners in plan.tied for owner in owners} if plan.config.fused_embedding else set()
+    """Return `averaged_shapes` of a stage of a plan."""
+    return averaged_shapes(stage, module, plan.config, plan.tied)
+
+
+def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order.
+
+    Parameters that `fused_embedding` sums over stages and replicas at once are not among them.
+    """
+    fused = {owner for owners in tied for owner in owners} if config.fused_embedding else set()
     return {
         name: tuple(parameter.shape)
         for name, parameter in module.named_parameters()
@@ -275,6 +286,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     copies = 2 if twin else 1  # of what the parameters make and hold: those of the step before take part
     itemsize = DTYPES[config.dtype].itemsize
     residuals, references = [0] * num_stages, [0] * num_stages
+    tied = tied_owners(parts)
     for boundary, methods in enumerate(config.compressors()):
         message = parts.boundary_shapes[boundary]
         ends = ((boundary, boundary + 1), (boundary + 1, boundary))
@@ -287,8 +299,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 residuals[source] += kept
     if config.num_replicas > 1:
         for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
-            shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
-            residuals[stage] += averaging.memory_bytes(shapes)
+            residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
     schedule = config.parsed_schedule
     rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
     messages = [

@@ -1,4 +1,4 @@
-"""Laws of single codecs (oracles sections 2.2 to 2.4): what each promises beyond what all do."""
+"""Laws of single codecs, beyond the laws of all codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden packets (oracles section 9): a change of format cannot pass unseen.
+"""Golden packets: a change of format cannot pass unseen.
 
 `python tests/test_codecs_golden.py` writes the digests anew, after a change that is meant.
 """

@@ -1,4 +1,4 @@
-"""Laws that hold for every codec, over every tensor: oracles section 2."""
+"""Laws that hold for every codec, over every tensor."""
 
 from __future__ import annotations
 

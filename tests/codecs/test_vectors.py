@@ -1,4 +1,4 @@
-"""Small vectors, bit packing and byte formulas of the oracles (sections 2.1, 2.4, 3), and the texts of refusals."""
+"""Small vectors, bit packing and byte formulas, and the texts of refusals."""
 
 from __future__ import annotations
 

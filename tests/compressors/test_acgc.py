@@ -1,4 +1,4 @@
-"""AC-GC's error budget on links (gradient.md 4.9): what the receiving stage measures, the bound that follows, and what it promises."""
+"""AC-GC's error budget on links (Evans, Aamodt 2021): the measured sensitivity, the bound that follows from it, and its guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A common error budget over links (ours; gravac.md 4.3): how it is shared out, and that a pipeline keeps to it."""
+"""A common error budget over links (ours): how it is shared out, and that a pipeline keeps to it."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Laws that hold for every compressor, over every sequence of messages: oracles sections 4 and 8."""
+"""Laws that hold for every compressor, over every sequence of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimus-CC's backward messages (optimus_cc.md 3, 4 and 8; oracles L7) and GraVAC on links (gravac.md 4.6)."""
+"""Optimus-CC's backward messages (Song et al. 2023, 2301.09830) and GraVAC on links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low rank that goes on from the message before (oracles section 2.2, Optimus-CC section 8)."""
+"""Low rank that goes on from the message before (Vogels et al. 2019, 1905.13727; Song et al. 2023, 2301.09830)."""
 
 from __future__ import annotations
 

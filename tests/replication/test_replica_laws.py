@@ -1,4 +1,4 @@
-"""What is particular to each method of averaging replica gradients: oracles L8, L9, L11, L12, and gradient.md."""
+"""Laws of single replica methods, beyond the laws of all methods."""
 
 from __future__ import annotations
 

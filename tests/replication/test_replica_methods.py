@@ -1,4 +1,4 @@
-"""Laws that hold for every method that averages replica gradients: oracles sections 4 and 8."""
+"""Laws that hold for every method that averages replica gradients."""
 
 from __future__ import annotations
 

@@ -127,6 +127,16 @@ def test_fused_owners_equal_the_sum_of_averages(small):
         torch.testing.assert_close(gradient, apart[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
+def test_memory_of_fused_owners_is_counted_once(small):
+    """Fused parameters are no replica method's matter, and it remembers nothing of them."""
+    config = {**REPLICAS, **TIED, **ADAM, "replica_gradient": "ErrorFeedback(TopK(0.1))"}
+    apart, fused = (prepare(small(**config, fused_embedding=on)).plan for on in (False, True))
+    for stage, _ in fused.tied[0]:
+        table = 4 * 256 * 16  # float32
+        less = apart.memories[stage].residuals_bytes - fused.memories[stage].residuals_bytes
+        assert less == table
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
 def test_fused_owners_send_what_a_ring_over_all_of_them_does(small, num_replicas):
     """(2D - 1) / D of the table from each, against (3D - 2) / D of two all-reduces (optimus_cc: 5)."""

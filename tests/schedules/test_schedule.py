@@ -1,4 +1,4 @@
-"""Laws of schedules as data: what every family must keep, at every size (oracles: actions, order, counts, deadlock)."""
+"""Laws of schedules as data: what every family must keep, at every size."""
 
 from __future__ import annotations
 

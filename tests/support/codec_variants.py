@@ -30,7 +30,7 @@ def samples(shape: Shape) -> int:
 
 
 def kept(density: float, shape: Shape, per: str = "sample") -> int:
-    """Values that TopK keeps: the formula of the oracles, written again."""
+    """Values that TopK keeps: the formula, written again."""
     if not numel(shape):
         return 0
     rows = shape[0] if per == "sample" and shape else 1

@@ -1,0 +1,72 @@
+"""Names: the core knows no single method, and a citation names a paper that a reader can find."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from raysim.codecs import CODECS
+from raysim.compressors import COMPRESSORS
+from raysim.replication import METHODS
+
+ROOT = Path(__file__).parents[2]
+ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication")
+# Where methods may be named: these rooms list or measure them, and methods are built of other methods in their own rooms.
+EXEMPT = (*ROOMS_OF_METHODS, "raysim/bench")
+# What every method is built on, in the rooms of methods.
+FOUNDATIONS = (
+    "raysim/codecs/base.py",
+    "raysim/codecs/layout.py",
+    "raysim/codecs/message.py",
+    "raysim/codecs/positions.py",
+    "raysim/codecs/sums.py",
+    "raysim/codecs/work.py",
+    "raysim/codecs/kernels/__init__.py",
+    "raysim/compressors/base.py",
+    "raysim/compressors/controller.py",
+    "raysim/replication/base.py",
+    "raysim/replication/layers.py",
+)
+METHOD_CLASSES = {cls.__name__ for known in (CODECS, COMPRESSORS, METHODS) for cls in known.values()} | {"Dense"}
+ALLOWED = {
+    "Identity",  # no compression: tied parameters, control numbers and uncompressed baselines are sent by it
+    "Plain",  # a codec without memory, defined in a foundation
+}
+CITATION = re.compile(r"\boracles?\b (?:section |L)?\d|\b[a-z_]+\.md,? \d")
+
+
+def files(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    found = [ROOT / line for line in listed.splitlines()]
+    return found or [path for pattern in patterns for path in ROOT.glob(f"raysim/**/{pattern}")]
+
+
+def core() -> list[str]:
+    names = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "raysim").rglob("*.py"))]
+    return [name for name in names if not name.startswith(EXEMPT)] + list(FOUNDATIONS)
+
+
+@pytest.mark.parametrize("name", core())
+def test_the_core_names_no_method(name: str) -> None:
+    """Capabilities and hooks of a method's class stand in for its name."""
+    tree = ast.parse((ROOT / name).read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            tuple(room.replace("/", ".") for room in ROOMS_OF_METHODS)
+        ):
+            used |= {alias.name for alias in node.names}
+    assert not (used & METHOD_CLASSES) - ALLOWED
+
+
+def test_citations_name_papers() -> None:
+    for path in files("*.py", "*.md", "*.toml"):
+        if path.exists() and path != Path(__file__):
+            found = CITATION.search(path.read_text())
+            assert not found, f"{path}: {found.group() if found else ''}"
