@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow lint types docs notation clean
+.PHONY: demo test test-slow test-gpu lint types docs notation clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -19,6 +19,12 @@ test: lint types
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: .venv/installed-dev
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest tests/codecs/test_gpu_kernels.py
+	$(BIN)/raysim bench codecs --device cuda --size 8388608
+	$(BIN)/raysim bench pipeline --device cuda
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

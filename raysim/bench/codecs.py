@@ -1,5 +1,7 @@
-"""What codecs cost on this machine and what they save: seconds beside those of one memcpy, wire bytes, and the error.
+"""What codecs cost on this machine and what they save: seconds beside those of one copy of the tensor, wire bytes, and the error.
 
+On a GPU seconds are the device's: from the first kernel of an encode to its last, packets still on their way to the host; and of a
+decode, after its packet has been copied up. Copies over the bus are left out.
 Everything is measured in turn, round by round, and medians are given: other work on the machine then falls on all alike.
 Beside raysim's codecs run the plain ways to do the same in torch, and numcodecs where it is installed.
 """
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import CODECS, Codec
+from raysim.codecs.base import to_tensor
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.codecs.transfers import Flight
 from raysim.codecs.warm import warm
 from raysim.notation import parse
 
@@ -80,6 +84,8 @@ class Contestant(NamedTuple):
     encode: Callable[[Tensor], Any]
     decode: Callable[[Any], Tensor]
     wire_bytes: Callable[[Any], int]
+    upload: Callable[[Any], Any] = lambda packet: None
+    """Copies to the device what `decode` copies there first."""
 
 
 def bench_codecs(
@@ -93,13 +99,14 @@ def bench_codecs(
     seconds: float = 0.3,
     rounds: tuple[int, int] = (3, 15),
     threads: int = 1,
+    device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Return a JSON-able record of what every codec costs on every tensor.
 
     A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit; `shapes` gives shapes instead, `recorded`
-    named tensors of your own besides. `others` measures the plain torch ways and numcodecs too. A tensor's measurement takes
-    about `seconds` a contestant, within `rounds`.
+    named tensors of your own besides. `others` measures the plain torch ways and, on the CPU, numcodecs too. A tensor's
+    measurement takes about `seconds` a contestant, within `rounds`. `device` is "cpu" or "cuda".
 
     >>> result = bench_codecs([1 << 12], ["normal"], ["Quantize(4)"], others=False, rounds=(1, 1))
     >>> [row["wire_bytes"] for row in result["rows"]]
@@ -113,19 +120,23 @@ def bench_codecs(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        warm()
-        ours = [_codec(parse(codec, CODECS) if isinstance(codec, str) else codec) for codec in codecs]
+        if device == "cpu":
+            warm()
+        ours = [_codec(parse(codec, CODECS) if isinstance(codec, str) else codec, device) for codec in codecs]
         notes: list[str] = []
         rows = []
         for name, made in [*tensors.items(), *((name, None) for name in recorded or {})]:
             if progress is not None:
                 progress(name)
-            x = draw(*made) if made else (recorded or {})[name].contiguous()
-            contestants = [*ours, *(_plain_torch(x) if others else []), *(_numcodecs(x, notes) if others else [])]
+            x = (draw(*made) if made else (recorded or {})[name].contiguous()).to(device)
+            contestants = [*ours, *(_plain_torch(x) if others else [])]
+            if others and device == "cpu":
+                contestants += _numcodecs(x, notes)
             rows += _measure(name, x, contestants, seconds, rounds)
     finally:
         torch.set_num_threads(before)
-    machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": threads}
+    processor = platform.processor() or platform.machine() if device == "cpu" else torch.cuda.get_device_name()
+    machine = {"processor": processor, "device": device, "torch": torch.__version__, "threads": threads}
     return {"machine": machine, "notes": sorted(set(notes)), "rows": rows}
 
 
@@ -158,7 +169,9 @@ def table(result: Mapping[str, Any]) -> Table:
     """Return the record as a table for the terminal."""
     from rich.table import Table
 
-    shown = Table(title=f"codecs, {result['machine']['threads']} thread(s); x = one memcpy of the tensor")
+    machine = result["machine"]
+    where = f"{machine['threads']} thread(s)" if machine["device"] == "cpu" else machine["processor"]
+    shown = Table(title=f"codecs, {where}; x = one copy of the tensor")
     for title in ("tensor", "codec", "encode", "decode", "GB/s in", "wire bytes", "factor", "error", "saves below"):
         shown.add_column(title, justify="left" if title in ("tensor", "codec") else "right", overflow="fold")
     last = None
@@ -198,13 +211,15 @@ def _measure(
     encode_s: list[list[float]] = [[] for _ in contestants]
     decode_s: list[list[float]] = [[] for _ in contestants]
     spent = time.perf_counter()
+    timed = _seconds if x.device.type == "cpu" else _device_seconds
     for done in range(rounds[1]):
         if done >= rounds[0] and time.perf_counter() - spent > seconds * len(contestants):
             break
         for index, contestant in enumerate(contestants):
-            memcpy_s.append(_seconds(lambda: copy.copy_(x)))
-            encode_s[index].append(_seconds(contestant.encode, x))
-            decode_s[index].append(_seconds(contestant.decode, packets[index]))
+            memcpy_s.append(timed(lambda: copy.copy_(x)))
+            encode_s[index].append(timed(contestant.encode, x))
+            upload_s = timed(contestant.upload, packets[index]) if x.is_cuda else 0.0
+            decode_s[index].append(max(0.0, timed(contestant.decode, packets[index]) - upload_s))
     memcpy = statistics.median(memcpy_s)
     rows = []
     for index, contestant in enumerate(contestants):
@@ -240,17 +255,30 @@ def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
     return elapsed
 
 
+def _device_seconds(run: Callable[..., Any], *arguments: Any) -> float:
+    """Return the seconds that a GPU takes, bytes that are on their way down not awaited."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with Flight().open():
+        start.record()
+        result = run(*arguments)
+        end.record()
+    torch.cuda.synchronize()
+    del result
+    return float(start.elapsed_time(end)) / 1e3
+
+
 def _relative_error(x: Tensor, y: Tensor) -> float:
     return float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x))
 
 
-def _codec(codec: Codec) -> Contestant:
+def _codec(codec: Codec, device: str) -> Contestant:
     table = CodecTable([Entry.of(codec)])
     return Contestant(
         repr(codec),
         lambda x: codec.encode(x, _KEY),
-        lambda packet: packet.decode(),
+        lambda packet: packet.decode(device),
         lambda packet: wire_bytes(table.pack(packet)),
+        lambda packet: [to_tensor(array, torch.uint8, device) for array in packet.arrays.values()],
     )
 
 
@@ -266,7 +294,7 @@ def _plain_torch(x: Tensor) -> list[Contestant]:
 
     def masked(packet: tuple[Tensor, Tensor]) -> Tensor:
         indices, values = packet
-        return torch.zeros(rows, x.numel() // rows).scatter_(1, indices.long(), values).view(shape)
+        return x.new_zeros(rows, x.numel() // rows).scatter_(1, indices.long(), values).view(shape)
 
     def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = x.min(), x.max()
@@ -277,7 +305,9 @@ def _plain_torch(x: Tensor) -> list[Contestant]:
         return codes.float() / 15 * (high - low) + low
 
     width = 1 << (x.numel().bit_length() // 2)
-    start = torch.randn(x.numel() // (x.numel() // width or 1) if x.numel() % width == 0 else x.numel(), 4)
+    start = torch.randn(
+        x.numel() // (x.numel() // width or 1) if x.numel() % width == 0 else x.numel(), 4, device=x.device
+    )
 
     def low_rank(x: Tensor) -> tuple[Tensor, Tensor]:
         matrix = x.reshape(-1, len(start))

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Device = Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")]
+
+
+def _check_device(device: str) -> None:
+    """End with one sentence where the device of `--device` is not there."""
+    if device not in ("cpu", "cuda"):
+        fail(f"`--device` must be cpu or cuda, but got {device!r}.", 2)
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            fail("`--device` = cuda needs a GPU, and torch finds none here. Leave it out to measure on the CPU.", 2)
+
+
 def bench_pipeline(
     stages: Annotated[
         list[int] | None,
@@ -27,13 +41,23 @@ def bench_pipeline(
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of runs.")] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 20,
+    device: Device = "cpu",
     json_file: JsonFile = None,
 ) -> None:
-    """The same GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, in turn."""
-    check_writable("--json", json_file)
-    from raysim.bench.pipeline import bench_pipeline as measure
+    """The same GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, in turn.
 
-    result = measure(stages or [2, 4], pairs=pairs, steps=steps)
+    On a GPU: a GPT of GPT-2 small's shape in one process, and as stages that share the GPU.
+    """
+    check_writable("--json", json_file)
+    _check_device(device)
+    if device == "cuda":
+        from raysim.bench.gpu import bench_gpu
+
+        result = {"results": [bench_gpu(num_stages, pairs=pairs, steps=steps) for num_stages in stages or [4]]}
+    else:
+        from raysim.bench.pipeline import bench_pipeline as measure
+
+        result = measure(stages or [2, 4], pairs=pairs, steps=steps)
     if json_file is not None:
         write_json(result, json_file)
 
@@ -138,10 +162,12 @@ def bench_codecs(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     others: Annotated[bool, typer.Option(help="Measure plain torch and numcodecs too.")] = True,
+    device: Device = "cpu",
     json_file: JsonFile = None,
 ) -> None:
-    """What codecs cost beside one memcpy of the tensor, what they save, and their error."""
+    """What codecs cost beside one copy of the tensor, what they save, and their error."""
     check_writable("--json", json_file)
+    _check_device(device)
     from raysim.bench.codecs import DEFAULTS, SIZES, table
     from raysim.bench.codecs import bench_codecs as measure
     from raysim.bench.recorded import RECIPES, record_tensors
@@ -169,6 +195,7 @@ def bench_codecs(
             recorded=recorded,
             others=others,
             threads=threads,
+            device=device,
             progress=lambda name: status.update(f"measuring {name}"),
         )
     out.print(table(result))

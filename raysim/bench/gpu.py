@@ -1,0 +1,82 @@
+"""What stages cost on a GPU: one GPT in a process of its own, and as a pipeline of Ray actors that share the GPU, in turn.
+
+The pipeline does the same work on the same GPU, so its step is longer by what stages cost: starting kernels from several
+processes, and handing activations and gradients over by way of the host. The difference a message is the cost of a hop.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from raysim.bench.intervals import median_interval
+from raysim.bench.pipeline import ray_step_s
+from raysim.bench.workload import WARMUP_STEPS
+from raysim.config import RunConfig, make_config
+from raysim.engine.inline import InlineEngine
+from raysim.pipeline.plan import Workload, prepare
+
+GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "tied": False}
+
+
+def gpu_config(num_stages: int, device: str = "cuda", **changes: Any) -> RunConfig:
+    """Return the bench's run: the shape of GPT-2 small, 8 microbatches of 4 samples of 256 bytes, in bfloat16 on the GPU."""
+    return make_config(
+        {
+            "name": "bench-gpu",
+            "model": GPT2_SMALL,
+            "data": {"name": "topics", "length": 256},
+            "num_stages": num_stages,
+            "batch_size": 32,
+            "num_microbatches": 8,
+            "steps": 1_000_000,
+            "optimizer": {"name": "adamw", "learning_rate": 3e-4},
+            "dtype": "bfloat16",
+            "device": device,
+            "gpus_per_stage": 1 / num_stages if device == "cuda" else 0,
+        }
+        | changes
+    )
+
+
+def bench_gpu(
+    num_stages: int = 4, *, pairs: int = 5, steps: int = 20, device: str = "cuda", **changes: Any
+) -> dict[str, Any]:
+    """Measure and print; return seconds a step of every run, their ratio, and microseconds a hop. `changes` are of the run."""
+    whole, parted = (prepare(gpu_config(stages, device, **changes)) for stages in (1, num_stages))
+    sides = [("one", _inline_step_s, whole), ("stages", ray_step_s, parted)]
+    runs = [
+        {name: measure(workload, steps) for name, measure, workload in (sides if pair % 2 else sides[::-1])}
+        for pair in range(pairs)
+    ]
+    hops = 2 * (num_stages - 1) * parted.plan.config.num_microbatches
+    ratio = median_interval(sorted(run["stages"] / run["one"] for run in runs))
+    one_s, stages_s = (statistics.median(run[name] for run in runs) for name in ("one", "stages"))
+    hop_us = statistics.median(1e6 * (run["stages"] - run["one"]) / hops for run in runs)
+    name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"
+    table = Table(title=f"Seconds a step on {name}, median of {pairs} pairs of {steps} steps")
+    for title in ("stages", "one process", "stages on Ray", "ratio (interval)", "microseconds a hop"):
+        table.add_column(title, justify="right")
+    figures = (f"{one_s:.4f}", f"{stages_s:.4f}", f"{stages_s / one_s:.3f} ({ratio})", f"{hop_us:.0f}")
+    table.add_row(str(num_stages), *figures)
+    Console().print(table)
+    return {"torch": torch.__version__, "device": name, "num_stages": num_stages, "runs": runs, "hop_us": hop_us}
+
+
+def _inline_step_s(workload: Workload, steps: int) -> float:
+    engine = InlineEngine(workload)
+    engine.start()
+    try:
+        for step in range(WARMUP_STEPS):
+            engine.step(step)
+        start = time.perf_counter()
+        for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
+            engine.step(step)
+        return (time.perf_counter() - start) / steps
+    finally:
+        engine.close()
