@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-gpu lint types docs notation clean
+.PHONY: demo test test-slow test-gpu lint types docs notation golden picture clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -35,6 +35,13 @@ types: .venv/installed-dev
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+picture: .venv/installed-dev
+	$(BIN)/raysim report results/demo -o build/report.html --network 20mbps --network 100mbps --network 500mbps --network 1gbps+20ms
+	$(BIN)/python docs/make_picture.py build/report.html
+
+golden: .venv/installed-dev
+	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_golden.py
 
 notation: .venv/installed
 	$(BIN)/python docs/generate_notation.py

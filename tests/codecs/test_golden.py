@@ -1,6 +1,6 @@
 """Golden packets: a change of format cannot pass unseen.
 
-`python tests/test_codecs_golden.py` writes the digests anew, after a change that is meant.
+`make golden` writes the digests again, after a change that is meant.
 """
 
 from __future__ import annotations
