@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from raysim import nn
     from raysim.compressors import parse
     from raysim.config import ConfigError, RunConfig, read_config
+    from raysim.distributed import ddp, fsdp, pipelining
     from raysim.records import Run
     from raysim.training.checkpoint import load_weights
     from raysim.training.run import train
 
 _PACKAGES = ("analysis", "sweeps")
-_MODULES = {"nn": "raysim.nn"}
+_MODULES = {
+    "ddp": "raysim.distributed.ddp",
+    "fsdp": "raysim.distributed.fsdp",
+    "nn": "raysim.nn",
+    "pipelining": "raysim.distributed.pipelining",
+}
 _HOMES = {
     "ConfigError": "raysim.config",
     "Run": "raysim.records",
@@ -40,9 +46,12 @@ __all__ = [
     "Run",
     "RunConfig",
     "analysis",
+    "ddp",
+    "fsdp",
     "load_weights",
     "nn",
     "parse",
+    "pipelining",
     "read_config",
     "sweeps",
     "train",

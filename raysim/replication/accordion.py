@@ -79,6 +79,10 @@ class Accordion(Layered):
     def compressed_rounds(self, num_replicas: int) -> int:
         return 1 + max(self._method(codec).compressed_rounds(num_replicas) for codec in (self.mild, self.strong))
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"epochs", "learning_rate"})
+
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         if isinstance(self.mild, LowRank):
             check_rank(self.mild.rank, {name: s for name, s in shapes.items() if not super(Accordion, self).exempts(s)})

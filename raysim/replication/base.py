@@ -81,6 +81,11 @@ class ReplicaMethod(Notation, ABC):
     twin: ClassVar[bool] = False  # whether some steps look back
     parts: ClassVar[bool] = False  # whether replicas go by parameters of their own, each by its own gradient
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """The parts of the context that the method goes by beside the gradients: "epochs", "learning_rate" or "step_s"."""
+        return frozenset()
+
     @abstractmethod
     def num_rounds(self, num_replicas: int) -> int:
         """Return the most rounds that a step takes; a step may take fewer."""

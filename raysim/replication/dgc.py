@@ -53,6 +53,10 @@ class DGC(Layered):
         if not isinstance(self.values, Codec):
             raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"epochs"} if self.ramp else ())
+
     def density_of(self, epoch: int) -> float:
         """Return the density of an epoch: it falls while it ramps."""
         return float(self.density ** min(1.0, (epoch + 1) / (self.ramp + 1)))

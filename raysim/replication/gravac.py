@@ -112,6 +112,10 @@ class ReplicaGraVAC(Layered):
     def compressed_rounds(self, num_replicas: int) -> int:
         return 3  # the gains, and a dense fallback by an all-reduce
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"step_s"})
+
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return 4 * self.compressed_values(shapes)
 

@@ -1,0 +1,275 @@
+"""Replica methods in DistributedDataParallel, by its public communication hook, over gloo and NCCL.
+
+>>> import inspect
+>>> list(inspect.signature(hook).parameters)[:2]
+['model', 'method']
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from raysim.distributed.exchange import Channel, ReplicaError, run_rounds
+from raysim.replication import parse_replica_method
+from raysim.replication.base import ReplicaContext, ReplicaMethod
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
+
+
+def hook(
+    model: DistributedDataParallel,
+    method: str,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    momentum: float | None = None,
+    steps_per_epoch: int | None = None,
+    batch_size: int = 1,
+    seed: int = 0,
+) -> "Gradients":
+    """Let the replicas of a model average their gradients by `method`, in raysim's notation, and return what they remember.
+
+    Called on every rank, with the same arguments, after the model is wrapped. Each bucket of DDP is averaged by itself; a
+    model of one bucket gives the gradients that `raysim.train` gives its only stage, bit for bit.
+
+    `momentum`: of SGD, for methods that take it over (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it to all
+    gradients, and the optimiser must have none. `steps_per_epoch` is for methods that go by epochs, `optimizer` for those
+    that go by its learning rate. `batch_size` counts the samples of a step over all replicas. `seed` is of random codecs.
+
+    Raises ValueError, on every rank, where the method cannot work on gradients alone, lacks one of these, or differs between
+    ranks.
+    """
+    gradients = Gradients(
+        model,
+        method,
+        optimizer=optimizer,
+        momentum=momentum,
+        steps_per_epoch=steps_per_epoch,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    model.register_comm_hook(gradients, _communicate)
+    return gradients
+
+
+class Gradients:
+    """Averages the buckets of a model, and holds what its replica method remembers; made by `hook`."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        method: str,
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        momentum: float | None,
+        steps_per_epoch: int | None,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._names = {id(parameter): name for name, parameter in named.items()}
+        self._order = {name: place for place, name in enumerate(named)}
+        device = next(iter(named.values())).device
+        self._channel = Channel(model.process_group, device)
+        self.notation = method
+        self._optimizer = optimizer
+        self._momentum = momentum
+        self._steps_per_epoch = steps_per_epoch
+        self._batch_size = batch_size
+        self._seed = seed
+        shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        self.method = self._agreed(shapes)
+        self.step = 0
+        self._step_s: float | None = None
+        self._began: float | None = None
+        self._memory: dict[str, Tensor] = {}  # of single parameters
+        self._of_bucket: dict[tuple[str, ...], dict[str, Tensor]] = {}  # of all parameters of a bucket at once
+        self._velocities: dict[str, Tensor] = {}
+        self._dense_bytes = 0
+        self._seconds = 0.0
+        self._broken: ReplicaError | None = None
+        threads = torch.get_num_threads()
+        self._thread = ThreadPoolExecutor(1, "gradients", initializer=lambda: torch.set_num_threads(threads))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank remembers, for a checkpoint: every rank keeps its own."""
+        buckets = {"\n".join(names): dict(kept) for names, kept in self._of_bucket.items()}
+        return {
+            "method": repr(self.method),
+            "step": self.step,
+            "memory": dict(self._memory),
+            "buckets": buckets,
+            "velocities": dict(self._velocities),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` returned on the same rank; raises ValueError where it is of another method."""
+        if state["method"] != repr(self.method):
+            raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
+        self.step, self._memory = state["step"], dict(state["memory"])
+        self._of_bucket = {tuple(names.split("\n")): dict(kept) for names, kept in state["buckets"].items()}
+        self._velocities = dict(state["velocities"])
+
+    def report(self) -> "pd.DataFrame":
+        """Return one row: steps, the bytes that this rank sent, those of an uncompressed all-reduce, and seconds.
+
+        `seconds` are those of codecs and of waiting for the others; a part of them passes beside the backward.
+        """
+        import pandas as pd
+
+        row = {
+            "codec": repr(self.method),
+            "steps": self.step,
+            "wire_bytes": self._channel.sent_bytes,
+            "dense_bytes": self._dense_bytes,
+            "factor": self._dense_bytes / self._channel.sent_bytes if self._channel.sent_bytes else None,
+            "seconds": self._seconds,
+        }
+        return pd.DataFrame([row])
+
+    def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """Begin to average a bucket, behind those before it, and return its future."""
+        device = self._channel.device
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        parameters, gradients = bucket.parameters(), bucket.gradients()
+        names = [self._names[id(parameter)] for parameter in parameters]
+        held = dict(sorted(zip(names, gradients, strict=True), key=lambda item: self._order[item[0]]))
+        index, last, buffer = bucket.index(), bucket.is_last(), bucket.buffer()
+
+        def work() -> None:
+            try:
+                with torch.cuda.stream(stream), torch.no_grad():
+                    self._average(index, held, last=last)
+            except Exception as error:
+                self._broken = error if isinstance(error, ReplicaError) else ReplicaError(str(error))
+            future.set_result(buffer)
+
+        def checked(done: torch.futures.Future[Tensor]) -> Tensor:
+            if self._broken is not None:
+                raise ReplicaError(str(self._broken))
+            return done.value()
+
+        self._thread.submit(work)
+        return future.then(checked)
+
+    def _average(self, index: int, held: dict[str, Tensor], *, last: bool) -> None:
+        """Put the mean over replicas in the place of the gradients of a bucket."""
+        if self._broken is not None:
+            raise self._broken
+        start = time.perf_counter()
+        if index == 0:
+            self._tell_time(start)
+        gradients = {name: gradient.float() for name, gradient in held.items()}
+        names = tuple(held)
+        memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
+        rounds = self.method.average(gradients, memory, self._context(index))
+        count = sum(gradient.numel() for gradient in gradients.values())
+        averaged = run_rounds(
+            rounds, self.method.table(names), self._channel, names, max_values=max(CONTROL_VALUES, count)
+        )
+        for name, gradient in averaged.gradients.items():
+            if self._momentum is not None and name not in averaged.with_momentum:
+                gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
+            held[name].copy_(gradient.view_as(held[name]))
+        self._of_bucket[names] = {}
+        for key, x in averaged.memory.items():
+            (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
+        self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if kept}
+        size = self._channel.size
+        self._dense_bytes += 2 * (size - 1) * 4 * count // size
+        self._seconds += time.perf_counter() - start
+        if last:
+            self.step += 1
+
+    def _context(self, index: int) -> ReplicaContext:
+        per_epoch = self._steps_per_epoch or max(1, self.step + 1)
+        return ReplicaContext(
+            replica=self._channel.rank,
+            num_replicas=self._channel.size,
+            step=self.step,
+            epoch=self.step // per_epoch,
+            steps_per_epoch=per_epoch,
+            seed=self._seed,
+            stage=index,
+            batch_size=self._batch_size,
+            learning_rate=self._optimizer.param_groups[0]["lr"] if self._optimizer is not None else 0.0,
+            momentum=self._momentum or 0.0,
+            step_s=self._step_s,
+        )
+
+    def _tell_time(self, now: float) -> None:
+        """Agree on the seconds of the last step, those of the first rank, where the method goes by them."""
+        if "step_s" not in self.method.needs:
+            return
+        if self._began is not None:
+            told = torch.tensor([now - self._began], dtype=torch.float64, device=self._channel.device)
+            first = dist.get_global_rank(self._channel.group, 0)
+            dist.broadcast(told, first, self._channel.group)
+            self._step_s = float(told)
+        self._began = now
+
+    def _agreed(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
+        """Return the method that the notation writes; raises the same ValueError on every rank where one cannot go on."""
+        method, error = None, None
+        try:
+            method = parse_replica_method(self.notation)
+            self._check(method, shapes)
+        except ValueError as refused:
+            error = str(refused)
+        settings = {
+            "the method": repr(method),
+            "parameters": shapes,
+            "`momentum`": self._momentum,
+            "`steps_per_epoch`": self._steps_per_epoch,
+            "`seed`": self._seed,
+        }
+        told: list[Any] = [None] * self._channel.size
+        dist.all_gather_object(told, (error, settings), group=self._channel.group)
+        for said, _ in told:
+            if said is not None:
+                raise ValueError(said)
+        for rank, (_, theirs) in enumerate(told):
+            for field, value in theirs.items():
+                first = told[0][1][field]
+                if value != first:
+                    shown = ("others", "some") if field == "parameters" else (value, first)
+                    raise ValueError(
+                        f"All ranks must average gradients alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
+                    )
+        assert method is not None
+        return method
+
+    def _check(self, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if method.parts or method.twin:
+            why = "replicas go by parameters of their own" if method.parts else "it compares the gradients of two steps"
+            raise ValueError(
+                f"`method` cannot be {method!r} in a hook, which sees gradients alone: {why}. Use `raysim.train`."
+            )
+        given = {"epochs": ("steps_per_epoch", self._steps_per_epoch), "learning_rate": ("optimizer", self._optimizer)}
+        for need, (argument, value) in given.items():
+            if need in method.needs and value is None:
+                raise ValueError(f"`{argument}` must be given for {method!r}, which goes by {need.replace('_', ' ')}.")
+        if self._optimizer is not None and self._momentum is not None and self._optimizer.defaults.get("momentum"):
+            raise ValueError("`momentum` is applied by the hook: the optimiser must have none, but has its own.")
+        try:
+            method.check(shapes, self._channel.size, self._momentum)
+        except ValueError as refused:
+            raise ValueError(f"`method`: {refused}") from None
+
+
+def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    return gradients.start(bucket)
+
+
+def _parameter(key: str) -> str:
+    """Return the parameter whose memory has this key: what follows the kind."""
+    return key.partition("/")[2]

@@ -1,0 +1,142 @@
+"""Compressed reduce-scatters in FSDP2, by `set_custom_reduce_scatter`.
+
+Each rank sends every other one the packet of the gradients that the other one owns, and sums what it receives for its own.
+So a method can serve that needs one message for each owner: a codec, alone or under error feedback. A method that goes by
+whole matrices, by several rounds, or by what all replicas know (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) cannot:
+FSDP2 hands over flat shards, and no rank learns more than the sum of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from raysim.codecs.message import CodecTable
+from raysim.compressors import Compressor, Context, State
+from raysim.distributed.exchange import Channel, run_rounds
+from raysim.pipeline.link import pack_state, unpack_state
+from raysim.random import derive_key
+from raysim.replication import parse_replica_method
+from raysim.replication.base import Received, Round
+from raysim.replication.gathered import Gathered, wants_matrix
+
+_NAME = "shard"
+
+
+def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradients:
+    """Let FSDP2 reduce the gradients of a model by a codec, alone or under error feedback, and return what it remembers.
+
+    Called on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
+    its small tensors too. What a rank sends itself is exact.
+
+    Raises ValueError where the method cannot be a reduce-scatter, or the model has no module of FSDP2.
+    """
+    parsed = parse_replica_method(method)
+    if (
+        not isinstance(parsed, Gathered)
+        or parsed != Gathered(parsed.compressor)
+        or wants_matrix(parsed.compressor.codec)
+    ):
+        raise ValueError(
+            f"`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got "
+            f"{parsed!r}. Use DDP with `raysim.ddp.hook` for the other methods."
+        )
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
+    reductions = [_ReduceScatter(parsed.compressor, place, seed) for place in range(len(modules))]
+    for module, reduction in zip(modules, reductions, strict=True):
+        module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the two methods that FSDP calls
+    return ShardedGradients(parsed, reductions)
+
+
+class ShardedGradients:
+    """What the ranks of a sharded model remember of its gradients; made by `compress`."""
+
+    def __init__(self, method: Gathered, reductions: Sequence[_ReduceScatter]) -> None:
+        self.method = method
+        self._reductions = reductions
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that this rank has sent."""
+        return sum(reduction.channel.sent_bytes for reduction in self._reductions if reduction.channel is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank remembers, for a checkpoint: every rank keeps its own."""
+        states = [{"step": one.step, "memory": pack_state(one.state)} for one in self._reductions]
+        return {"method": repr(self.method), "states": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` returned on the same rank; raises ValueError where it is of another method."""
+        if state["method"] != repr(self.method):
+            raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
+        for reduction, kept in zip(self._reductions, state["states"], strict=True):
+            reduction.step, reduction.state = kept["step"], unpack_state(kept["memory"], torch.device("cpu"))
+
+
+class _ReduceScatter:
+    """The reduce-scatter of one group of parameters, as FSDP2 calls it."""
+
+    def __init__(self, compressor: Compressor, place: int, seed: int) -> None:
+        self.compressor = compressor
+        self.place = place
+        self.seed = seed
+        self.step = 0
+        self.state: State = {}  # by the rank that owns a shard
+        self.channel: Channel | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for gradients."""
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Put the sum, or the mean, of what all ranks have for this one's shard into `output_tensor`."""
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError("A compressed reduce-scatter sums or averages: leave `set_gradient_divide_factor` out.")
+        if self.channel is None:
+            self.channel = Channel(group, input_tensor.device)
+        table = CodecTable(self.compressor.entries(), names=[_NAME])
+        rounds = self._rounds(input_tensor, self.channel)
+        total = run_rounds(rounds, table, self.channel, self.place, max_values=output_tensor.numel())
+        output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
+        self.step += 1
+
+    def _rounds(self, gradients: Tensor, channel: Channel) -> Generator[Round, Received, Tensor]:
+        shards = gradients.detach().view(channel.size, 1, -1)
+        packets, changed = {}, {}
+        for owner, shard in enumerate(shards):
+            if owner != channel.rank:
+                packet, changes = self.compressor.encode(shard, self.state, self._context(channel.rank, owner))
+                packets[owner] = {_NAME: packet}
+                changed.update(changes)
+        received = yield Round(each=packets)
+        total = torch.zeros_like(shards[channel.rank])
+        for rank, sent in enumerate(received):
+            total += shards[rank] if rank == channel.rank else sent[_NAME].decode(total.device)
+        self.state.update(changed)
+        return total.view(-1)
+
+    def _context(self, rank: int, owner: int) -> Context:
+        return Context(
+            direction="replica_gradient",
+            boundary=self.place,
+            step=self.step,
+            epoch=0,
+            microbatch=owner,
+            sample_ids=(),
+            replica=rank,
+            key=derive_key(self.seed, "replica gradient", rank, owner, self.place, self.step),
+        )

@@ -1,0 +1,108 @@
+"""Replica methods in DistributedDataParallel: the losses of `raysim.train`, checkpoints, buckets and refusals."""
+
+import math
+
+import pytest
+import torch
+from configurations import SMALL
+from ranks import run_ranks
+
+import raysim
+
+ONE_STAGE = {**SMALL, "num_stages": 1, "num_replicas": 2, "num_microbatches": 1}
+METHODS = {
+    "Identity": {},
+    "Gathered(ErrorFeedback(TopK(0.05)), min_values=16)": {},
+    "Gathered(Quantize(4, rounding='stochastic'), min_values=16)": {},
+    "Gathered(ErrorFeedback(TopK(0.05)), min_values=16, scope='stage')": {},
+    "PowerSGD(2, min_values=16)": {},
+    "EF21(TopK(0.1), min_values=16)": {},
+    "DIANA(QSGD(7), min_values=16)": {},
+    "RedSync(0.05, min_values=16)": {},
+    "GTopK(0.05, min_values=16)": {},
+    "SignSGD": {},
+    "Accordion(LowRank(2), LowRank(1), min_values=16)": {},
+    "DGC(0.1, ramp=1, min_values=16)": {"momentum": 0.9},
+}
+DEPENDENT = "GraVAC(2, 50, epsilon=0.5, window=1, min_values=16)"  # on the clock
+BUCKETS = [
+    "ErrorFeedback(TopK(0.1))",
+    "Gathered(ErrorFeedback(TopK(0.1)), min_values=16)",
+    "PowerSGD(2, min_values=16)",
+]
+
+
+def job(method):
+    momentum = 0.9 if method.startswith("DGC") else None
+    return {**ONE_STAGE, "replica_gradient": method, "optimizer": {"learning_rate": 0.1, "momentum": momentum or 0.0}}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    jobs = {}
+    for method, options in METHODS.items():
+        values = job(method)
+        if options:  # the hook takes the momentum over
+            values = {**values, "optimizer": {"learning_rate": 0.1, "momentum": 0.0}, "replica_gradient": "Identity"}
+        jobs[method] = (values, method, options)
+    jobs["resumed"] = (job("Identity"), "Gathered(ErrorFeedback(TopK(0.05)), min_values=16)", {}, True)
+    jobs["clock"] = (job("Identity"), DEPENDENT, {"batch_size": 16})
+    return run_ranks("ddp_jobs:everything", 2, tmp_path_factory.mktemp("ddp"), jobs, BUCKETS)
+
+
+def mean_losses(ranks, name):
+    return [math.fsum(pair) / 2 for pair in zip(*(rank["losses"][name][0] for rank in ranks), strict=True)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_are_those_of_a_run(method, ranks, tmp_path):
+    run = raysim.train({**job(method)}, engine="inline", out=tmp_path / "run")
+    losses = mean_losses(ranks, method)
+    if METHODS[method]:  # momentum is rounded once more where it is applied apart from the optimiser
+        assert losses == pytest.approx(run.steps["loss"].tolist(), rel=1e-4)
+    else:
+        assert losses == run.steps["loss"].tolist()
+
+
+def test_a_checkpoint_goes_on_with_the_same_bits(ranks):
+    assert mean_losses(ranks, "resumed") == mean_losses(ranks, "Gathered(ErrorFeedback(TopK(0.05)), min_values=16)")
+
+
+def test_replicas_agree_on_the_clock(ranks):
+    assert all(math.isfinite(loss) for rank in ranks for loss in rank["losses"]["clock"][0])
+
+
+def test_bytes_are_counted(ranks):
+    for method in ("Gathered(ErrorFeedback(TopK(0.05)), min_values=16)", "PowerSGD(2, min_values=16)"):
+        report = ranks[0]["losses"][method][1]
+        assert report["steps"] == SMALL["steps"]
+        assert report["factor"] > 1.5
+
+
+@pytest.mark.parametrize("method", BUCKETS)
+def test_a_method_of_single_tensors_gives_the_same_in_any_buckets(method, ranks):
+    for rank in ranks:
+        one, many = rank["buckets"][method]
+        assert torch.equal(one, many)
+    assert torch.equal(ranks[0]["buckets"][method][0], ranks[1]["buckets"][method][0])
+
+
+SENTENCES = [
+    "All ranks must average gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
+    "TopKk",
+    "All ranks must average gradients alike, but `seed` on rank 1 is 1, and on rank 0 0.",
+    "`method` cannot be MARINA(QSGD(7)) in a hook, which sees gradients alone: it compares the gradients of two steps.",
+    "`method` cannot be PowerGossip(rank=2) in a hook, which sees gradients alone: replicas go by parameters of their own.",
+    "`method`: `DGC` corrects the optimiser's momentum, but the optimiser has none.",
+    "`steps_per_epoch` must be given for DGC(0.1, ramp=2), which goes by epochs.",
+    "`optimizer` must be given for Accordion(LowRank(4), LowRank(1)), which goes by learning rate.",
+    "`method`: `rank` must be at most 32, the rank of the largest matrix of the stage (weight), but got 40.",
+    "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
+    "`method` must be TopK(0.2), as in the checkpoint, but got TopK(0.1).",
+]
+
+
+def test_every_rank_is_told_the_same_sentence(ranks):
+    for place, sentence in enumerate(SENTENCES):
+        for rank in ranks:
+            assert sentence in rank["refusals"][place], sentence

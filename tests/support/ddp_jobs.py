@@ -1,0 +1,123 @@
+"""Training jobs of DistributedDataParallel with raysim's hook."""
+
+import io
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raysim.config import make_config
+from raysim.distributed import ddp
+from raysim.pipeline.optimizer import learning_rate, make_optimizer
+from raysim.pipeline.plan import prepare
+from raysim.workloads.models import build_model
+from raysim.workloads.models import loss as model_loss
+
+
+def losses(rank, world_size, values, method, options, resumes=False):
+    """Return this rank's losses of a configuration trained under DDP; with `resumes` over a checkpoint in the middle."""
+    config = make_config(values)
+    workload = prepare(config)
+    plan, split = workload.plan, workload.data.train
+
+    def build():
+        module = build_model(config.model.name, config.model.options, workload.data.shape, config.seed)
+        model = DistributedDataParallel(module)
+        optimizer = make_optimizer(config.optimizer, model.parameters())
+        given = {"optimizer": optimizer, "steps_per_epoch": plan.steps_per_epoch, "seed": config.seed, **options}
+        return model, optimizer, ddp.hook(model, method, **given)
+
+    model, optimizer, gradients = build()
+    found = []
+    for step in range(config.steps):
+        if resumes and step == config.steps // 2:
+            kept = io.BytesIO()
+            torch.save([model.state_dict(), optimizer.state_dict(), gradients.state_dict()], kept)
+            kept.seek(0)
+            states = torch.load(kept, weights_only=True)
+            model, optimizer, gradients = build()
+            for part, state in zip((model, optimizer, gradients), states, strict=True):
+                part.load_state_dict(state)
+        epoch, ids = plan.microbatch(step, 0, rank)
+        loss = model_loss(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found, gradients.report().to_dict("records")[0]
+
+
+def all_losses(rank, world_size, jobs):
+    return {name: losses(rank, world_size, *job) for name, job in jobs.items()}
+
+
+def of_buckets(rank, world_size, method):
+    """Return the parameters after some steps in one bucket and in many."""
+    ends = []
+    for cap in (25.0, 0.001):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(*[nn.Linear(24, 24) for _ in range(4)]), bucket_cap_mb=cap)
+        ddp.hook(model, method)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + rank))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(torch.cat([p.detach().view(-1) for p in model.parameters()]))
+    return ends
+
+
+def refusals(rank, world_size):
+    """Return the sentences that each rank is given."""
+    said = []
+
+    def model():
+        torch.manual_seed(0)
+        return DistributedDataParallel(nn.Linear(32, 32))
+
+    cases = [
+        {"method": "TopK(0.1)" if rank == 0 else "TopK(0.2)"},
+        {"method": "TopK(0.1)" if rank == 0 else "TopKk(0.2)"},
+        {"method": "TopK(0.1)", "seed": rank},
+        {"method": "MARINA(QSGD(7))"},
+        {"method": "PowerGossip(2)"},
+        {"method": "DGC(0.1)"},
+        {"method": "DGC(0.1, ramp=2)", "momentum": 0.9},
+        {"method": "Accordion(LowRank(4), LowRank(1))", "steps_per_epoch": 4},
+        {"method": "PowerSGD(40)"},
+    ]
+    for case in cases:
+        try:
+            ddp.hook(model(), **case)
+            said.append(None)
+        except ValueError as error:
+            said.append(str(error))
+    broken = model()
+    ddp.hook(broken, "Quantize(4)")
+    x = torch.ones(2, 32) * (float("nan") if rank == 1 else 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            broken(x).sum().backward()
+            said.append(None)
+        except RuntimeError as error:
+            said.append(str(error))
+    kept = ddp.hook(model(), "TopK(0.1)")
+    try:
+        kept.load_state_dict({"method": "TopK(0.2)"})
+    except ValueError as error:
+        said.append(str(error))
+    return said
+
+
+def everything(rank, world_size, jobs, methods):
+    """Return all of the above, from one group."""
+    return {
+        "losses": all_losses(rank, world_size, jobs),
+        "buckets": {method: of_buckets(rank, world_size, method) for method in methods},
+        "refusals": refusals(rank, world_size),
+    }

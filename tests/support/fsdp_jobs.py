@@ -1,0 +1,86 @@
+"""FSDP2 with compressed reduce-scatters, and the same computed in one process."""
+
+import io
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from raysim.codecs import CODECS
+from raysim.distributed import fsdp
+from raysim.notation import parse
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+
+
+def batch(step, rank):
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(rank, world_size, method, steps, kept=None):
+    model = build()
+    mesh = init_device_mesh("cpu", (world_size,))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    gradients = fsdp.compress(model, method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(*steps):
+        if kept is not None and step == kept[0]:
+            held = io.BytesIO()
+            torch.save(gradients.state_dict(), held)
+            held.seek(0)
+            gradients = fsdp.compress(model, method)
+            gradients.load_state_dict(torch.load(held, weights_only=True))
+        model(batch(step, rank)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor().detach() for p in model.parameters()], gradients.sent_bytes
+
+
+def in_one_process(world_size, notation, steps):
+    """Return the parameters where shard j is the mean over ranks of what rank i != j sends by a codec, and of j's own."""
+    codec = parse(notation, CODECS)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(*steps):
+        found = []
+        for rank in range(world_size):
+            model.zero_grad()
+            model(batch(step, rank)).square().mean().backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        for layer in (0, 1):
+            parameters = list(model.parameters())[2 * layer : 2 * layer + 2]
+            sharded = [[g.tensor_split(world_size) for g in one[2 * layer : 2 * layer + 2]] for one in found]
+            means = []
+            for owner in range(world_size):
+                rows = [
+                    torch.cat([parts[owner].reshape(-1) for parts in sharded[rank]])[None] for rank in range(world_size)
+                ]
+                total = torch.zeros_like(rows[0])
+                for rank, row in enumerate(rows):
+                    total += row if rank == owner else codec.encode(row).decode()
+                means.append((total / world_size).view(-1))
+            for index, parameter in enumerate(parameters):
+                sizes = [[parts[owner].numel() for parts in sharded[0]] for owner in range(world_size)]
+                pieces = [mean.split(size)[index] for mean, size in zip(means, sizes, strict=True)]
+                parameter.grad = torch.cat(pieces).view_as(parameter)
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def everything(rank, world_size):
+    steps = (0, 4)
+    method = "ErrorFeedback(TopK(0.1))"
+    return {
+        "closed form": [
+            train(rank, world_size, "Quantize(4)", steps)[0],
+            in_one_process(world_size, "Quantize(4)", steps),
+        ],
+        "resumed": [train(rank, world_size, method, steps)[0], train(rank, world_size, method, steps, kept=[2])[0]],
+        "bytes": [train(rank, world_size, text, steps)[1] for text in ("Cast('bfloat16')", "Quantize(4)")],
+    }
