@@ -23,7 +23,7 @@ from raysim.pipeline.link import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
 from raysim.replication.base import Received, Round
-from raysim.replication.gathered import Gathered, wants_matrix
+from raysim.replication.gathered import Gathered
 
 _NAME = "shard"
 
@@ -37,11 +37,7 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
     Raises ValueError where the method cannot be a reduce-scatter, or the model has no module of FSDP2.
     """
     parsed = parse_replica_method(method)
-    if (
-        not isinstance(parsed, Gathered)
-        or parsed != Gathered(parsed.compressor)
-        or wants_matrix(parsed.compressor.codec)
-    ):
+    if not isinstance(parsed, Gathered) or parsed != Gathered(parsed.compressor) or parsed.compressor.codec.by_matrix:
         raise ValueError(
             f"`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got "
             f"{parsed!r}. Use DDP with `raysim.ddp.hook` for the other methods."
