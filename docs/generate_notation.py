@@ -295,6 +295,9 @@ def prose(cls: type[Notation]) -> str:
     first, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
     text = re.split(r"^>>> ", f"{first}\n{textwrap.dedent(rest)}", maxsplit=1, flags=re.MULTILINE)[0]
     text = re.sub(r'\n("\w+") {2,}', r"\n\n- \1: ", text)  # a list of choices
+    text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
+    text = re.sub(r"^ {8}", "  ", text, flags=re.MULTILINE)
     text = re.sub(r"^Args:$", "Arguments:\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
     parts = re.split(r"(`[^`]*`)", text.strip())
