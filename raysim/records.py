@@ -23,7 +23,7 @@ from raysim.places import Place, PlaceError, arrow_source, open_place
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _STEP = ("step", pa.int32())
 _REPLICA = ("replica", pa.int16())
@@ -90,7 +90,6 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            ("inlined", pa.bool_()),  # whether the packet went by way of the driver; null where none crossed a process
             # Beside one forward or backward: "twin", the same with the parameters of the step before, or "sensitivity",
             # measuring that of gradients to errors; null where there was nothing.
             ("work", pa.string()),

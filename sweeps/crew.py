@@ -5,36 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-import psutil
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raysim.engine.actor import start_actor
 from raysim.engine.ray import RayEngine
-from raysim.engine.room import check_room, host_memory_bytes
+from raysim.engine.room import check_room
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.plan import Workload
-from raysim.pipeline.worker import Worker
 from raysim.workloads.data import Data
-
-
-class StageHost(Worker):
-    """A process that is one worker after another. Nothing of the last one is left: a worker is what its constructor makes."""
-
-    def __init__(self) -> None:  # not yet a worker
-        pass
-
-    def take(self, *arguments: Any) -> None:
-        """Become the worker of another run."""
-        self.__dict__.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        super().__init__(*arguments)
-
-    def whereabouts(self) -> tuple[str, int]:
-        """Return the node, and the bytes of its memory."""
-        return ray.get_runtime_context().get_node_id(), min(host_memory_bytes(), psutil.virtual_memory().total)
 
 
 class Crew:
@@ -50,19 +30,15 @@ class Crew:
         if len(self.actors) != count:
             self.dismiss()
             group = _group()
-            actor = ray.remote(StageHost)
             self.made += 1
             for place in range(1, count + 1):
                 room = group.bundle_specs[place]
                 self.actors.append(
-                    actor.options(
+                    start_actor(
                         num_cpus=room.get("CPU", 0.0),
                         num_gpus=room.get("GPU", 0.0),
-                        max_concurrency=1,  # see RayEngine
-                        max_restarts=0,
-                        max_task_retries=0,
                         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
-                    ).remote()
+                    )
                 )
         return self.actors
 
@@ -114,16 +90,8 @@ class WarmEngine(RayEngine):
         if not self._crew.gpus:
             check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine
-        shared, device = ray.put(plan), self.device_kind
-        data = self._crew.data(self.workload.data)
-        taken = [
-            self._submit(
-                *(worker, "take", shared, worker, self._modules(worker)),
-                *(data if self._needs_data(worker) else None, device, self.incarnation),
-            )
-            for worker in range(self.num_workers)
-        ]
-        self._fetch(taken)
+        modules = [self._modules(worker) for worker in range(self.num_workers)]
+        self._enlist(ray.put(plan), modules, self._crew.data(self.workload.data))
 
     @property
     def device_kind(self) -> str:

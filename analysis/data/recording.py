@@ -19,7 +19,7 @@ from raysim.network.profile import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import RecordsError, Run
-from raysim.schedules.actions import calls
+from raysim.schedules.actions import sends
 from raysim.schedules.arrays import OPS
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, parse_schedule
@@ -178,7 +178,7 @@ class Recording:
 
     @cached_property
     def overheads(self) -> Overheads | None:
-        """The seconds that calls and packets took on Ray; None for the inline engine, which sends no packets."""
+        """The seconds that packets took on Ray; None for the inline engine, which sends no packets."""
         if self.engine == "inline":
             return None
         try:
@@ -188,20 +188,20 @@ class Recording:
 
     @cached_property
     def _inline_overheads(self) -> dict[Kind, Samples]:
-        """The seconds of calls, and of steps outside their actions, in the inline engine, step by step."""
+        """The seconds to hand packets over, and of steps outside their actions, in the inline engine, step by step."""
         if self.engine != "inline":
             return {}
         frame = pd.DataFrame({name: self._columns[name] for name in ("step", "start_s", "end_s")})
         busy = self._columns["decode_s"] + self._columns["compute_wall_s"] + self._columns["encode_s"]
         frame["spare_s"] = frame["end_s"] - frame["start_s"] - busy
         by_step = frame.groupby("step").agg({"start_s": "min", "end_s": "max", "spare_s": "sum"})
-        num_calls = self.num_replicas * sum(len(calls(row, self.num_stages)) for row in self.rows)
+        num_packets = self.num_replicas * sum(sends(a, self.num_stages) for row in self.rows for a in row)
         seconds = self._step_seconds()
         steps = by_step.index.to_numpy(np.int64)
         outside = (
             np.array([seconds[step] for step in steps.tolist()]) - (by_step["end_s"] - by_step["start_s"]).to_numpy()
         )
-        spare = by_step["spare_s"].to_numpy(np.float64) / num_calls
+        spare = by_step["spare_s"].to_numpy(np.float64) / max(num_packets, 1)
         return {
             ("call", "inline"): Samples(np.maximum(spare, 0.0), steps),
             ("step", "inline"): Samples(np.maximum(outside, 0.0), steps),

@@ -30,13 +30,15 @@ from raysim.network.timeline import Timeline, WorkerTime
 from raysim.network.topology import Network
 from raysim.network.trace import trace_events
 from raysim.network.transport import parse_transport
-from raysim.notation import check_choice, check_integer
+from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import Run
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
 MODES = ("on", "off")
+
+STRAIGHT_SINCE = 2  # version of records since which packets go from worker to worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +61,8 @@ class Replay:
     Its bytes are its own, step by step. What compute, codecs and calls take is the price of its job: `costs`, pooled over
     recordings in company; without, over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves
     them out (of a run recorded on a slow network, whose wires would count twice). `transport`: what carries packets, "ray",
-    "nccl" or "gloo", whichever engine recorded them. `driver`: the host of Ray's driver, by way of which Ray sends small
-    packets; None lets them go straight. `compute` and `profile` are as for `Recording` and
-    `Costs`, where those are not given.
+    "nccl" or "gloo", whichever engine recorded them. `compute` and `profile` are as for `Recording` and `Costs`, where those
+    are not given.
 
     >>> Replay("results/none")
     Traceback (most recent call last):
@@ -77,12 +78,10 @@ class Replay:
         profile: Profile | Path | str | None = None,
         overheads: str = "recorded",
         transport: str = "ray",
-        driver: int | None = None,
     ) -> None:
         try:
             check_choice("overheads", overheads, ["recorded", "none"])
             self.transport = parse_transport(transport)
-            self.driver = None if driver is None else check_integer("driver", driver, 0)
         except ValueError as error:
             raise ReplayError(str(error)) from None
         self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
@@ -198,11 +197,10 @@ class Replay:
                 "what Ray needs for a packet is not in the figures."
             )
         notes.append(f"Transport {self.transport}.")
-        relayed = float(np.mean([_share_relayed(profile) for profile in self.profiles.values()]))
-        if relayed and self.driver is None:
+        if self.row.get("engine") == "ray" and self.row["schema_version"] < STRAIGHT_SINCE:
             notes.append(
-                f"{relayed:.0%} of the packets are small enough for Ray to send them by way of the driver. "
-                "They are priced as going straight: `--driver 0` prices the detour, the driver beside the first stage."
+                "Recorded when packets under 100 KiB went by way of the driver: what packets took beside their wires is that "
+                "detour's, which they do not make any more. `--overheads none` leaves it out."
             )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
@@ -216,7 +214,7 @@ class Replay:
 
     def placement(self, network: Network) -> Placement:
         """Return the hosts: workers spread evenly over those that the network names, else one each."""
-        return replace(Placement.spread(self.num_workers, network.num_hosts), driver=self.driver)
+        return Placement.spread(self.num_workers, network.num_hosts)
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
@@ -248,14 +246,9 @@ class Replay:
 
     def _seconds(self, profiles: Sequence[Profile], networks: Sequence[Network]) -> Floats:
         try:
-            if self.driver is None:
-                found = step_seconds(self.schedule, profiles, networks)
-            else:
-                each = [step_seconds(self.schedule, profiles, [n], placement=self.placement(n)) for n in networks]
-                found = np.concatenate(each)
+            return step_seconds(self.schedule, profiles, networks)
         except ValueError as error:
             raise ReplayError(str(error)) from None
-        return found
 
     def timelines(self, network: Network) -> Iterator[Timeline]:
         """Yield the simulated timeline of every priced step."""
@@ -355,8 +348,3 @@ class Replay:
                 raise ReplayError(
                     f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the one it is set against, but got {theirs!r}."
                 )
-
-
-def _share_relayed(profile: Profile) -> float:
-    packets = profile.wire_bytes > 0
-    return float(profile.relayed[packets].mean()) if packets.any() else 0.0

@@ -50,12 +50,9 @@ def replay(
     ] = "auto",
     overheads: Annotated[
         str,
-        typer.Option(help="recorded: of calls and packets, as runs of the engine have them. none: for slow networks."),
+        typer.Option(help="recorded: of packets, as runs of the engine have them. none: for slow networks."),
     ] = "recorded",
     transport: Transports = "ray",
-    driver: Annotated[
-        int | None, typer.Option(help="Host of Ray's driver, through which packets under 100 KiB go.")
-    ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -74,7 +71,7 @@ def replay(
     try:
         wanted = Target.parse(target) if target is not None else None
         _check_one_run(run)
-        options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads, "driver": driver}
+        options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads}
         options["transport"] = transport
         one, *others = beside([run, *([against] if against is not None else [])], company, **options)
         dense = others[0] if others else None
@@ -264,7 +261,7 @@ def _measure_trips(out: Path, rounds: int) -> None:
 
     for found in measure_trips(out, rounds):
         way = f"host {found.source} -> host {found.target}" if found.wire_bytes else "end of a step"
-        size = f"{found.wire_bytes} bytes, {'reply and call' if found.inlined else 'object store'}, "
+        size = f"{found.wire_bytes} bytes, {'in the call' if found.in_call else 'object store'}, "
         typer.echo(
             f"{way}: {size if found.wire_bytes else ''}{1000 * found.latency_s:g} ms: {found.trips:.2f} one-way trips, "
             f"half of the steps {found.low:.2f} to {found.high:.2f}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,11 +12,13 @@ import torch
 from raysim.config import ConfigError
 from raysim.engine.base import Engine, Ref
 from raysim.engine.room import check_room, host_memory_bytes
+from raysim.pipeline.errors import SenderStoppedError
+from raysim.pipeline.mail import Key, Parts, Send, Take, Turns
 from raysim.pipeline.worker import Worker
 
 
 class InlineEngine(Engine):
-    """All workers in this process, one action after the other."""
+    """All workers in this process, one at a time."""
 
     def check(self) -> None:
         if self.plan.config.device == "cuda" and not torch.cuda.is_available():
@@ -28,11 +32,9 @@ class InlineEngine(Engine):
         return "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
     def start(self) -> None:
-        device = self.device_kind
+        data, device = self.workload.data, self.device_kind
         self.workers = [
-            Worker(
-                self.plan, worker, copy.deepcopy(self._modules(worker)), self.workload.data, device, self.incarnation
-            )
+            Worker(self.plan, worker, copy.deepcopy(self._modules(worker)), data, device)
             for worker in range(self.num_workers)
         ]
 
@@ -42,9 +44,34 @@ class InlineEngine(Engine):
     def clock_offsets_s(self) -> list[float]:
         return [0.0] * self.num_workers
 
-    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices):  # stages seed torch's generator, which here is the caller's
+    def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        """Let one worker after another go on until it needs a letter that is not there, until all are done."""
+        letters: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
+        running = {worker: getattr(self.workers[worker], method)(*arguments) for worker in workers}
+        awaited: dict[int, Take | None] = dict.fromkeys(running)
+        outcomes: dict[int, Any] = {}
+        with _forked_random():
+            while running:
+                moved = False
+                for worker, turns in list(running.items()):
+                    take = awaited[worker]
+                    if take is not None and (take.source, worker, take.key) not in letters:
+                        continue
+                    moved = True
+                    try:
+                        with self.workers[worker].threads():
+                            awaited[worker] = _go_on(worker, turns, take, letters)
+                    except StopIteration as stop:
+                        outcomes[worker] = stop.value
+                        del running[worker]
+                if not moved:  # who is left waits for workers that broke off, or for others that do
+                    for worker, turns in running.items():
+                        outcomes[worker] = _break_off(turns, awaited[worker])
+                    break
+        return [outcomes[worker] for worker in workers]
+
+    def _submit(self, worker: int, method: str, *arguments: Any) -> Ref:
+        with _forked_random():
             return getattr(self.workers[worker], method)(*arguments)
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
@@ -52,3 +79,30 @@ class InlineEngine(Engine):
 
     def _put(self, value: Any) -> Ref:
         return value
+
+
+def _go_on(worker: int, turns: Turns[Any], take: Take | None, letters: dict[tuple[int, int, Key], Parts]) -> Take:
+    """Advance a worker to the next letter that it takes; raises StopIteration with its result at the end."""
+    asked = next(turns) if take is None else turns.send(letters.pop((take.source, worker, take.key)))
+    while isinstance(asked, Send):
+        for target, key, message in asked.letters:
+            letters[worker, target, key] = (message, *asked.everyone)
+        asked = next(turns)
+    return asked
+
+
+def _break_off(turns: Turns[Any], take: Take | None) -> Any:
+    """Return what a worker says when the letter that it waits for will not come."""
+    assert take is not None
+    try:
+        turns.throw(SenderStoppedError(f"no letter came from worker {take.source}, which broke off"))
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("A worker went on without its letter.")
+
+
+def _forked_random() -> AbstractContextManager[None]:
+    """Leave torch's generator as it is: stages seed it, and here it is the caller's."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    context: AbstractContextManager[None] = torch.random.fork_rng(devices)
+    return context

@@ -1,4 +1,4 @@
-"""The engine on Ray: one actor a worker, packets through the object store. The only module of raysim that imports Ray."""
+"""The engine on Ray: an actor for each worker, which exchange packets among themselves."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import os
 import re
 import socket
 import time
+import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from raysim.config import ConfigError
+from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.room import check_room, host_memory_bytes
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
-from raysim.pipeline.worker import Worker
 
 # Of a Ray without a dashboard: nobody reads its metrics and task events.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
+GREET_S = 30.0  # within which workers that exchange packets must have reached one another
 PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
 
 
@@ -64,25 +67,51 @@ class RayEngine(Engine):
         if not self._stored:  # modules and data go to the object store once, also for stages that start again
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
-        plan_ref, module_refs, data_ref = self._stored
         self._nodes = self._place()
-        gpus = self._gpus
         warm(plan)  # compiled once, here; the workers of this machine find it on disk
-        actor = ray.remote(Worker)
-        for worker, node in enumerate(self._nodes):
-            options = actor.options(
+        self._actors = [
+            start_actor(
                 num_cpus=config.cpus_per_stage,
-                num_gpus=gpus,
-                max_concurrency=1,  # the order of submission is the schedule
-                max_restarts=0,  # a worker that came back by itself would have fresh weights and say nothing
-                max_task_retries=0,
+                num_gpus=self._gpus,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            data = data_ref if self._needs_data(worker) else None
-            self._actors.append(
-                options.remote(plan_ref, worker, module_refs[worker], data, self.device_kind, self.incarnation)
+            for node in self._nodes
+        ]
+        self._enlist(*self._stored)
+
+    def _enlist(self, plan: Ref, modules: Sequence[Ref], data: Ref) -> None:
+        """Make workers of the actors, and see that those that exchange packets reach one another."""
+        self._session, self._turn = uuid.uuid4().hex, 0
+        enlisted = [
+            actor.take.remote(
+                self._session,
+                {peer: self._actors[peer] for peer in self.plan.peers(worker)},
+                plan,
+                worker,
+                modules[worker],
+                data if self._needs_data(worker) else None,
+                self.device_kind,
             )
-        self._fetch([self._submit(worker, "clock_s") for worker in range(self.num_workers)])
+            for worker, actor in enumerate(self._actors)
+        ]
+        try:
+            self._fetch(enlisted)
+        except StageError as error:
+            raise StageError(f"a stage could not be made: {error}") from None
+        self._greet()
+
+    def _greet(self) -> None:
+        """Let workers reach those that they exchange packets with; raises with the first pair of nodes that cannot."""
+        timeout_s = min(self.plan.config.timeout_s / 2, GREET_S)
+        unreached = self._fetch([actor.greet.remote(timeout_s) for actor in self._actors])
+        for worker, peers in enumerate(unreached):
+            for peer in peers:
+                here, there = (node_name(self._nodes[one]) for one in (worker, peer))
+                sentence = (
+                    f"Node {there} must take calls of node {here}, but worker {peer} there did not answer worker {worker} "
+                    f"within {timeout_s:g} s. Open Ray's ports between all nodes."
+                )
+                raise WorkerLostError(sentence) if self.incarnation else ConfigError(sentence)
 
     @property
     def device_kind(self) -> str:
@@ -192,9 +221,12 @@ class RayEngine(Engine):
                 ray.kill(actor)
         self._actors = []
 
-    def _submit(self, worker: int, method: str, *arguments: Any, num_returns: int = 1) -> Ref:
-        call = getattr(self._actors[worker], method)
-        return (call if num_returns == 1 else call.options(num_returns=num_returns)).remote(*arguments)
+    def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        self._turn += 1
+        return self._fetch([self._actors[worker].perform.remote(self._turn, method, *arguments) for worker in workers])
+
+    def _submit(self, worker: int, method: str, *arguments: Any) -> Ref:
+        return self._actors[worker].call.remote(method, *arguments)
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
         import ray
@@ -210,14 +242,12 @@ class RayEngine(Engine):
                 with suppress(RayError):
                     ray.get(ref, timeout=timeout_s)
             cause = error.cause
-            if isinstance(cause, (DivergedError, StageError)):
+            if isinstance(cause, (DivergedError, StageError, WorkerLostError)):
                 raise cause from None
             if isinstance(cause, RayError):
                 raise WorkerLostError(_reason(cause)) from None
             raise StageError(f"{type(cause).__name__}: {cause}") from None
         except RayError as error:  # an actor, a node or an object is gone
-            if "error raised in its creation task" in str(error):
-                raise StageError(f"a stage could not be made: {_reason(error)}") from None
             raise WorkerLostError(_reason(error)) from None
 
     def _put(self, value: Any) -> Ref:
@@ -240,6 +270,14 @@ def assign(room: dict[str, int], count: int, placement: str, first: str | None =
         chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
         shares[chosen] += 1
     return [node for node in nodes for _ in range(shares[node])]
+
+
+def node_name(node: str) -> str:
+    """Return the address of a node, by which people know it."""
+    import ray
+
+    found = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node]  # type: ignore[no-untyped-call]
+    return str(found[0]) if found else node
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -267,4 +305,4 @@ def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return (lines[-1] if "Traceback" in plain or "creation task" in plain else lines[0]).rstrip(".")
+    return (lines[-1] if "Traceback" in plain else lines[0]).rstrip(".")

@@ -18,7 +18,6 @@ from raysim.forecast.costs import replica_costs
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import Workload, prepare, replica_shapes
-from raysim.schedules.actions import calls
 
 WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
 
@@ -62,19 +61,19 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
             links += [link for report in reports for link in report.links if link.coded_bytes]
             outside.append(seconds - (max(a.end_s for a in actions) - min(a.start_s for a in actions)))
             for action in actions:
-                row = action._asdict() | {"step": step, "replica": 0, "inlined": None}
+                row = action._asdict() | {"step": step, "replica": 0}
                 spare_s += action.end_s - action.start_s - action.decode_s - action.compute_wall_s - action.encode_s
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     finally:
         engine.close()
-    num_calls = sum(len(calls(row, workload.plan.num_stages)) for row in workload.plan.rows)
+    num_packets = 2 * (workload.plan.num_stages - 1) * config.num_microbatches
     profiles = profiles_from_actions({name: np.array(values) for name, values in columns.items()})
     return replace(
         mean_profile(list(profiles.values())),
         update_s=_updates_s(workload, statistics.median(outside)),
         codec_bytes_per_s=_codec_speed(config, workload, links),
-        call_s=max(spare_s / len(profiles) / num_calls, 0.0),
+        call_s=max(spare_s / len(profiles) / max(num_packets, 1), 0.0),
         source=_source(config, workload, len(profiles)),
     )
 

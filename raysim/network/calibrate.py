@@ -1,4 +1,4 @@
-"""The overheads of a host, read off a recorded run: what calls and packets take beside compute, codec and wire.
+"""The overheads of a host, read off a recorded run: what packets take beside compute, codec and wire.
 
 The run must be on hosts between which the wire costs nothing to speak of: one machine, or a network far faster than the packets need.
 """
@@ -6,13 +6,12 @@ The run must be on hosts between which the wire costs nothing to speak of: one m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.schedules.actions import Action, Row, calls, needs
+from raysim.schedules.actions import Action, Row, needs, sends
 
 Floats = NDArray[np.float64]
 
@@ -21,9 +20,9 @@ class Overheads(NamedTuple):
     """What `Profile` takes as fields of these names: `profiles_from_actions(columns, **overheads._asdict())`."""
 
     call_s: float
-    """On the worker's clock, for every call: taking it up, giving back its result."""
+    """On the sender's clock, to hand a packet over."""
     message_s: float
-    """From the end of a call to the start of the one that awaited its packet, beyond `call_s`."""
+    """From the end of the action that sent a packet to the start of the one that awaited it."""
     byte_s: float
     """The same, for every byte of the packet."""
     step_s: float
@@ -35,15 +34,14 @@ def read_overheads(
 ) -> Overheads:
     """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows that it ran.
 
-    A call whose worker was free starts when its packet is there: what lies between is message and call. One whose packet was
-    there, or that awaits none, starts when its worker is free: what lies between is call alone. A packet is taken to have been
-    there if it left twice as long before as packets take; where actions are shorter than that few are. Means of both, since
-    they add up over a step, and a line through the packets' sizes where those differ. `step_seconds` are the seconds of whole
-    steps, of `steps.parquet`. Leave out the first steps of a run: they warm up.
+    An action whose worker was free starts when its packet is there: what lies between is the message. One whose packet was
+    there, or that awaits none, starts when its worker is free: what lies between belongs to the packet that the worker sent
+    before, as does what the clock of the sending action holds beside codec and compute. A packet is taken to have been there
+    if it left twice as long before as packets take; where actions are shorter than that few are. Means of both, since they add
+    up over a step, and a line through the packets' sizes where those differ. `step_seconds` are the seconds of whole steps, of
+    `steps.parquet`. Leave out the first steps of a run: they warm up.
     """
     num_stages = 1 + max(action.stage for row in rows for action in row)
-    groups = [call for row in rows for call in calls(row, num_stages)]
-    before = {b[0]: a[-1] for row in rows for a, b in pairwise(calls(row, num_stages))}
     names = ("step", "replica", "stage", "op", "microbatch")
     arrays = [np.asarray(columns[name]) for name in names]
     start, end, wire = (np.asarray(columns[name], np.float64) for name in ("start_s", "end_s", "wire_bytes"))
@@ -58,26 +56,26 @@ def read_overheads(
     within, late, sizes = [], [], []
     follows: list[
         tuple[float, float, float]
-    ] = []  # gap, seconds since the packet left, bytes; of calls of busy workers
+    ] = []  # of busy workers that sent: gap, seconds since the packet left, bytes
     for step, replica in runs:
-        for call in groups:
-            index = [place[step, replica, action] for action in call]
-            first = index[0]
-            within.append(end[index[-1]] - start[first] - busy[index].sum())
-            source = needs(call[0], num_stages)
+        for before, action in (
+            (before, action) for row in rows for before, action in zip([None, *row], row, strict=False)
+        ):
+            here, source = place[step, replica, action], needs(action, num_stages)
+            if sends(action, num_stages):
+                within.append(end[here] - start[here] - busy[here])
             ready = end[place[step, replica, source]] if source else -np.inf
-            done = end[place[step, replica, before[call[0]]]] if call[0] in before else -np.inf
+            done = end[place[step, replica, before]] if before else -np.inf
             size = wire[place[step, replica, source]] if source else 0.0
-            if done > ready:
-                follows.append((start[first] - done, done - ready, size))
+            if before and done > ready:
+                if sends(before, num_stages):
+                    follows.append((start[here] - done, done - ready, size))
             elif source:
-                late.append(start[first] - ready)
+                late.append(start[here] - ready)
                 sizes.append(size)
-    hop_s, hop_byte_s = _line(np.array(sizes), np.array(late)) if late else (0.0, 0.0)
-    free = [gap for gap, passed, size in follows if passed > 2 * (hop_s + hop_byte_s * size)]
-    call_gap_s = float(np.mean(free)) if free else 0.0
-    call_s = max(float(np.mean(within)) + call_gap_s, 0.0)
-    message_s, byte_s = _line(np.array(sizes), np.array(late) - call_gap_s) if late else (0.0, 0.0)
+    message_s, byte_s = _line(np.array(sizes), np.array(late)) if late else (0.0, 0.0)
+    free = [gap for gap, passed, size in follows if passed > 2 * (message_s + byte_s * size)]
+    call_s = float(np.mean(within)) + (float(np.mean(free)) if free else 0.0) if within else 0.0
     step_s = 0.0
     if step_seconds:
         spans = {}
@@ -85,7 +83,7 @@ def read_overheads(
             here = arrays[0] == step
             spans[step] = float(end[here].max() - start[here].min())
         step_s = float(np.mean([step_seconds[step] - span for step, span in spans.items() if step in step_seconds]))
-    return Overheads(call_s, message_s, byte_s, max(step_s, 0.0))
+    return Overheads(max(call_s, 0.0), message_s, byte_s, max(step_s, 0.0))
 
 
 def _line(sizes: Floats, delays: Floats) -> tuple[float, float]:

@@ -79,16 +79,14 @@ def run_shared(
     compute_s: F64,  # alone on its cores
     encode_s: F64,
     wire_bytes: F64,
-    trips: F64,  # how often a packet pays the latency of each wire that it takes
-    relayed: NDArray[np.bool_],  # whether the packet goes by way of the driver's host
-    call_s: float,
+    trips: F64,  # how often a packet pays the latency
+    call_s: float,  # to hand a packet over
     message_s: float,
     byte_s: float,
     host: I64,  # (replica * worker,)
     machine: I64,  # (replica * worker,)
     cores: F64,  # (machine,): infinite where workers never slow one another down
     threads: int,
-    driver: int,  # host, or -1
     channel: I32,  # (host, host): number of the channel, -1 within a host
     source_host: I64,  # (channel,)
     target_host: I64,
@@ -129,8 +127,7 @@ def run_shared(
         heads[a] = offsets[a % num_workers]
 
     delivered = np.zeros(num_replicas * per_replica, np.bool_)
-    final_leg = np.zeros(num_replicas * per_replica, np.bool_)
-    due = np.zeros(num_replicas * per_replica)  # when a packet under way gets to where it goes next
+    due = np.zeros(num_replicas * per_replica)  # when a packet gets to its wire, or off it to its host
     after = np.full(num_replicas * per_replica, -1, np.int64)  # the next packet of the same queue
     post_head = np.full(num_actors * num_ops, -1, np.int64)  # packets not yet at the wire
     post_tail = np.full(num_actors * num_ops, -1, np.int64)
@@ -181,15 +178,10 @@ def run_shared(
                 source = base + ((stage + 1) * num_ops + 1) * num_microbatches + m
             if source >= 0 and not delivered[source]:
                 continue
-            overhead = call_s
-            if source < 0 and i > offsets[worker]:
-                before, at = ops[i - 1], stages[i - 1]
-                if not ((before == 0 and at < num_stages - 1) or (before == 1 and at > 0)):
-                    overhead = 0.0
             r = replica if own_replica else 0
             start_s[base + (stage * num_ops + op) * num_microbatches + m] = now
             phase[a] = HEAD
-            left[a] = overhead + decode_s[r, stage, op, m if wide else 0]
+            left[a] = decode_s[r, stage, op, m if wide else 0]
             since[a], rate[a], finish[a] = now, 0.0, now
             jobs_changed = True
 
@@ -258,6 +250,8 @@ def run_shared(
                 phase[a] += 1
                 costs = compute_s if phase[a] == COMPUTE else encode_s
                 left[a] = costs[r, stage, op, m if wide else 0]
+                if phase[a] == ENCODE and ((op == 0 and stage < num_stages - 1) or (op == 1 and stage > 0)):
+                    left[a] += call_s
                 since[a], rate[a], finish[a] = now, 0.0, np.inf
                 continue
             phase[a] = IDLE
@@ -339,24 +333,15 @@ def run_shared(
             origin = host[replica * num_workers + owner[stage]]
             goal = host[replica * num_workers + owner[stage + 1 if op == 0 else stage - 1]]
             posted = begin_s[slot] == -1.0
-            here = origin
             if posted:
                 begin_s[slot] = -2.0
-            elif final_leg[slot]:
-                here = goal
-            else:
-                here = driver
-            if here == goal:
+            if not posted or origin == goal:
                 delivered[slot] = True
                 arrive_s[slot] = now
                 if begin_s[slot] < 0:
                     begin_s[slot] = now
                 continue
-            towards = goal
-            if posted and driver >= 0 and driver != origin and relayed[r, stage, op, m if wide_wire else 0]:
-                towards = driver
-            final_leg[slot] = towards == goal
-            c = channel[here, towards]
+            c = channel[origin, goal]
             flows_changed = True
             after[slot] = -1
             if fair:  # among the others on the wire, by when it will be over

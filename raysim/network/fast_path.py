@@ -38,7 +38,7 @@ def run_ordered(
     busy_s: F64,  # (stage, op, microbatch or 1): decode + compute + encode
     wire_bytes: F64,  # (stage, op, microbatch or 1)
     trips: F64,  # (stage, op, microbatch or 1): how often a packet pays the latency
-    call_s: float,
+    call_s: float,  # to hand a packet over
     message_s: float,
     byte_s: float,
     byte_wire_s: F64,  # (stage, op, lane): seconds a byte on the wire
@@ -96,13 +96,6 @@ def run_ordered(
                 awaits[worker] = source
                 break
 
-            # A call begins here unless this action is joined to the one before it, which sends nothing.
-            overhead = call_s
-            if source < 0 and i > offsets[worker]:
-                before, at = ops[i - 1], stages[i - 1]
-                if not ((before == 0 and at < num_stages - 1) or (before == 1 and at > 0)):
-                    overhead = 0.0
-
             if source >= 0 and inbound:
                 from_stage = stage - 1 if op == 0 else stage + 1
                 size = wire_bytes[from_stage, op, m if wide_wire else 0]
@@ -119,8 +112,8 @@ def run_ordered(
                         if keep:
                             begin_s[source] = begin
 
-            busy = overhead + busy_s[stage, op, m if wide_busy else 0]
             sends = (op == 0 and stage < num_stages - 1) or (op == 1 and stage > 0)
+            busy = busy_s[stage, op, m if wide_busy else 0] + (call_s if sends else 0.0)
             size = wire_bytes[stage, op, m if wide_wire else 0]
             path = message_s + byte_s * size
             w = wire[stage, op]

@@ -1,4 +1,4 @@
-"""Where workers live: which host, how many cores it has, and which host the driver runs on."""
+"""Where workers live: which host, and how many cores it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Placement:
     """The host of every worker, replica by replica, and what the hosts can do.
 
     >>> Placement.spread(num_workers=4, num_hosts=8)
-    Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1, driver=None)
+    Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1)
     """
 
     hosts: tuple[int, ...]
@@ -25,8 +25,6 @@ class Placement:
     """Machine of every host, where several hosts, as namespaces or virtual machines, share one's cores; None: each is one."""
     threads: int = 1
     """Cores that one worker's compute can use; read only where `cores` is given."""
-    driver: int | None = None
-    """Host of the driver, which passes on results inlined in a call's reply; None where packets go straight."""
 
     def __post_init__(self) -> None:
         hosts = tuple(check_integer("hosts", host, 0) for host in self.hosts)
@@ -45,8 +43,6 @@ class Placement:
             if len(cores) <= highest:
                 what = "hosts" if self.machines is None else "machines"
                 raise ValueError(f"`cores` must be given for {highest + 1} {what}, but got {len(cores)} numbers.")
-        if self.driver is not None:
-            object.__setattr__(self, "driver", check_integer("driver", self.driver, 0))
 
     @classmethod
     def spread(cls, num_workers: int, num_hosts: int | None = None) -> Placement:
@@ -56,8 +52,8 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """Return how many hosts are named, the driver's among them."""
-        return max(*self.hosts, self.driver or 0, 0) + 1
+        """Return how many hosts are named."""
+        return max(self.hosts, default=0) + 1
 
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:

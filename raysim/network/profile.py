@@ -63,7 +63,7 @@ class Profile:
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds on a replica's clock to compress, decompress and add what they average."""
     call_s: float = 0.0
-    """Seconds on a worker's clock for every call."""
+    """Seconds on the sender's clock to hand a packet over."""
     message_s: float = 0.0
     """Seconds that every packet needs beside its wire, nobody's clock being held."""
     byte_s: float = 0.0
@@ -190,11 +190,6 @@ class Profile:
     def trips(self) -> Floats:
         """One-way trips of every packet, each of which pays the latency of the wire."""
         return self.transport.trips(self.wire_bytes)
-
-    @property
-    def relayed(self) -> NDArray[np.bool_]:
-        """True for packets that go by way of the driver's host."""
-        return self.transport.relays & (self.wire_bytes > 0) & self.transport.is_small(self.wire_bytes)
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""

@@ -238,10 +238,9 @@ def _joined(profile: Profile, table: Table) -> Profile:
 def _end_s(profile: Profile, network: Network, placement: Placement) -> float:
     """Return what a step takes once its gradients are there: the update, the driver's trips to the farthest worker, `step_s`.
 
-    A driver whose host is not given is beside the first worker, where raysim has it.
+    The driver is beside the first worker.
     """
-    driver = placement.hosts[0] if placement.driver is None else placement.driver
-    farthest_s = float(network.latencies_s(driver, placement.hosts).max())
+    farthest_s = float(network.latencies_s(placement.hosts[0], placement.hosts).max())
     return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
 
 

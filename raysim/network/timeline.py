@@ -91,7 +91,7 @@ class Timeline:
     network: Network
     placement: Placement
     start_s: Floats
-    """When the action's call began: its packet was there and its worker free."""
+    """When the action began: its packet was there and its worker free."""
     end_s: Floats
     begin_s: Floats
     """When the packet that leaves the action got on its wire."""
@@ -135,7 +135,7 @@ class Timeline:
             wait = np.clip(start - np.maximum(previous, made), 0.0, idle)
             codec = self._cost(profile.decode_s + profile.encode_s, r)
             compute = self._cost(self._alone_s, r)
-            overhead = np.where(self._opens_call, profile.call_s, 0.0)
+            overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
             for w in range(table.num_workers):
                 row = slice(table.offsets[w], table.offsets[w + 1])
@@ -157,24 +157,21 @@ class Timeline:
         return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
 
     def wires(self) -> list[WireUse]:
-        """Return the load of each direction between two hosts; packets by way of the driver's host count on both."""
+        """Return the load of each direction between two hosts."""
         totals: dict[tuple[int, int], list[float]] = {}
         hosts = replica_hosts(self.placement, self.table.num_workers)
         stages = self.table.num_stages
         for r in range(self.num_replicas):
             sizes = self._whole(self.profile.moved_bytes, r)
-            inlined = self._whole(self.profile.relayed, r)
             for stage in range(stages):
                 for op, neighbour in ((0, stage + 1), (1, stage - 1)):
                     if not 0 <= neighbour < stages:
                         continue
                     ends = hosts[r][self.table.owner[stage]], hosts[r][self.table.owner[neighbour]]
-                    for by_driver in (False, True):
-                        chosen = sizes[stage, op][inlined[stage, op] == by_driver]
-                        for leg in _legs(*ends, self.placement.driver if by_driver else None):
-                            total = totals.setdefault(leg, [0.0, 0.0])
-                            total[0] += len(chosen)
-                            total[1] += float(chosen.sum())
+                    if ends[0] != ends[1]:
+                        total = totals.setdefault(ends, [0.0, 0.0])
+                        total[0] += self.table.num_microbatches
+                        total[1] += float(sizes[stage, op].sum())
         for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
             for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):
                 total = totals.setdefault((source, target), [0.0, 0.0])
@@ -265,15 +262,15 @@ class Timeline:
         )
         profile = self.profile
         parts = [
-            profile.call_s if self._opens_call[index] else 0.0,
             float(self._whole(profile.decode_s, replica)[key]),
             float(self._whole(self._alone_s, replica)[key]),
             float(self._whole(profile.encode_s, replica)[key]),
+            profile.call_s if self._sends[index] else 0.0,
         ]
         start, end = self._flat(self.start_s, replica)[slot], self._flat(self.end_s, replica)[slot]
         stretch = (end - start) / sum(parts) if sum(parts) else 1.0
         edges = [float(start), *(float(start + stretch * part) for part in np.cumsum(parts)[:-1]), float(end)]
-        return list(zip(("overhead", "codec", "compute", "codec"), edges, edges[1:], strict=False))
+        return list(zip(("codec", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def summary(self) -> dict[str, Any]:
         """Return the step in figures: seconds, collectives, the share of bubble, workers' time, wires' use, the critical path."""
@@ -331,14 +328,11 @@ class Timeline:
         return sources
 
     @cached_property
-    def _opens_call(self) -> NDArray[np.bool_]:
-        """Return whether an action begins a call: not where it is joined to one that sends nothing (`schedule.calls`)."""
+    def _sends(self) -> NDArray[np.bool_]:
+        """Return whether a packet leaves each action."""
         table, last = self.table, self.table.num_stages - 1
-        sends = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
-        before = np.concatenate([[True], sends[:-1]])
-        before[table.offsets[:-1]] = True
-        opens: NDArray[np.bool_] = before | (self._sources >= 0)
-        return opens
+        found: NDArray[np.bool_] = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
+        return found
 
     @property
     def _num_slots(self) -> int:
@@ -374,11 +368,3 @@ def alone_s(profile: Profile, placement: Placement) -> Floats:
     if placement.cores is None:
         return profile.compute_s
     return np.where(np.isnan(profile.cpu_s), profile.compute_s, profile.cpu_s / placement.threads)
-
-
-def _legs(source: int, target: int, driver: int | None) -> list[tuple[int, int]]:
-    if source == target:
-        return [] if driver is None or driver == source else [(source, driver), (driver, target)]
-    if driver is None or driver in (source, target):
-        return [(source, target)]
-    return [(source, driver), (driver, target)]

@@ -25,10 +25,6 @@ class Transport:
     small_trips: float
     """One-way trips from the moment at which a small message is ready to its arrival."""
     large_trips: float
-    relays: bool = False
-    """True where small messages go by way of the driver's host: where that is known, they make one trip on each of the two wires."""
-    large_trips_to_driver: float | None = None
-    """One-way trips of a large message to the driver's host, where that is known; None: as many as elsewhere."""
     step_trips: float = 0
     """One-way trips between the driver and the workers at a step's end."""
 
@@ -64,17 +60,6 @@ class Transport:
         """
         return np.where(self.is_small(wire_bytes), self.small_trips, self.large_trips)
 
-    def trips_by(self, wire_bytes: ArrayLike, to_driver: ArrayLike) -> Floats:
-        """Return the one-way trips of messages on each wire that they take, where it is known which end at the driver's host.
-
-        >>> RAY.trips_by([1_000, 10_000_000, 10_000_000], [True, False, True])
-        array([1., 7., 5.])
-        """
-        small = np.where(self.relays, 1.0, self.small_trips)
-        to_driver_trips = self.large_trips if self.large_trips_to_driver is None else self.large_trips_to_driver
-        large = np.where(to_driver, to_driver_trips, self.large_trips)
-        return np.where(self.is_small(wire_bytes), small, large)
-
     def is_small(self, wire_bytes: ArrayLike) -> NDArray[np.bool_]:
         """Return whether messages of these sizes are small ones."""
         return np.asarray(wire_bytes) < self.large_from
@@ -90,8 +75,6 @@ RAY = Transport(
     large_bytes=2_300,
     small_trips=2,
     large_trips=7,
-    relays=True,
-    large_trips_to_driver=5,
     step_trips=2,
 )
 """Ray 2.60 between actors. Small results travel in the reply of the call that made them and in the next call

@@ -58,10 +58,10 @@ def is_ordered(table: Table, sharing: str, placement: Placement) -> bool:
         for source, target, worker in zip(sources[across], ends.target[across], orders[across], strict=True):
             users.setdefault((int(source), int(target)), set()).add(int(worker))
     alone = all(len(workers) == 1 for workers in users.values())
-    simple = placement.cores is None and placement.driver is None and sharing in ("pair", "inbound")
+    simple = placement.cores is None and sharing in ("pair", "inbound")
     if inbound and not (alone and simple):
         raise ValueError(
-            f'`sharing` "inbound" must go with one worker on each host, and neither `cores` nor `driver`, but got {placement!r}.'
+            f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
         )
     return alone and simple
 
@@ -185,15 +185,11 @@ def share_wires(
     machines = hosts if placement.machines is None else np.array(placement.machines, np.int64)[hosts]
     ends = [_ends(table, placement, num_ops, replica) for replica in range(replicas)]
     pairs = {(int(a), int(b)) for end in ends for a, b in zip(end.source.flat, end.target.flat, strict=True)}
-    if placement.driver is not None:
-        pairs |= {(host, placement.driver) for host in placement.hosts}
-        pairs |= {(placement.driver, host) for host in placement.hosts}
     channels = sorted(pair for pair in pairs if pair[0] != pair[1])
     source = np.array([a for a, _ in channels], np.int64)
     target = np.array([b for _, b in channels], np.int64)
     number = np.full((num_hosts, num_hosts), -1, np.int32)
     number[source, target] = np.arange(len(channels))
-    trips = profile.trips if placement.driver is None else _trips(profile, ends, placement.driver)
     payload = 8 * network.framing  # bits on the wire for each byte of payload
     shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
     start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
@@ -210,8 +206,7 @@ def share_wires(
         alone_s(profile, placement).copy(),  # one type for the kernel: writeable
         profile.encode_s,
         profile.moved_bytes,
-        trips,
-        profile.relayed,
+        profile.trips,
         profile.call_s,
         profile.message_s,
         profile.byte_s,
@@ -219,7 +214,6 @@ def share_wires(
         machines,
         np.full(int(machines.max()) + 1, math.inf) if placement.cores is None else np.array(placement.cores),
         placement.threads,
-        -1 if placement.driver is None else placement.driver,
         number,
         source,
         target,
@@ -240,14 +234,6 @@ def share_wires(
     )
     _check_complete(schedule, table, count, replicas)
     return free, done
-
-
-def _trips(profile: Profile, ends: Sequence[_Ends], driver: int) -> Floats:
-    """Return the trips of every packet on each wire that it takes. Replicas of one profile are as far from the driver as any."""
-    to_driver = np.stack([end.target == driver for end in ends])
-    if profile.num_replicas == 1:
-        to_driver = np.all(to_driver, axis=0, keepdims=True)
-    return profile.transport.trips_by(profile.wire_bytes, to_driver[..., None])
 
 
 def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:

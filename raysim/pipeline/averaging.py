@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError
-from raysim.codecs.message import Message
 from raysim.codecs.warm import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, replica_shapes
 from raysim.pipeline.replicas import (
@@ -35,11 +36,9 @@ from raysim.replication.base import (
     average_together,
 )
 
-Where = tuple[int, int, int]  # phase, group and member
-
 
 class Averaging:
-    """Takes the turns of one worker's members, and holds the memories of its replica methods."""
+    """Takes part in the groups of one worker's stages, and holds the memories of its replica methods."""
 
     def __init__(self, plan: Plan, replica: int, stages: Mapping[int, Stage], device: torch.device) -> None:
         self.plan = plan
@@ -50,33 +49,54 @@ class Averaging:
         self._begin()
 
     def _begin(self) -> None:
-        self._exchanges: dict[Where, Exchange] = {}
         self._averaged: dict[int, Averaged] = {}
         self._accounts: list[GroupAccount] = []
 
-    def take_turn(
-        self, where: Where, turn: int, step: int, step_s: float | None, received: Sequence[Message | None]
-    ) -> list[Message | None] | None:
-        """Return what a member sends in its turn, see `Exchange.advance`; None in the last one, which takes the result.
+    def run(self, step: int, step_s: float | None) -> Turns[None]:
+        """Take part in the rounds of all groups of this worker's stages, phase by phase and round by round.
 
-        Raises DivergedError where gradients hold NaN or infinity, StageError where a method fails.
+        All workers take the turns of their groups in the same order, so that none waits for what comes after it. Raises
+        DivergedError where gradients hold NaN or infinity, StageError where a method fails.
         """
-        phase, place, member = where
-        group = self.plan.groups[phase][place]
-        stage = group.members[member][1]
+        for phase, groups in enumerate(self.plan.groups):
+            mine = [
+                (place, member)
+                for place, group in enumerate(groups)
+                for member, (replica, stage) in enumerate(group.members)
+                if replica == self.replica and stage in self.stages
+            ]
+            exchanges: dict[tuple[int, int], Exchange] = {}
+            for turn in range(max((groups[place].num_rounds for place, _ in mine), default=-1) + 1):
+                for place, member in mine:
+                    group = groups[place]
+                    if turn > group.num_rounds:
+                        continue
+                    stage, received = group.members[member][1], list[Parts]()
+                    for other in group.others(member) if turn > 0 else ():
+                        source = self.plan.worker(*group.members[other])
+                        received.append((yield Take(source, (phase, place, turn - 1, other, member))))
+                    with self._failing(step, stage):
+                        if turn == 0:
+                            exchanges[place, member] = self._exchange(group, member, step, step_s)
+                        everyone, *each = exchanges[place, member].advance(received)
+                    if turn == group.num_rounds:
+                        self._conclude(group, member, exchanges.pop((place, member)))
+                        continue
+                    letters = (
+                        Letter(self.plan.worker(*group.members[other]), (phase, place, turn, member, other), message)
+                        for other, message in zip(group.others(member), each, strict=True)
+                    )
+                    yield Send(tuple(letters), (everyone,))
+
+    @contextmanager
+    def _failing(self, step: int, stage: int) -> Iterator[None]:
+        """Raise what a method raises as DivergedError or StageError, which name the stage."""
         try:
-            if turn == 0:
-                self._exchanges[where] = self._exchange(group, member, step, step_s)
-                received = ()
-            sent = self._exchanges[where].advance(received)
+            yield
         except NonFiniteError:
             raise DivergedError(step, "update", f"gradient of stage {stage}") from None
         except Exception as error:
             raise StageError(f"stage {stage}, averaging of step {step}: {type(error).__name__}: {error}") from error
-        if turn < group.num_rounds:
-            return sent
-        self._conclude(group, member, self._exchanges.pop(where))
-        return None
 
     def with_momentum(self, stage: int) -> frozenset[str]:
         """Return the parameters of a stage whose averaged gradients hold their momentum already."""

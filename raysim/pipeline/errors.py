@@ -18,5 +18,9 @@ class StageError(Exception):
     """The user's model or data failed inside a stage: the run fails, naming stage, action and step."""
 
 
+class SenderStoppedError(StageError):
+    """A letter will not come, because the worker that would send it broke the step off."""
+
+
 class WorkerLostError(Exception):
     """A worker died or did not answer in time: all stages start again from the last checkpoint."""

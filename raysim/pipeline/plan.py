@@ -59,6 +59,21 @@ class Plan:
         """Every (replica, stage)."""
         return [(replica, stage) for replica in range(self.num_replicas) for stage in range(self.num_stages)]
 
+    def worker(self, replica: int, stage: int) -> int:
+        """Return the worker of a stage of a replica, counted over all replicas."""
+        return replica * len(self.rows) + self.owners[stage]
+
+    def peers(self, worker: int) -> list[int]:
+        """Return the other workers that a worker exchanges letters with, in order."""
+        replica, place = divmod(worker, len(self.rows))
+        stages = {stage for stage, owner in enumerate(self.owners) if owner == place}
+        near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
+        found = {self.worker(replica, stage) for stage in near}
+        for group in (group for phase in self.groups for group in phase):
+            members = {self.worker(*member) for member in group.members}
+            found |= members if worker in members else set()
+        return sorted(found - {worker})
+
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
         """The replica method of each stage."""

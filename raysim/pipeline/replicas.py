@@ -15,6 +15,7 @@ from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import DIRECTIONS, Transfer
+from raysim.pipeline.mail import Parts
 from raysim.replication.base import Packets, Received, Round, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
@@ -146,11 +147,11 @@ class Exchange:
         self._sent: Round | None = None
         self._over = False
 
-    def advance(self, received: Sequence[Message | None]) -> list[Message | None]:
-        """Take what the other members sent in the last round; return this round: to everyone, then to each of the others.
+    def advance(self, received: Sequence[Parts]) -> list[Message | None]:
+        """Take the messages of the last round and return those of this one: to everyone, then to each of the other members.
 
-        `received` holds the same pair, to everyone and to this member, of each other member in order; it is empty in the
-        first round. A method that is done sends nothing.
+        `received` holds a pair of each other member in order: its message to this member, and its message to everyone. It is
+        empty in the first round. A method that is done sends nothing.
         """
         others = self.group.others(self.member)
         start, work = time.perf_counter(), work_bytes()
@@ -193,15 +194,15 @@ class Exchange:
     def _unpack(self, message: Message | None) -> Packets:
         return {} if message is None else self._table.unpack_round(message, self._max_values)
 
-    def _gather(self, received: Sequence[Message | None]) -> list[Packets]:
+    def _gather(self, received: Sequence[Parts]) -> list[Packets]:
         assert self._sent is not None
-        pairs = iter(zip(received[::2], received[1::2], strict=True))
+        pairs = iter(received)
         gathered: list[Packets] = []
         for member in range(len(self.group.members)):
             if member == self.member:
                 gathered.append(self._sent.everyone)
             else:
-                everyone, each = next(pairs)
+                each, everyone = next(pairs)
                 gathered.append({**self._unpack(everyone), **self._unpack(each)})
         return gathered
 
@@ -212,11 +213,7 @@ def exchange_together(group: Group, rounds: Sequence[Rounds], table: CodecTable,
     sent = [one.advance(()) for one in exchanges]
     while not exchanges[0].over:
         received = [
-            [
-                part
-                for other in group.others(me)
-                for part in (sent[other][0], sent[other][1 + group.others(other).index(me)])
-            ]
+            [(sent[other][1 + group.others(other).index(me)], sent[other][0]) for other in group.others(me)]
             for me in range(len(exchanges))
         ]
         sent = [one.advance(parts) for one, parts in zip(exchanges, received, strict=True)]

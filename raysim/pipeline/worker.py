@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +16,7 @@ from raysim.codecs.message import Message
 from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.links import Links
+from raysim.pipeline.mail import Letter, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import ActionRecord, Evaluated, Fault, StepReport
@@ -23,7 +24,7 @@ from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
-from raysim.schedules.actions import Action, calls, needs, sends
+from raysim.schedules.actions import Action, needs, sends
 from raysim.workloads.models import loss as model_loss
 from raysim.workloads.models import num_correct
 from raysim.workloads.splits import Data, Split
@@ -32,8 +33,8 @@ from raysim.workloads.splits import Data, Split
 class Worker:
     """Runs the actions of its row, in whatever step it is told, and answers with messages and reports.
 
-    Every call names the step and the incarnation of the stages that it is meant for, so that nothing late or lost can
-    mix two of them.
+    `run` and `infer` are generators that ask for letters and send them, see `mail`; an engine drives those of all workers
+    together. Every call of a step names it, so that nothing late or lost can mix two of them.
     """
 
     def __init__(
@@ -43,13 +44,11 @@ class Worker:
         modules: dict[int, nn.Module],
         data: Data | None,
         device: str = "cpu",
-        incarnation: int = 0,
     ) -> None:
         config = plan.config
         self.plan = plan
         self.index = index
         self.replica, place = divmod(index, len(plan.rows))
-        self.incarnation = incarnation
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
         self.stages = {
@@ -64,10 +63,10 @@ class Worker:
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
-        row = plan.rows[place]
         self.links = Links(plan, self.replica, list(self.stages), self.device)
-        self._calls = calls(row, plan.num_stages)
-        self._apart = {action._replace(op="B") for action in row if action.op == "W"}  # backwards in two parts
+        self._apart = {
+            action._replace(op="B") for action in plan.rows[place] if action.op == "W"
+        }  # backwards in two parts
         self._begin(0)
 
     def _begin(self, step: int) -> None:
@@ -75,85 +74,49 @@ class Worker:
         for stage in self.stages.values():
             stage.begin(twin=self.plan.looks_back(step))
         self.links.begin()
-        self._next_call = 0
-        self._fault: Fault | None = None
+        self._has_run = False
         self._losses: dict[int, float] = {}
         self._actions: list[ActionRecord] = []
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
             sensitivity.clear()
 
-    # A step: `run` for every call of the row, then the rounds that end it, `update` last.
+    # A step: `run`, which sends and takes letters, then `update` once all workers have run.
 
-    def run(self, step: int, incarnation: int, call: int, message: Message | None = None) -> Message | None:
-        """Run a call of the row, one or more actions: the first takes `message`, the last one's message is returned.
+    def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Fault]:
+        """Run the row of a step, then the rounds that end it; return the squared norms of gradients, see `update`.
 
-        Calls must come in order and without a gap: so the last one can only succeed where all before it have. Raises
-        DivergedError at NaN or infinity, StageError where the model fails; no stage steps then.
+        `step_s` is the clock's time of the last step. What breaks the step off is returned as a fault: NaN or infinity, a
+        model or a method that fails, or a letter that will not come because its sender broke off.
         """
-        with self._called(step, incarnation):
-            if call != self._next_call:
-                raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step}, but got {call}")
-            for action in self._calls[call]:
-                try:
-                    message = self._act(action, message)
-                except (DivergedError, StageError) as error:
-                    self._fault = Fault(action, error)
-                    raise
-            self._next_call += 1
-            if self._next_call == len(self._calls):  # all backwards have run, and replicas have yet to average
-                found = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
-                self._measured = {boundary: value for boundary, value in found.items() if value is not None}
-        return message
+        action: Action | None = None
+        try:
+            self._check_step(step)
+            for action in self.plan.rows[self.index % len(self.plan.rows)]:
+                yield from self._act(action)
+            action = None
+            found = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
+            self._measured = {boundary: value for boundary, value in found.items() if value is not None}
+            yield from self.averaging.run(step, step_s)
+        except (DivergedError, StageError) as error:
+            return Fault(action, error)
+        self._has_run = True
+        return self._squared_norms() if self.plan.config.optimizer.clip_norm is not None else {}
 
-    def exchange(
-        self,
-        step: int,
-        incarnation: int,
-        where: tuple[int, int, int],
-        turn: int,
-        step_s: float | None,
-        *received: Message | None,
-    ) -> list[Message | None] | None:
-        """Take a turn of a member of a group (`where`: phase, group, member): what the others sent, for what to send them.
+    def update(self, step: int, signals: Signals, norms: Mapping[int, float]) -> StepReport:
+        """Step the optimisers and end the step, which all workers have run.
 
-        After the last round there is one more turn, which takes the result and sends nothing. `step_s` is the clock's time
-        of the last step. Raises DivergedError where gradients hold NaN or infinity, StageError where a method fails or the
-        actions before it have not all run.
+        `signals` are those of the last step, for links that adapt. `norms` are the squared norms of all stages of this
+        replica, read where gradients are clipped. Only now do the memories of replica methods move: with the parameters, or
+        not at all.
         """
-        with self._called(step, incarnation):
-            if self._next_call < len(self._calls):
-                raise StageError(f"worker {self.index} awaited call {self._next_call} of step {step} before its end")
-            try:
-                return self.averaging.take_turn(where, turn, step, step_s, received)
-            except (DivergedError, StageError) as error:
-                self._fault = self._fault or Fault(None, error)
-                raise
-
-    def gradient_norm2(self, step: int, incarnation: int, *done: None) -> dict[int, float]:
-        """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
-        with self._called(step, incarnation):
-            elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-            return {
-                index: sum(
-                    float(gradient.double().square().sum())
-                    for name, gradient in stage.gradients().items()
-                    if (index, name) not in elsewhere
-                )
-                for index, stage in self.stages.items()
-            }
-
-    def update(self, step: int, incarnation: int, signals: Signals, *done: dict[int, float] | None) -> StepReport:
-        """Step the optimisers and end the step. `done` are squared norms where gradients are clipped, else only tokens.
-
-        `signals` are those of the last step, for links that adapt.
-        Only now do the memories of replica methods move, with the parameters or not at all.
-        """
-        with self._called(step, incarnation):
+        self._check_step(step)
+        if not self._has_run:
+            raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
+        with self.threads():
             config = self.plan.config.optimizer
             norm, scale = None, 1.0
             if config.clip_norm is not None:
-                norms = {stage: norm2 for part in done if part is not None for stage, norm2 in part.items()}
                 norm = math.sqrt(sum(norms[stage] for stage in sorted(norms)))  # whichever workers own them
                 if not math.isfinite(norm):
                     raise DivergedError(step, "update", "gradient norm")
@@ -172,46 +135,58 @@ class Worker:
         self._begin(step + 1)
         return report
 
-    def fault(self) -> Fault | None:
-        """Return what broke off the step at hand at this worker, if anything did."""
-        return self._fault
+    # Evaluation: whole batches go forward, and leave no trace in any memory.
 
-    # Evaluation: whole batches go forward, one stage a call, and leave no trace in any memory.
+    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Fault]:
+        """Take batches of a split through the stages of this worker, one stage after another.
 
-    def infer(
-        self, incarnation: int, index: int, split: str, batch: int, mode: str, message: Message | None
-    ) -> Message | Evaluated:
-        """Take one batch of a split through a stage; `mode` says what the links do, see `Link.send_evaluation`."""
-        self._check_incarnation(incarnation)
+        `mode` says what the links do, see `Link.send_evaluation`. The worker of the last stage returns what it found in each
+        batch, others return an empty list.
+        """
+        found: list[Evaluated] = []
+        try:
+            for index, stage in self.stages.items():
+                for batch in batches:
+                    message = None
+                    if not stage.first:
+                        (message,) = yield Take(self.plan.worker(self.replica, index - 1), (index - 1, batch))
+                    outcome = self._infer(index, split, batch, mode, message)
+                    if isinstance(outcome, Evaluated):
+                        found.append(outcome)
+                    else:
+                        target = self.plan.worker(self.replica, index + 1)
+                        yield Send((Letter(target, (index, batch), outcome),))
+        except (DivergedError, StageError) as error:
+            return Fault(None, error)
+        return found
+
+    def _infer(self, index: int, split: str, batch: int, mode: str, message: Message | None) -> Message | Evaluated:
         stage = self.stages[index]
-        with self._threads():
-            if message is None:
-                x = self._evaluation_inputs(split, batch)
-            else:
-                x = self.links.ends[index - 1, "forward", False].receive_evaluation(message)
-            y = stage.infer(x)
-            if not stage.last:
-                key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
-                try:
-                    return self.links.ends[index, "forward", True].send_evaluation(y, mode, key)
-                except NonFiniteError:
-                    where = f"activation at boundary {index}, forward"
-                    raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
-            targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-            return Evaluated(
-                float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
-            )
+        if message is None:
+            x = self._evaluation_inputs(split, batch)
+        else:
+            x = self.links.ends[index - 1, "forward", False].receive_evaluation(message)
+        y = stage.infer(x)
+        if not stage.last:
+            key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
+            try:
+                return self.links.ends[index, "forward", True].send_evaluation(y, mode, key)
+            except NonFiniteError:
+                where = f"activation at boundary {index}, forward"
+                raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
+        targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
+        return Evaluated(
+            float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
+        )
 
-    def parameters(self, incarnation: int) -> np.ndarray:
+    def parameters(self) -> np.ndarray:
         """Return the parameters of all stages, as bytes of safetensors."""
-        self._check_incarnation(incarnation)
         return pack_tensors(
             {f"{s}.{name}": x.cpu() for s, stage in self.stages.items() for name, x in stage.parameters()}
         )
 
-    def take_mean(self, incarnation: int, *replicas: np.ndarray) -> None:
+    def take_mean(self, *replicas: np.ndarray) -> None:
         """Take the mean of what `parameters` returned at all replicas, or of none: one's own, put aside before, again."""
-        self._check_incarnation(incarnation)
         if replicas:
             self._aside = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self.stages.items()}
             held = [unpack_tensors(part) for part in replicas]
@@ -222,9 +197,8 @@ class Worker:
             else:
                 stage.place(self._aside.pop(index))
 
-    def batchnorm(self, incarnation: int, change: str) -> None:
+    def batchnorm(self, change: str) -> None:
         """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
-        self._check_incarnation(incarnation)
         for stage in self.stages.values():
             {"estimate": stage.estimate_batchnorm, "use": stage.use_estimate, "restore": stage.restore_batchnorm}[
                 change
@@ -232,9 +206,8 @@ class Worker:
 
     # Checkpoints.
 
-    def state(self, incarnation: int) -> np.ndarray:
+    def state(self) -> np.ndarray:
         """Return all that training has made of this worker, as bytes of safetensors: one end's copy of every memory."""
-        self._check_incarnation(incarnation)
         tensors: dict[str, Tensor] = {}
         for index, stage in self.stages.items():
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
@@ -257,8 +230,13 @@ class Worker:
 
     # Inside.
 
-    def _act(self, action: Action, message: Message | None) -> Message | None:
+    def _act(self, action: Action) -> Turns[None]:
+        """Take the letter that an action needs, run the action, and send what it makes."""
+        source, message = needs(action, self.plan.num_stages), None
+        if source is not None:
+            (message,) = yield Take(self.plan.worker(self.replica, source.stage), tuple(source))
         profiled = self.plan.profiles(self.step)
+        sent = None
         marks = [self._mark(profiled)]
         try:
             x = self._receive(action, message)
@@ -273,13 +251,15 @@ class Worker:
         except Exception as error:
             where = f"stage {action.stage}, {action}, step {self.step}"
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
+        if sent is not None:
+            target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
+            yield Send((Letter(target, tuple(action), sent),))
         if profiled:
             (start, _), (decoded, decoded_cpu), (computed, computed_cpu) = marks
             link = self.links.end(action, sender=True) if sent is not None else None
             coded = (link.last_codec_s, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0, 0)
             times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
             self._actions.append(ActionRecord(*action, *times, *coded, self._work(action.stage)))
-        return sent
 
     def _work(self, stage: int) -> str | None:
         """Return what a stage's actions do in this step beside one forward or backward, for the records."""
@@ -353,22 +333,24 @@ class Worker:
         assert self.data is not None, "only workers with the first or the last stage hold data"
         return self.data.train if name == "train" else self.data.test
 
-    @contextmanager
-    def _called(self, step: int, incarnation: int) -> Iterator[None]:
-        self._check_incarnation(incarnation)
+    def _squared_norms(self) -> dict[int, float]:
+        """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
+        elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
+        return {
+            index: sum(
+                float(gradient.double().square().sum())
+                for name, gradient in stage.gradients().items()
+                if (index, name) not in elsewhere
+            )
+            for index, stage in self.stages.items()
+        }
+
+    def _check_step(self, step: int) -> None:
         if step != self.step:
             raise StageError(f"worker {self.index} is at step {self.step}, but was called for step {step}")
-        with self._threads():
-            yield
-
-    def _check_incarnation(self, incarnation: int) -> None:
-        if incarnation != self.incarnation:
-            raise StageError(
-                f"worker {self.index} is of incarnation {self.incarnation}, but was called for {incarnation}"
-            )
 
     @contextmanager
-    def _threads(self) -> Iterator[None]:
+    def threads(self) -> Iterator[None]:
         """Compute with `threads_per_stage`: another number would give other gradient bits."""
         before, wanted = torch.get_num_threads(), self.plan.config.threads_per_stage
         if before != wanted:

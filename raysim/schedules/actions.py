@@ -61,14 +61,6 @@ def sends(action: Action, num_stages: int) -> bool:
     return action.op == "B" and action.stage > 0
 
 
-def sinks(row: Row) -> list[Action]:
-    """Return the actions of a row that nobody awaits, whose ends are the end of the step.
-
-    The backwards of the first stage end every chain of packets; weights' backwards are on none.
-    """
-    return [action for action in row if action.op == "W" or (action.op == "B" and action.stage == 0)]
-
-
 def phase(row: Row, index: int) -> str:
     """Return "warmup" before the forward that the first backward follows, "cooldown" after the last forward, else
     "steady".
@@ -183,22 +175,3 @@ def check_rows(rows: Sequence[Row]) -> None:
                 if Action(stage, op, microbatch) not in seen:
                     raise ValueError(f"Every action must be in a schedule once, but {stage}{op}{microbatch} is not.")
     order(rows, num_stages)
-
-
-def calls(row: Row, num_stages: int) -> list[Row]:
-    """Return the row cut into calls: actions are joined where the first sends nothing and the next awaits no packet.
-
-    Nobody waits longer for a joined call, and a call takes and makes at most one packet.
-
-    >>> from raysim.schedules import OneFOneB
-    >>> for call in calls(OneFOneB().row(1, num_stages=2, num_microbatches=2), num_stages=2): print(*call)
-    1F0 1B0
-    1F1 1B1
-    """
-    joined: list[Row] = []
-    for action in row:
-        if joined and not sends(joined[-1][-1], num_stages) and needs(action, num_stages) is None:
-            joined[-1].append(action)
-        else:
-            joined.append([action])
-    return joined

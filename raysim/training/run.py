@@ -331,7 +331,7 @@ class Training:
         for decision in decision_rows(self.plan, step, reports):
             self.recorder.add("decisions", decision)
         shifts = [offset + self._clock_zero for offset in self._offsets_s]
-        for action in action_rows(step, reports, shifts, crosses=isinstance(self.engine, RayEngine)):
+        for action in action_rows(step, reports, shifts):
             self.recorder.add("actions", action)
         return row
 

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from raysim.codecs import Identity
-from raysim.network.transport import RAY
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
@@ -106,15 +105,12 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
                 yield from (where | decision._asdict() for decision in account.decisions)
 
 
-def action_rows(
-    step: int, reports: Sequence[StepReport], shifts_s: Sequence[float], *, crosses: bool
-) -> Iterator[dict[str, Any]]:
+def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Yield a row of `actions` for each action of a profiled step.
 
-    `shifts_s`: what to take from each worker's clock. `crosses`: whether packets go from process to process.
+    `shifts_s`: what to take from each worker's clock.
     """
     for report, shift in zip(reports, shifts_s, strict=True):
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
-            inlined = bool(RAY.is_small(action.wire_bytes)) if crosses and action.wire_bytes else None
-            yield action._asdict() | times | {"step": step, "replica": report.replica, "inlined": inlined}
+            yield action._asdict() | times | {"step": step, "replica": report.replica}

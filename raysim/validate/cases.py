@@ -47,8 +47,7 @@ class Pipeline(NamedTuple):
         """Return a run of so many steps, all of which are profiled.
 
         The model is a narrow GPT: the narrower, the fewer operations for a byte of its activations, so that the wire counts.
-        Replicas train a wider one, since the bytes that they send are those of the weights: in messages of 100 KiB and more, which
-        Ray sends from host to host. Smaller ones go by way of the driver, which prices of collectives leave out.
+        Replicas train a wider one, since the bytes that they send are those of the weights.
         """
         schedule = parse_schedule(self.schedule)
         turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1

@@ -56,7 +56,7 @@ class Prediction:
         self.profiles = [
             _with_collectives(replace(profile, transport=RAY), run, step) for step, profile in found.items()
         ]
-        self.placement = Placement(tuple(range(self.num_hosts)), threads=threads, driver=0)
+        self.placement = Placement(tuple(range(self.num_hosts)), threads=threads)
         cores = os.cpu_count() or 1
         self.oversubscribed = self.num_hosts * threads > cores
         if self.oversubscribed:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.network.transport import RAY
 from raysim.records import Run
 from raysim.validate.hosts import Hosts
 from raysim.validate.runs import driving, link
@@ -45,8 +46,8 @@ class Trips(NamedTuple):
     target: int
     """Host of the worker that receives; both are 0, the driver's, for the end of a step."""
     wire_bytes: int
-    inlined: bool
-    """In the reply and the call, by way of the driver; else from the object store."""
+    in_call: bool
+    """In the call of the receiver; else from the object store."""
     latency_s: float
     low: float
     trips: float
@@ -75,7 +76,7 @@ def _config(codec: str, batch: int) -> dict[str, Any]:
 
 def trips_of(run: Run, rates: dict[int, str | None]) -> Iterator[Trips]:
     """Yield the trips of a run whose steps had these latencies, by the steps without one."""
-    starts, ends, sizes, inlined = _by_action(run, "start_s", "end_s", "wire_bytes", "inlined")
+    starts, ends, sizes = _by_action(run, "start_s", "end_s", "wire_bytes")
     seconds = dict(zip(run.steps["step"].tolist(), run.steps["seconds"].tolist(), strict=True))
     steps = {rate: [step for step, at in rates.items() if at == rate] for rate in set(rates.values())}
 
@@ -93,7 +94,9 @@ def trips_of(run: Run, rates: dict[int, str | None]) -> Iterator[Trips]:
             waits = {k: starts[k, *takes] - ends[k, *sends] for k in rates}
             packet = (min(rates), *sends)
             latency_s, quartiles = trips(waits, latency)
-            yield Trips(sends[0], takes[0], int(sizes[packet]), bool(inlined[packet]), latency_s, *quartiles)
+            yield Trips(
+                sends[0], takes[0], int(sizes[packet]), bool(RAY.is_small(sizes[packet])), latency_s, *quartiles
+            )
         rests = {k: seconds[k] - (ends[k, *PATH[-1]] - starts[k, *PATH[0]]) for k in rates}
         latency_s, quartiles = trips(rests, latency)
         yield Trips(0, 0, 0, True, latency_s, *quartiles)

@@ -11,18 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engines import start as start_inline
 from pipelines import RUNS
 from runs import kill_at, same_records
 
 from raysim.config import ConfigError
+from raysim.engine.actor import StageActor
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine, assign
+from raysim.engine.ray import RayEngine, assign, node_name
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.state import unpack_tensors
-from raysim.pipeline.worker import Worker
 from raysim.records import Run
 from raysim.training.run import Training, train
+from tests.support.engines import break_at, mend  # as workers on Ray find them
 
 
 @pytest.fixture
@@ -95,29 +97,69 @@ def test_a_model_that_fails_is_named(engine, small):
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
 
 
-@pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom"])
+def broken_together(running, places):
+    """Return what is said of a step that breaks at places of rows, by worker; all workers are mended after it."""
+    ray_calls = [actor.__ray_call__ for actor in running._actors]
+    for worker, place in places:
+        running._fetch([ray_calls[worker].remote(lambda actor, place: break_at(actor._worker, place), place)])
+    with pytest.raises(StageError) as caught:
+        running.step(0)
+    running._fetch([ray_calls[worker].remote(lambda actor: mend(actor._worker)) for worker, _ in places])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom", "replicas"])
 def test_all_step_or_none_does(engine, small, run):
-    """A call that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
+    """An action that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
     awaits its packet."""
     running = engine(small(**RUNS[run]))
     before = running.state()
-    last = {worker: place for worker, place, _ in running._calls}
-    for worker, place in [*((worker, 3) for worker in last), *last.items()]:
-        submit = running._submit
-
-        def skip(target, method, *arguments, num_returns=1, worker=worker, place=place, submit=submit):
-            if method == "run" and target == worker and arguments[2] == place:
-                arguments = (*arguments[:2], 99, *arguments[3:])  # a call that the worker does not await
-            return submit(target, method, *arguments, num_returns=num_returns)
-
-        running._submit = skip
-        with pytest.raises(StageError, match="awaited call"):
-            running.step(0)
-        running._submit = submit
+    rows = running.plan.rows
+    for worker, place in [(w, p) for w, row in enumerate(rows) for p in (3, len(row) - 1)]:
+        said = broken_together(running, [(worker, place)])
+        assert said == f"{rows[worker][place]} of worker {worker} is broken on purpose"
         for old, new in zip(before, running.state(), strict=True):
             tensors, found = unpack_tensors(old), unpack_tensors(new)
             assert all(torch.equal(x, found[name]) for name, x in tensors.items() if name.startswith("stage."))
         running.load(0, before)
+
+
+def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
+    """Whichever comes first by the clock: a worker runs as far as its letters come."""
+    config = small()
+    running, inline = engine(config), start_inline(config)
+    before = running.state()
+    chance = random.Random(3)
+    for _ in range(5):
+        places = [(worker, chance.randrange(len(row))) for worker, row in enumerate(running.plan.rows)]
+        for worker, place in places:
+            break_at(inline.workers[worker], place)
+        with pytest.raises(StageError) as caught:
+            inline.step(0)
+        assert broken_together(running, places) == str(caught.value)
+        for worker, _ in places:
+            mend(inline.workers[worker])
+        for each in (inline, running):
+            each.load(0, before)
+
+
+def test_nodes_that_cannot_reach_one_another_are_named(engine, small, monkeypatch):
+    running = engine(small())
+    pid = running._fetch([running._actors[1].__ray_call__.remote(lambda _: os.getpid())])[0]
+    monkeypatch.setattr("raysim.engine.ray.GREET_S", 1.0)
+    answers = running._fetch  # of a worker that does not run there is none
+    monkeypatch.setattr(running, "_fetch", lambda calls: answers(calls[:1]))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            running._greet()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    node = node_name(running._nodes[0])
+    assert str(caught.value) == (
+        f"Node {node} must take calls of node {node}, but worker 1 there did not answer worker 0 within 1 s. "
+        "Open Ray's ports between all nodes."
+    )
 
 
 def test_a_stage_that_hangs_is_given_up(engine, small):
@@ -194,27 +236,25 @@ def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
     config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
     training = Training(config, out=tmp_path / "run")
     engine = training.engine
-    submit, seen = engine._submit, []
+    submit, perform, seen = engine._submit, engine._perform, []
 
-    def deadly(worker, method, *arguments, num_returns=1):
-        if method == "run" and moment == "load" and arguments[0] == 3 and not seen:
+    def at(worker, method, *arguments):
+        if method == "run" and moment in ("load", "clock_s") and arguments[0] == 3 and not seen:
             seen.append("step")
-            ray.kill(engine._actors[1])  # the restart after it loads the checkpoint
+            ray.kill(engine._actors[1])  # the restart after it sets clocks, and loads the checkpoint
         if method == moment and moment not in seen and (moment != "clock_s" or engine.incarnation):
             seen.append(moment)
             ray.kill(engine._actors[worker])
-        if (
-            moment == "clock_s"
-            and method == "run"
-            and arguments[0] == 3
-            and not engine.incarnation
-            and "step" not in seen
-        ):
-            seen.append("step")
-            ray.kill(engine._actors[1])
-        return submit(worker, method, *arguments, num_returns=num_returns)
 
-    engine._submit = deadly
+    def deadly(worker, *call):
+        at(worker, *call)
+        return submit(worker, *call)
+
+    def deadly_together(workers, *call):
+        at(workers[-1], *call)
+        return perform(workers, *call)
+
+    engine._submit, engine._perform = deadly, deadly_together
     list(training.events())
     assert moment in seen
     run = Run(tmp_path / "run")
@@ -260,13 +300,11 @@ def test_a_cluster_that_does_not_answer_is_refused(small, tmp_path, monkeypatch)
 
 
 def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch):
-    """The reason of a failed start is the last line of its traceback, not the first."""
-
-    class Unmakeable(Worker):
-        def __init__(self, *_):
+    class Unmakeable(StageActor):
+        def take(self, *_):
             raise ModuleNotFoundError("No module named 'mine'")
 
-    monkeypatch.setattr("raysim.engine.ray.Worker", Unmakeable)
+    monkeypatch.setattr("raysim.engine.actor.StageActor", Unmakeable)
     with pytest.raises(StageError, match="a stage could not be made: ModuleNotFoundError: No module named 'mine'"):
         engine(small())
 
@@ -301,10 +339,10 @@ def test_every_action_of_a_profiled_step_is_recorded(ray, small, tmp_path, sched
         assert len(step) == 3 * step["op"].nunique() * 4
         forward = step[(step["op"] == "F") & (step["stage"] < 2)]
         assert (forward["wire_bytes"] > 0).all()
-        assert forward["inlined"].all()
         ends = step.set_index(["stage", "op", "microbatch"])
+        made = ends[["start_s", "decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
         for stage in (1, 2):
-            for m in range(4):  # a packet is not received before it was sent, by clocks that agree
-                assert ends.loc[(stage, "F", m), "end_s"] > ends.loc[(stage - 1, "F", m), "end_s"]
+            for m in range(4):  # a packet is not received before it was made, by clocks that agree
+                assert ends.loc[(stage, "F", m), "start_s"] > made.loc[(stage - 1, "F", m)]
         spent = step[["decode_s", "compute_wall_s", "encode_s"]].sum(axis=1)
         assert (spent <= step["end_s"] - step["start_s"] + 1e-9).all()

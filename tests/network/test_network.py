@@ -281,7 +281,7 @@ def test_placement() -> None:
     assert Placement.spread(3).hosts == (0, 1, 2)
     assert Placement.spread(8, 4).hosts == (0, 0, 1, 1, 2, 2, 3, 3)
     assert Placement.spread(4, 64).hosts == (0, 16, 32, 48)
-    assert Placement((0, 2), driver=5).num_hosts == 6
+    assert Placement((0, 2)).num_hosts == 3
     with pytest.raises(ValueError, match=r"^`hosts` must be an integer of at least 0, but got -1\.$"):
         Placement((0, -1))
     with pytest.raises(ValueError, match=r"^`cores` must be given for 3 hosts, but got 1 numbers\.$"):

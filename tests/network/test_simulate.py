@@ -20,7 +20,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Transport
-from raysim.schedules.actions import Action, Row, calls, needs, sends
+from raysim.schedules.actions import Action, Row, needs, sends
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 FREE = parse_network("free")
@@ -343,11 +343,14 @@ def test_codec_time_is_on_both_clocks() -> None:
     assert [worker.codec_s for worker in timeline.workers()] == [0.75, 0.75]
 
 
-def test_overhead_counts_once_a_call() -> None:
+@pytest.mark.parametrize("sharing", ["pair", "fair"])
+def test_handing_over_counts_once_a_packet_on_its_senders_clock(sharing: str) -> None:
     profile = Profile.uniform(3, 1.0, 2.0, call_s=0.5)
-    timeline = simulate(OneFOneB(), profile, FREE, num_microbatches=4)
-    expected = [0.5 * len(calls(row, 3)) for row in OneFOneB().rows(3, 4)]
-    assert [worker.overhead_s for worker in timeline.workers()] == expected == [3.5, 4.0, 2.0]
+    timeline = simulate(OneFOneB(), profile, Network(math.inf, sharing=sharing), num_microbatches=4)
+    assert [worker.overhead_s for worker in timeline.workers()] == [4 * 0.5, 8 * 0.5, 4 * 0.5]
+    one = simulate(GPipe(), profile, Network(math.inf, sharing=sharing), num_microbatches=1)
+    assert one.pipeline_s == 3 * (1 + 2) + 4 * 0.5
+    check_timeline(one)
 
 
 def test_a_packet_takes_path_queue_wire_and_latency() -> None:
@@ -459,9 +462,9 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
     beside = replace(profile, transport=replace(BARE, small_bytes=500.0))
     network = Network(8_000.0)
-    for placement in (None, Placement((0, 1), driver=0)):
+    for sharing in ("pair", "fair"):
         times = [
-            simulate(GPipe(), one, network, num_microbatches=1, placement=placement).pipeline_s
+            simulate(GPipe(), one, replace(network, sharing=sharing), num_microbatches=1).pipeline_s
             for one in (profile, beside)
         ]
         assert times == [6.0, 7.0]
@@ -496,24 +499,13 @@ def test_large_and_small_packets_make_trips_of_their_own() -> None:
     )
 
 
-def test_large_packets_make_fewer_trips_to_the_drivers_host() -> None:
-    """Of the four packets of one microbatch over three stages, one goes to the first stage, beside the driver."""
-    transport = replace(BARE, large_from=0, large_trips=7, large_trips_to_driver=5)
-    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=transport)
-    network = Network(8_000.0, 0.25)
-    for driver, trips in ((None, 4 * 7), (0, 3 * 7 + 5), (1, 2 * 7 + 2 * 5)):
-        placement = Placement((0, 1, 2), driver=driver)
-        found = simulate(GPipe(), profile, network, num_microbatches=1, placement=placement)
-        assert found.pipeline_s == pytest.approx(4 + trips * 0.25)
-
-
 @pytest.mark.parametrize("sharing", ["pair", "fair"])
 def test_the_end_of_a_step_takes_the_drivers_trips_to_the_farthest_worker(sharing: str) -> None:
     latency_s = ((0, 0.1, 0.3), (0.1, 0, 0.1), (0.3, 0.1, 0))
     network = Network(math.inf, latency_s, sharing=sharing)
     profile = Profile.uniform(3, 1.0, 2.0, transport=replace(BARE, step_trips=2))
-    for driver, farthest_s in ((None, 0.3), (1, 0.1)):
-        placement = Placement((0, 1, 2), driver=driver)
+    for hosts, farthest_s in (((0, 1, 2), 0.3), ((1, 0, 2), 0.1)):  # the driver is beside the first worker
+        placement = Placement(hosts)
         found = simulate(GPipe(), profile, network, num_microbatches=2, placement=placement)
         assert found.step_s == pytest.approx(found.pipeline_s + 2 * farthest_s)
         seconds = step_seconds(GPipe(), profile, [network], num_microbatches=2, placement=placement)
@@ -545,28 +537,6 @@ def test_work_of_shared_cores_is_conserved() -> None:
     assert packed.pipeline_s >= work / 2
     assert packed.pipeline_s <= work
     check_timeline(packed)
-
-
-def test_inlined_packets_pass_by_the_drivers_host() -> None:
-    by_way = replace(BARE, large_from=2000, small_trips=2, relays=True)  # two trips where the way is not known
-    profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000, transport=by_way)
-    network = Network(8_000.0, 0.25)
-    straight = simulate(GPipe(), profile, network, num_microbatches=1)
-    by_driver = simulate(GPipe(), profile, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0))
-    # 0 -> 1 and back stay one hop, since the driver is at one end; 1 -> 2 and back become two.
-    assert straight.pipeline_s == 4 * 1.5
-    assert by_driver.pipeline_s == 6 * 1.25
-    assert {(use.source, use.target): use.messages for use in by_driver.wires()} == {
-        (0, 1): 2,
-        (1, 0): 2,
-        (0, 2): 1,
-        (2, 0): 1,
-    }
-    large = replace(profile, transport=BARE)
-    assert (
-        simulate(GPipe(), large, network, num_microbatches=1, placement=Placement((0, 1, 2), driver=0)).pipeline_s
-        == 5.0
-    )
 
 
 def test_stages_of_one_host_send_for_nothing() -> None:

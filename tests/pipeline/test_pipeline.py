@@ -5,14 +5,16 @@ import copy
 import numpy as np
 import pytest
 import torch
-from engines import losses_of, staged_gradients, start
+from engines import break_at, losses_of, mend, staged_gradients, start
 from pipelines import ADAM, DROPOUT, GPT, RUNS, TIED, two_workers
 
 from raysim.codecs.message import wire_bytes
 from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.mail import Send
 from raysim.pipeline.plan import prepare
+from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import unpack_tensors
 from raysim.training.tables import link_rows, step_row
 from raysim.workloads.models import loss as model_loss
@@ -105,12 +107,15 @@ def test_schedules_give_the_same_bits(small, run, tmp_path):
 
 @pytest.mark.parametrize("schedule", ["ZBH1", "1F1B", "Interleaved1F1B(2)"])
 def test_the_update_waits_for_every_weights_backward(small, schedule):
-    """Every action is before one of those that the update awaits, in its row or by a packet."""
+    """No worker updates before all workers have run their rows to the end."""
     engine = start(small(schedule=schedule, num_stages=4))
-    rows = engine.plan.rows
-    assert [row[-1].op for row in rows] == (["W"] * 4 if schedule == "ZBH1" else ["B"] * len(rows))
-    ends = {worker for worker, _ in engine._ends}
-    assert ends == (set(range(4)) if schedule == "ZBH1" else {0})
+    ran, updated = [], []
+    for worker in engine.workers:
+        act, update = worker._act, worker.update
+        worker._act = lambda action, act=act: (ran.append(action), act(action))[1]
+        worker.update = lambda *call, update=update: (updated.append(len(ran)), update(*call))[1]
+    engine.step(0)
+    assert updated == [sum(len(row) for row in engine.plan.rows)] * len(engine.workers)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -132,9 +137,11 @@ def test_used_workers_load_as_fresh_ones(small, run):
     engine = start(small(**RUNS[run]))
     begin = engine.state()
     losses = [losses_of(engine, step) for step in range(3)]
-    packets = {}
-    for worker, place, source in engine._calls[: 2 * len(engine._calls) // 3]:  # a step that breaks off
-        packets[worker, place] = engine.workers[worker].run(3, 0, place, packets.get(source))
+    worker = engine.workers[-1]
+    break_at(worker, 2 * len(engine.plan.rows[-1]) // 3)
+    with pytest.raises(StageError, match="broken on purpose"):
+        engine.step(3)
+    mend(worker)
     engine.load(0, begin)
     assert [losses_of(engine, step) for step in range(3)] == losses
 
@@ -211,7 +218,7 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
 def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
     engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
     before = engine.state()
-    engine.workers[1].gradient_norm2 = lambda *_: {1: float("nan")}
+    engine.workers[1]._squared_norms = lambda: {1: float("nan")}
     with pytest.raises(DivergedError, match="step 0, update: NaN or infinity in the gradient norm"):
         engine.step(0)
     assert same(engine.state(), before)
@@ -282,13 +289,12 @@ def test_what_waits_for_its_weights_backward_is_what_memory_counts(small):
     for worker in engine.workers:
         act = worker._act
 
-        def watched(action, packet, worker=worker, act=act):
-            sent = act(action, packet)
+        def watched(action, worker=worker, act=act):
+            yield from act(action)
             stage = worker.stages[action.stage]
             kept = [t for waiting in stage._caught.values() for one in waiting for t in one.gradients]
             kept += [t for t in stage._arrived.values() if t is not None]
             most[action.stage] = max(most[action.stage], sum(t.nbytes for t in kept))
-            return sent
 
         worker._act = watched
     engine.step(0)
@@ -299,13 +305,10 @@ def test_what_waits_for_its_weights_backward_is_what_memory_counts(small):
 
 def test_calls_out_of_order_are_refused(small):
     engine = start(small())
-    worker = engine.workers[0]
-    with pytest.raises(StageError, match="awaited call 0 of step 0, but got 1"):
-        worker.run(0, 0, 1)
     with pytest.raises(StageError, match="is at step 0, but was called for step 1"):
-        worker.run(1, 0, 0)
-    with pytest.raises(StageError, match="is of incarnation 0, but was called for 1"):
-        worker.run(0, 1, 0)
+        engine.step(1)
+    with pytest.raises(StageError, match="was told to update in step 0 before the step was run"):
+        engine.workers[0].update(0, Signals(), {})
 
 
 def test_threads_are_set_for_stages_and_put_back(small):
@@ -332,28 +335,29 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
 
 @pytest.mark.parametrize("run", [name for name in RUNS if not name.startswith(("custom", "interleaved"))])
 def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
-    """A worker returns a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
+    """A letter holds a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
     engine = start(small(**RUNS[run]))
-    handed = {"run": 0, "exchange": 0}
-    submit = engine._submit
+    handed = {"packets": 0, "exchanges": 0}
 
-    def watched(worker, method, *arguments, num_returns=1):
-        result = submit(worker, method, *arguments, num_returns=num_returns)
-        messages = []
-        if method == "run" and result is not None:
-            messages = [result]
-        elif method == "exchange" and result is not None:
-            everyone, *each = result
-            messages = [message for one in each for message in (everyone, one) if message is not None]
-        for header, *arrays in messages:
-            assert type(header) is bytes
-            assert all(type(array) is np.ndarray and array.dtype == np.uint8 and array.ndim == 1 for array in arrays)
-            handed[method] += wire_bytes((header, *arrays))
-        return result
+    def watch(worker):
+        turns, answer = worker_run[worker](0, None), None
+        while True:
+            try:
+                asked = turns.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            for target, key, message in asked.letters if isinstance(asked, Send) else ():
+                for header, *arrays in (one for one in (message, *asked.everyone) if one and target != worker):
+                    assert type(header) is bytes
+                    assert all(type(x) is np.ndarray and x.dtype == np.uint8 and x.ndim == 1 for x in arrays)
+                    handed["packets" if len(key) == 3 else "exchanges"] += wire_bytes((header, *arrays))
+            answer = yield asked
 
-    engine._submit = watched
+    worker_run = [worker.run for worker in engine.workers]
+    for index, worker in enumerate(engine.workers):
+        worker.run = lambda *_, index=index: watch(index)
     reports = engine.step(0)
-    assert handed["run"] == sum(link.wire_bytes for report in reports for link in report.links if link.sender)
-    assert handed["exchange"] == sum(group.wire_bytes for report in reports for group in report.groups)
+    assert handed["packets"] == sum(link.wire_bytes for report in reports for link in report.links if link.sender)
+    assert handed["exchanges"] == sum(group.wire_bytes for report in reports for group in report.groups)
     rows = link_rows(engine.plan, 0, reports)
     assert step_row(engine.plan, 0, reports, rows, 1.0)["wire_bytes"] == sum(handed.values())

@@ -44,6 +44,7 @@ ROOMS = {
     "raysim.records": ({*TENSORS, "places"}, {"pyarrow", "pandas"}),
     "raysim.pipeline": (RUNS, {"torch", "safetensors"}),
     "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),
+    "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),

@@ -69,7 +69,6 @@ GOLDEN = {
         "encode_s": "double",
         "wire_bytes": "int64",
         "dense_bytes": "int64",
-        "inlined": "bool",
         "work": "string",
     },
     "collectives": {
@@ -136,7 +135,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
-    assert SCHEMA_VERSION == 1
+    assert SCHEMA_VERSION == 2
     assert {name: {f.name: str(f.type) for f in schema} for name, schema in SCHEMAS.items()} == GOLDEN
     assert STATUSES == ("running", "finished", "diverged", "failed", "interrupted", "killed")
     recorder = open_recorder(tmp_path)
@@ -144,7 +143,7 @@ def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
     add(recorder, 0, 2)
     recorder.flush()
     for part in (tmp_path / "parts").glob("*.parquet"):
-        assert pq.read_schema(part).metadata[b"raysim_schema_version"] == b"1"
+        assert pq.read_schema(part).metadata[b"raysim_schema_version"] == b"2"
     recorder.compact()
     recorder.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -159,9 +158,9 @@ def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
             continue
         schema = pq.read_schema(tmp_path / f"{name}.parquet")
         assert {field.name: str(field.type) for field in schema} == columns
-        assert schema.metadata[b"raysim_schema_version"] == b"1"
+        assert schema.metadata[b"raysim_schema_version"] == b"2"
         assert pd.read_parquet(tmp_path / f"{name}.parquet").columns.tolist() == list(columns)  # without raysim
-    assert pq.read_schema(tmp_path / "run.parquet").metadata[b"raysim_schema_version"] == b"1"
+    assert pq.read_schema(tmp_path / "run.parquet").metadata[b"raysim_schema_version"] == b"2"
 
 
 def test_a_run_reads_the_same_from_parts_and_from_files(tmp_path: Path) -> None:

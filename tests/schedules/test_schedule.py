@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.schedules.actions import Action, Row, calls, check_rows, needs, order, peak_in_flight, phase, sends, sinks
+from raysim.schedules.actions import Action, Row, check_rows, needs, order, peak_in_flight, phase, sends
 from raysim.schedules.csv import rows_from_csv, rows_to_csv
 from raysim.schedules.families import ZBH1, Custom, GPipe, Interleaved1F1B, OneFOneB, Schedule, parse_schedule
 
@@ -164,67 +164,6 @@ def test_needs_and_sends_agree() -> None:
         consumed = Counter(packet for a in actions if (packet := needs(a, p)))
         assert consumed == Counter(a for a in actions if sends(a, p))
         assert sum(consumed.values()) == 2 * (p - 1)
-
-
-@every_family
-def test_sinks_end_every_chain(schedule: Schedule) -> None:
-    for p, m in SIZES:
-        rows = schedule.rows(p, m)
-        ends = {action for row in rows for action in sinks(row)}
-        assert {action for action in ends if action.op == "B"} == {Action(0, "B", k) for k in range(m)}
-        # Every action is an ancestor of a sink, so to wait for the sinks is to wait for the step.
-        reached = set(ends)
-        for action in reversed(order(rows, p)):
-            own = [action._replace(op={"B": "F", "W": "B"}[action.op])] if action.op != "F" else []
-            packet = needs(action, p)
-            assert action in reached
-            reached.update(own + ([packet] if packet else []))
-
-
-def units_end(units: list[Row], owner: dict[Action, int], num_stages: int) -> float:
-    """Return when the last unit ends: a unit starts when its worker is free and all that its actions await is in."""
-    seconds = {"F": 1.0, "B": 2.0, "W": 1.5}
-    first = {action: unit for unit in units for action in unit}
-    done: dict[Action, float] = {}
-    free: dict[int, float] = {}
-    waiting = list(units)
-    while waiting:
-        blocked = []
-        for unit in waiting:
-            worker = owner[unit[0]]
-            packets = [p for a in unit if (p := needs(a, num_stages)) and first[p] is not unit]
-            held = any(owner[u[0]] == worker for u in blocked)
-            if held or any(p not in done for p in packets):
-                blocked.append(unit)
-                continue
-            free[worker] = max([free.get(worker, 0.0), *(done[p] for p in packets)])
-            free[worker] += sum(seconds[a.op] for a in unit)
-            done.update(dict.fromkeys(unit, free[worker]))
-        assert len(blocked) < len(waiting)
-        waiting = blocked
-    return max(free.values())
-
-
-@every_family
-def test_calls_join_without_cost(schedule: Schedule) -> None:
-    for p, m in SIZES:
-        rows = schedule.rows(p, m)
-        joined = [calls(row, p) for row in rows]
-        for row, units in zip(rows, joined, strict=True):
-            assert [action for unit in units for action in unit] == row
-            for unit in units:
-                assert sum(needs(a, p) is not None for a in unit) <= 1
-                assert sum(sends(a, p) for a in unit) <= 1
-                assert all(needs(a, p) is None for a in unit[1:])  # the packet comes in with the call
-                assert not any(sends(a, p) for a in unit[:-1])  # and leaves at its end
-        owner = {action: worker for worker, row in enumerate(rows) for action in row}
-        alone = units_end([[action] for row in rows for action in row], owner, p)
-        assert units_end([unit for units in joined for unit in units], owner, p) == alone
-
-
-def test_calls_of_the_last_stage_pair_up() -> None:
-    assert [len(unit) for unit in calls(OneFOneB().row(3, 4, 5), 4)] == [2] * 5
-    assert [len(unit) for unit in calls(OneFOneB().row(0, 1, 5), 1)] == [10]
 
 
 def rows_of(*lines: str) -> list[Row]:

@@ -1,6 +1,7 @@
 """Inline engines of small pipelines, and reading what they hold."""
 
 from raysim.engine.inline import InlineEngine
+from raysim.pipeline.errors import StageError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.signals import Signals
 from raysim.training.budgets import sensitivities
@@ -43,3 +44,21 @@ def weights(engine, replica):
         for index, stage in worker.stages.items()
         for name, parameter in stage.module.named_parameters()
     }
+
+
+def break_at(worker, *places):
+    """Let a worker fail at these places of its row, in the steps that follow."""
+    row, act = worker.plan.rows[worker.index % len(worker.plan.rows)], worker._act
+    broken = {row[place] for place in places}
+
+    def acting(action):
+        if action in broken:
+            raise StageError(f"{action} of worker {worker.index} is broken on purpose")
+        return act(action)
+
+    worker._act = acting
+
+
+def mend(worker):
+    """Take back what `break_at` did."""
+    del worker._act

@@ -72,7 +72,7 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
         assert pd.isna(frame.loc[row.trial, "objective.time_to_target_s@1gbps"])
         assert frame.loc[row.trial, "reached.time_to_target_s@1gbps"] == False  # noqa: E712
     assert all(trial.state == TrialState.FAIL for trial in done.ledger.optuna.trials)
-    assert pq.read_schema(tmp_path / "out" / "trials.parquet").metadata[b"raysim_schema_version"] == b"1"
+    assert pq.read_schema(tmp_path / "out" / "trials.parquet").metadata[b"raysim_schema_version"] == b"2"
     assert {path.name for path in (tmp_path / "out" / "tensorboard").iterdir()} >= {"0-s0", "0-s1"}
     assert hyperparameters(tmp_path / "out" / "tensorboard" / "0-s1")["seed"].number_value == 1
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == done.study.as_mapping()

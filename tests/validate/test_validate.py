@@ -146,7 +146,7 @@ def test_trips_are_read_off_the_steps_with_a_latency():
         for place, (stage, op) in enumerate(PATH):
             end = now + random.uniform(0.1, 0.2)
             actions.append({"step": step, "stage": stage, "op": op, "start_s": now, "end_s": end})
-            actions[-1] |= {"wire_bytes": 1000 * stage, "inlined": True}
+            actions[-1] |= {"wire_bytes": 1000 * stage}
             now = end + (0.004 + 3 * latency_s if place != 2 else 0.0)
         steps.append({"step": step, "seconds": end - begin + 0.01 + 2 * latency_s})
     run = SimpleNamespace(actions=pd.DataFrame(actions), steps=pd.DataFrame(steps))
@@ -217,7 +217,7 @@ def profile_of(hosts, sizes, random):
     return Profile(compute_s=cpu_s, cpu_s=cpu_s, wire_bytes=random.integers(*sizes, shape) * sends)
 
 
-@pytest.mark.parametrize("sizes", [(90_000, 100_000), (100_000, 200_000)])  # by way of the driver, or mostly not
+@pytest.mark.parametrize("sizes", [(90_000, 100_000), (100_000, 200_000)])  # in the call, or mostly stored
 @pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=repr)
 @pytest.mark.parametrize(("hosts", "cores"), [(2, None), (3, 1.6)])
 def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, sizes):
@@ -225,7 +225,7 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
     monkeypatch.setattr("raysim.validate.predict.os.cpu_count", lambda: 2)
     profiles = [profile_of(hosts, sizes, np.random.default_rng(seed)) for seed in range(4)]
     shared = {"cores": (cores,), "machines": (0,) * hosts} if cores else {}
-    placement = Placement(tuple(range(hosts)), driver=0, **shared)
+    placement = Placement(tuple(range(hosts)), **shared)
     prediction = Prediction(recorded(profiles, schedule, placement), range(4))
     assert prediction.oversubscribed == (cores is not None)
     if cores:

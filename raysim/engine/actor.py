@@ -1,0 +1,137 @@
+"""The actor in which a worker lives on Ray, and through which letters go from worker to worker.
+
+A letter is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver: in the
+call where it is small, through the object stores of the two nodes where it is large. A concurrency group of its own takes
+letters in while the worker computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from raysim.codecs.message import Message, wire_bytes
+from raysim.engine.mailbox import Mailbox
+from raysim.engine.room import host_memory_bytes
+from raysim.pipeline.errors import SenderStoppedError
+from raysim.pipeline.mail import Key, Send, Turns
+from raysim.pipeline.reports import Fault
+from raysim.pipeline.worker import Worker
+
+MAIL = "mail"
+STORED_BYTES = 100 * 1024  # from which on Ray stores an argument (`max_direct_call_object_size`)
+LIFE: dict[str, Any] = {
+    "max_concurrency": 1,  # beside the mail: calls run one after another
+    "max_restarts": 0,  # a worker that came back by itself would have fresh weights and say nothing
+    "max_task_retries": 0,
+}
+
+
+class StageActor:
+    """A process that is one worker after another, with a mailbox that its peers fill."""
+
+    def __init__(self) -> None:
+        self._mailbox = Mailbox()
+        self._worker: Worker | None = None
+
+    def take(self, session: str, peers: Mapping[int, Any], *arguments: Any) -> None:
+        """Become a worker, see `Worker`, which exchanges letters with `peers`; nothing of the last one is left."""
+        self._worker = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self._session = session
+        self._mailbox.open(session)
+        self._peers = dict(peers)
+        self._deliver = {
+            worker: peer.deliver.options(concurrency_group=MAIL, num_returns=0) for worker, peer in peers.items()
+        }
+        self._worker = Worker(*arguments)
+
+    def greet(self, timeout_s: float) -> list[int]:
+        """Return the peers that do not take in a letter in time, neither small nor large."""
+        import ray
+
+        probe = np.zeros(STORED_BYTES + 1, np.uint8)
+        calls = {
+            peer.hello.options(concurrency_group=MAIL).remote(probe): worker for worker, peer in self._peers.items()
+        }
+        reached, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
+        return sorted(worker for call, worker in calls.items() if call not in reached)
+
+    def hello(self, probe: np.ndarray) -> None:
+        """Take in a letter of `greet`."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the worker returns."""
+        return getattr(self._worker, method)(*arguments)
+
+    def perform(self, turn: int, method: str, *arguments: Any) -> Any:
+        """Return what a generator method of the worker makes, and send and take its letters on the way."""
+        worker = self._worker
+        assert worker is not None
+        self._mailbox.begin(turn)
+        finished = False
+        try:
+            with worker.threads():
+                outcome = self._conduct(turn, getattr(worker, method)(*arguments), worker)
+            finished = not isinstance(outcome, Fault)
+        finally:
+            if not finished:
+                for deliver in self._deliver.values():
+                    deliver.remote((self._session, turn, worker.index, None, None))
+        return outcome
+
+    def deliver(self, letter: tuple[str, int, int, Key | None, Message | None], *everyone: Message | None) -> None:
+        """Take in a letter; one without a key says that its sender sends nothing more in this turn."""
+        session, turn, source, key, message = letter
+        if key is None:
+            self._mailbox.stop(session, turn, source)
+        else:
+            self._mailbox.put(session, turn, source, key, (message, *everyone))
+
+    def whereabouts(self) -> tuple[str, int]:
+        """Return the node, and the bytes of its memory."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), min(host_memory_bytes(), psutil.virtual_memory().total)
+
+    def _conduct(self, turn: int, turns: Turns[Any], worker: Worker) -> Any:
+        timeout_s = worker.plan.config.timeout_s
+        try:
+            asked = next(turns)
+            while True:
+                if isinstance(asked, Send):
+                    self._send(turn, worker.index, asked)
+                    asked = next(turns)
+                    continue
+                try:
+                    parts = self._mailbox.take(asked, timeout_s)
+                except SenderStoppedError as error:
+                    asked = turns.throw(error)
+                else:
+                    asked = turns.send(parts)
+        except StopIteration as stop:
+            return stop.value
+
+    def _send(self, turn: int, index: int, send: Send) -> None:
+        import ray
+
+        everyone: tuple[Any, ...] = send.everyone
+        if len(send.letters) > 1 and any(message and wire_bytes(message) > STORED_BYTES for message in everyone):
+            everyone = tuple(ray.put(message) for message in everyone)  # once for all receivers
+        for target, key, message in send.letters:
+            if target == index:
+                self._mailbox.put(self._session, turn, index, key, (message, *send.everyone))
+            else:
+                self._deliver[target].remote((self._session, turn, index, key, message), *everyone)
+
+
+def start_actor(**options: Any) -> Any:
+    """Start a `StageActor` with these options of Ray, and return its handle."""
+    import ray
+
+    return ray.remote(concurrency_groups={MAIL: 1})(StageActor).options(**options, **LIFE).remote()  # type: ignore[call-overload]

@@ -1,0 +1,61 @@
+"""A mailbox: letters come in on one thread while a worker computes on another, and waits for those that it needs."""
+
+from __future__ import annotations
+
+from threading import Condition
+
+from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
+from raysim.pipeline.mail import Key, Parts, Take
+
+
+class Mailbox:
+    """Letters by their source and key, of one turn of one session.
+
+    A session is the life of an engine's workers. A turn is a step or an evaluation that they do together: turns are counted
+    up, letters of earlier ones are dropped, and those of later ones wait.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self.open("")
+
+    def open(self, session: str) -> None:
+        """Begin a session, and drop all that is here."""
+        with self._changed:
+            self._session, self._turn = session, 0
+            self._letters: dict[tuple[int, int, Key], Parts] = {}
+            self._stopped: set[tuple[int, int]] = set()  # turn and source
+
+    def begin(self, turn: int) -> None:
+        """Begin a turn."""
+        with self._changed:
+            self._turn = turn
+            self._letters = {place: parts for place, parts in self._letters.items() if place[0] >= turn}
+            self._stopped = {place for place in self._stopped if place[0] >= turn}
+
+    def put(self, session: str, turn: int, source: int, key: Key, parts: Parts) -> None:
+        """Take in a letter."""
+        with self._changed:
+            if session == self._session and turn >= self._turn:
+                self._letters[turn, source, key] = parts
+                self._changed.notify()
+
+    def stop(self, session: str, turn: int, source: int) -> None:
+        """Take in that a source sends nothing more in a turn."""
+        with self._changed:
+            if session == self._session and turn >= self._turn:
+                self._stopped.add((turn, source))
+                self._changed.notify()
+
+    def take(self, take: Take, timeout_s: float) -> Parts:
+        """Return a letter once it is there.
+
+        Raises SenderStoppedError as soon as it cannot come any more, WorkerLostError after `timeout_s`.
+        """
+        place = (self._turn, take.source, take.key)
+        with self._changed:
+            if self._changed.wait_for(lambda: place in self._letters or place[:2] in self._stopped, timeout_s):
+                if place in self._letters:
+                    return self._letters.pop(place)
+                raise SenderStoppedError(f"no letter came from worker {take.source}, which broke off")
+        raise WorkerLostError(f"no letter came from worker {take.source} within `timeout_s` = {timeout_s:g} s")

@@ -1,0 +1,45 @@
+"""Letters between workers: what a worker asks of its engine while it runs a step or an evaluation.
+
+The parts of a step that need packets of other workers are generators. They yield `Send` and `Take`, and the engine delivers:
+in one process from list to list, on Ray by calls from actor to actor. Both see the same letters under the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from raysim.codecs.message import Message
+
+Result = TypeVar("Result")
+
+Key: TypeAlias = "tuple[Any, ...]"
+"""The name of a letter, which its sender and its receiver work out alike; no two letters of a step have the same."""
+
+Parts: TypeAlias = "tuple[Message | None, ...]"
+
+
+class Letter(NamedTuple):
+    """A message to one worker."""
+
+    target: int
+    key: Key
+    message: Message | None
+
+
+class Send(NamedTuple):
+    """Asks to send letters. Each receiver also gets the message to `everyone`, where one is given."""
+
+    letters: tuple[Letter, ...]
+    everyone: tuple[Message | None] | tuple[()] = ()
+
+
+class Take(NamedTuple):
+    """Asks for the letter of another worker under a key. It is answered with the letter's message and the one to everyone."""
+
+    source: int
+    key: Key
+
+
+Turns: TypeAlias = Generator[Send | Take, Parts, Result]
+"""Work of a worker that sends and takes letters on its way to a result."""
