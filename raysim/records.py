@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.quality import Measure, measures_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,10 +48,11 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("mode", pa.string()),  # links in evaluation: "on", "off", or "on_direct"
             ("batchnorm", pa.string()),  # statistics of training ("running"), or "estimated" anew under the mode
             ("loss", pa.float64()),
-            ("accuracy", pa.float64()),
+            ("accuracy", pa.float64()),  # null where the run does not measure it, as the further metrics
             ("perplexity", pa.float64()),
             ("predictions", pa.int64()),
             ("seconds", pa.float64()),
+            # and a column for each further metric of the run, see `schema_of`
         ]
     ),
     "links": pa.schema(
@@ -131,6 +133,17 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
 }
 
+
+def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
+    """Return the schema of a table of a run that has these `measures`: each has a column in `evals`."""
+    schema = SCHEMAS[table]
+    if table == "evals":
+        for name in measures:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.float64()))
+    return schema
+
+
 # Tables that a run without adaptive methods, or without replicas and tied parameters, does not have.
 OCCASIONAL = {"decisions", "collectives"}
 
@@ -148,6 +161,7 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.measures: tuple[str, ...] = ()  # of its evaluations
         self._parts = folder / "parts"
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
         self._next_part = 0
@@ -209,7 +223,7 @@ class Recorder:
         for table, rows in self._rows.items():
             if rows:
                 path = self._parts / f"{table}-{self._next_part:05d}.parquet"
-                write_table(pa.Table.from_pylist(list(rows), SCHEMAS[table]), path)
+                write_table(pa.Table.from_pylist(list(rows), schema_of(table, self.measures)), path)
                 rows.clear()
         self._next_part += 1
 
@@ -218,10 +232,10 @@ class Recorder:
 
         Part by part, so that being killed in between leaves nothing that doing it again would not mend.
         """
-        for table, schema in SCHEMAS.items():
+        for table in SCHEMAS:
             self._rows[table].clear()
             for path in self._parts.glob(f"{table}-*.parquet"):
-                part = pq.read_table(path, schema=schema)
+                part = pq.read_table(path, schema=schema_of(table, self.measures))
                 kept = part.filter(pc.less(part["step"], step))
                 if kept.num_rows == 0:
                     path.unlink()
@@ -247,7 +261,7 @@ class Recorder:
         """Make one file a table of the parts, then drop the parts, which nobody reads from then on."""
         self.flush()
         for table in SCHEMAS:
-            rows = read_table(_part_files(self.folder, table), table)
+            rows = read_table(_part_files(self.folder, table), table, self.measures)
             if rows.num_rows or table not in OCCASIONAL:
                 write_table(rows, self.folder / f"{table}.parquet")
         shutil.rmtree(self._parts)
@@ -273,12 +287,13 @@ def _part_files(folder: Place, table: str) -> list[Place]:
     return sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
-def read_table(files: Sequence[Place], table: str) -> pa.Table:
-    """Return the rows of a table's files."""
+def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ()) -> pa.Table:
+    """Return the rows of a table's files, of a run that has these `measures`."""
+    schema = schema_of(table, measures)
     if not files:
-        return SCHEMAS[table].empty_table()
+        return schema.empty_table()
     sources = [arrow_source(file) for file in files]
-    return pa.concat_tables([pq.read_table(path, schema=SCHEMAS[table], filesystem=fs) for path, fs in sources])
+    return pa.concat_tables([pq.read_table(path, schema=schema, filesystem=fs) for path, fs in sources])
 
 
 def present_status(folder: Place, written: str) -> str:
@@ -323,10 +338,9 @@ class Run:
         row = self.row
         keys = ("forward", "backward", "replica_gradient")
         setting = [f"{key}={row[key]}" for key in keys if row.get(key) not in (None, "Identity")] or ["uncompressed"]
+        shown = ("loss", *(name for name in self.measures if name != "loss"))
         quality = [
-            f"{name} {row[f'final_{name}_on']:.4f}"
-            for name in ("loss", "accuracy")
-            if row.get(f"final_{name}_on") is not None
+            f"{name} {row[f'final_{name}_on']:.4f}" for name in shown[:2] if row.get(f"final_{name}_on") is not None
         ]
         words = [*setting, f"{len(self.steps)} steps", self.status, *quality]
         return f"Run({str(self.folder)!r}: {', '.join(words)})"
@@ -342,6 +356,12 @@ class Run:
         return rows[0]
 
     @property
+    def measures(self) -> dict[str, Measure]:
+        """The measures of its evaluations, the one by which settings are judged first; a run of an older version has a loss and
+        an accuracy."""
+        return measures_of(self.row)
+
+    @property
     def status(self) -> str:
         """One of `STATUSES`, as of now: see `present_status`."""
         return present_status(self.folder, str(self.row["status"]))
@@ -353,7 +373,7 @@ class Run:
 
     @property
     def evals(self) -> pd.DataFrame:
-        """A row an evaluation: loss and accuracy with compression on and off."""
+        """A row an evaluation: the loss and all metrics, with compression on and off."""
         return self._table("evals")
 
     @property
@@ -381,7 +401,7 @@ class Run:
         if not files and name not in OCCASIONAL and self.status in FINISHED:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
-            table = read_table(files, name)
+            table = read_table(files, name, self.measures)
         except (OSError, pa.ArrowInvalid) as error:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
         frame: pd.DataFrame = table.to_pandas()
@@ -410,6 +430,8 @@ _NULLABLE = {
     "optimizer.decay_epochs": pa.float64(),
     "optimizer.decay_at": pa.list_(pa.int64()),
     "optimizer.clip_norm": pa.float64(),
+    "loss": pa.string(),
+    "metrics": pa.list_(pa.string()),
     "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "diverged_step": pa.int64(),
     "diverged_at": pa.string(),

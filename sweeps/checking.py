@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
-from sweeps.objectives import PRICED, QUALITY
+from sweeps.objectives import PRICED
 from sweeps.space import NEVER
 from sweeps.study import Baseline, Study
 
@@ -82,8 +82,10 @@ def check_confirm(study: Study) -> None:
         raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")
     if study.dense is None:
         raise ConfigError("`confirm` needs a baseline without compression among `baselines`, but there is none.")
-    if not any(one.kind in QUALITY for one in study.objectives):
-        raise ConfigError(f"`confirm` needs {' or '.join(QUALITY)} among `objectives`.")
+    if not any(one.quality is not None for one in study.objectives):
+        raise ConfigError(
+            "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
+        )
 
 
 def check_draws(study: Study) -> None:

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 from optuna.trial import FixedTrial
 
-from analysis.comparison.evidence import MARGINS
 from analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
-from sweeps.objectives import QUALITY
 from sweeps.reading import read_study
 from sweeps.rows import Rows, TrialRow
 from sweeps.runner import Sweep
@@ -50,7 +48,9 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
 
     Of more than `MOST`, those that are best by the first objective that is no quality. None where nothing comes that near.
     """
-    quality = next(one for one in study.objectives if one.kind in QUALITY)
+    quality = next(one for one in study.objectives if one.quality is not None)
+    measure = quality.quality
+    assert measure is not None
     name = study.dense.name if study.dense is not None else None
     dense = next((row for row in rows if row.name is not None and row.name == name and row.status == "finished"), None)
     if dense is None:
@@ -58,14 +58,12 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
     reached = {row.trial: row.figures[quality.name].value for row in [dense, *frontier(rows, study.objectives)]}
     reference = reached[dense.trial]
     assert reference is not None
-    slack = MARGINS["accuracy"] / 100 if quality.kind == "accuracy_on" else MARGINS["loss"] / 100 * reference
     near = []
     for row in frontier(rows, study.objectives):
         value = reached[row.trial]
         if row.name is None and value is not None:
-            harm = value - reference if quality.minimize else reference - value
-            near += [row] if harm <= slack else []
-    cost = next((one for one in study.objectives if one.kind not in ("accuracy_off", "loss_off", *QUALITY)), None)
+            near += [row] if measure.harm(value, reference) <= measure.margin else []
+    cost = next((one for one in study.objectives if not one.evaluates), None)
     if cost is not None:
         sign = 1 if cost.minimize else -1
         near.sort(key=lambda row: sign * (row.figures[cost.name].value or 0.0))

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
+from raysim.quality import MEASURES, Measure
 from raysim.records import Run
 
 if TYPE_CHECKING:
     from analysis import Replay, Target
 
-EVALUATED = ("loss_on", "loss_off", "accuracy_on", "accuracy_off")
-QUALITY = ("accuracy_on", "loss_on")  # of which one says how near a setting comes to dense
 PRICED = ("step_s", "time_to_target_s")
 DIRECTIONS = ("minimize", "maximize")
-KNOWN = (*EVALUATED, "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))
+KNOWN = (*(f"{name}_on" for name in MEASURES), "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))
 
 
 class Figure(NamedTuple):
@@ -42,7 +41,8 @@ class Figure(NamedTuple):
 class Objective:
     """A figure by name: of the last evaluation, of all packets, or of a step on a network, `step_s@100mbps`.
 
-    `target` ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are of times to a target.
+    `_on` and `_off` say whether compression is on in the evaluation. A metric of your own needs a `direction`: it has no other
+    here. `target` ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are of times to a target.
 
     >>> Objective("accuracy_on").direction, Objective("step_s@100mbps").network
     ('maximize', 100mbps)
@@ -54,10 +54,17 @@ class Objective:
     mode: str = "on"
 
     def __post_init__(self) -> None:
-        if self.name not in (*EVALUATED, "wire_bytes") and not (self.kind in PRICED and "@" in self.name):
-            raise ConfigError(f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}.")
+        base = self._evaluated
+        if base is not None and base not in MEASURES and not self.direction:
+            raise ConfigError(
+                f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off; one of a metric of your own "
+                "needs a `direction`."
+            )
+        if base is None and self.name != "wire_bytes" and not (self.kind in PRICED and "@" in self.name):
+            raise ConfigError(f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off.")
         if not self.direction:
-            object.__setattr__(self, "direction", "maximize" if self.kind.startswith("accuracy") else "minimize")
+            higher = base is not None and MEASURES[base].higher
+            object.__setattr__(self, "direction", "maximize" if higher else "minimize")
         if self.direction not in DIRECTIONS:
             raise ConfigError(
                 f"`objectives.direction` must be one of {', '.join(DIRECTIONS)}, but got {self.direction!r}."
@@ -91,6 +98,25 @@ class Objective:
         return self.name.partition("@")[0]
 
     @property
+    def _evaluated(self) -> str | None:
+        """The name of the measure of evaluations that it is, if it is one."""
+        base, _, mode = self.name.rpartition("_")
+        return base if base.isidentifier() and mode in ("on", "off") else None
+
+    @property
+    def quality(self) -> Measure | None:
+        """The measure whose value with compression on it is, which says how near a setting comes to dense; None of others."""
+        base = self._evaluated
+        if base is None or self.name.endswith("_off"):
+            return None
+        return MEASURES.get(base) or Measure(base, higher=not self.minimize)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is a measure of the last evaluation."""
+        return self._evaluated is not None
+
+    @property
     def network(self) -> Network | None:
         """The network on which it is priced."""
         return parse_network(self.name.partition("@")[2]) if self.kind in PRICED else None
@@ -117,7 +143,7 @@ def figures(
             found[objective.name] = _price(objective, replays, dense)
             continue
         column = "wire_bytes" if objective.kind == "wire_bytes" else f"final_{objective.kind}"
-        known = [float(run.row[column]) for run in runs if _is_known(run.row[column])]
+        known = [float(run.row[column]) for run in runs if _is_known(run.row.get(column))]
         whole = len(known) == len(runs)
         found[objective.name] = Figure(
             statistics.fmean(known) if whole else None,

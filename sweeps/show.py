@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 import analysis
-from analysis.comparison.rule import RULE, SKILL, skill_of
+from analysis.comparison.rule import RULE, SKILL
 from raysim.network.memory import format_bytes
+from raysim.quality import measures_of
 from raysim.records import Run
 from raysim.show.terminal import format_seconds
 from sweeps.objectives import Figure, Objective
@@ -192,13 +193,14 @@ def show_confirmation(sweep: Sweep | None) -> None:
 
 
 def _near_chance(row: TrialRow, sweep: Sweep) -> bool:
-    """Return whether the accuracy of a trial, mean over its seeds, is within `SKILL` per cent of chance, compression on."""
-    runs = [Run(sweep.store.local / name).row for name in row.runs]
-    skills = [
-        skill_of("accuracy", reached, chance)
-        for run in runs
-        if (reached := run.get("final_accuracy_on")) is not None and (chance := run.get("chance_accuracy")) is not None
-    ]
+    """Return whether the accuracy or another share of a trial, mean over its seeds, is near chance, compression on."""
+    skills = []
+    for name in row.runs:
+        run = Run(sweep.store.local / name).row
+        measure = next((one for one in measures_of(run).values() if one.points), None)
+        if measure is not None:
+            reached, chance = run.get(f"final_{measure.name}_on"), run.get(f"chance_{measure.name}")
+            skills += [measure.skill(reached, chance)] if reached is not None and chance is not None else []
     return bool(skills) and sum(skills) / len(skills) < SKILL
 
 

@@ -26,7 +26,7 @@ from raysim.records import RecordsError, Run
 from raysim.training.run import Event, Training
 from raysim.workloads.data import Data, load_data
 from sweeps.crew import Crew, WarmEngine
-from sweeps.objectives import EVALUATED, Figure, Objective, figures, priced
+from sweeps.objectives import Figure, Objective, figures, priced
 from sweeps.store import Store
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class SweepTrial(tune.Trainable):
                 if event.kind == "step":
                     step = event.row["step"] + 1
                 elif event.kind == "eval" and event.row["batchnorm"] == "running":
-                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in ("loss", "accuracy")}
+                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
                 progress = {"progress": (place + step / total) / len(spec.seeds), "seed": seed}
                 if "loss_off" in evaluated and step < total:  # the last mode that is evaluated
                     self._store.send_run(name)
@@ -210,7 +210,7 @@ def _to_tensorboard(writer: SummaryWriter, event: Event) -> None:
         for name in ("loss", "learning_rate", "wire_bytes"):
             writer.add_scalar(f"train/{name}", row[name], row["step"])
     elif event.kind == "eval" and row["batchnorm"] == "running":
-        for name in ("loss", "accuracy"):
+        for name in event.measures:
             writer.add_scalar(f"eval/{name}_{row['mode']}", row[name], row["step"])
 
 
@@ -219,7 +219,8 @@ def _to_hparams(writer: SummaryWriter, config: RunConfig, run: Run) -> None:
     values = {key: value for key, value in config.flat().items() if value is not None}
     known = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
     row = run.row
-    reached = {f"final/{name}": row[f"final_{name}"] for name in EVALUATED if row.get(f"final_{name}") is not None}
+    names = [f"{name}_{mode}" for name in run.measures for mode in ("on", "off")]
+    reached = {f"final/{name}": row[f"final_{name}"] for name in names if row.get(f"final_{name}") is not None}
     for summary in hparams(
         known, reached
     ):  # among the run's own events, not in a file beside them as `add_hparams` has it

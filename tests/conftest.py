@@ -33,6 +33,12 @@ def buckets():
     served.close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """Keep what is worked out of data files out of the user's own cache."""
+    os.environ["RAYSIM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Compare with plain torch on the threads that a stage has: another number gives other gradient bits."""

@@ -17,11 +17,12 @@ import pandas as pd
 
 from analysis.claims import CLAIMS, Claim, Contrast
 from analysis.claims.commands import Cost, cost_of, train_commands
-from analysis.comparison.evidence import MARGINS, Context, Setting, contexts
+from analysis.comparison.evidence import Context, Setting, contexts
 from analysis.comparison.rule import CONFIDENCE, Sample, Where, judge
 from analysis.comparison.statistics import LOOKS, MOST_SEEDS, Bounds, Side, seeds_to_decide
 from analysis.data.errors import AnalysisError
 from analysis.data.results import Results
+from raysim.quality import MEASURES
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 
@@ -151,8 +152,8 @@ def findings(
 ) -> list[Finding]:
     """Return what the runs say of each claim: one finding a claim and context, runs alike in all but compression and seed.
 
-    `quality` is "accuracy", "loss" or "auto" (the loss of language models, else the accuracy), `margin` what of it does no
-    harm: half a point, or one per cent of the loss. `network` is where step times are compared. Raises AnalysisError where one
+    `quality` is a measure of the runs, or "auto": the one that each is judged by. `margin` is the harm that counts as none:
+    half a point, or one per cent where not given. `network` is where step times are compared. Raises AnalysisError where one
     of these cannot be.
     """
     if not 0.5 <= confidence < 1:
@@ -371,6 +372,7 @@ def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[
 
 def _nothing(claim: Claim, quality: str, margin: float | None) -> Context:
     """Return a context without runs, of the kind that a claim is about."""
-    metric = quality if quality != "auto" else "loss" if claim.language else "accuracy"
+    name = quality if quality != "auto" else "loss" if claim.language else "accuracy"
+    measure = MEASURES.get(name, MEASURES["accuracy"])
     rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})
-    return Context("", rows, metric, MARGINS[metric] if margin is None else margin, claim.language)
+    return Context("", rows, measure, measure.margin if margin is None else margin, claim.language)

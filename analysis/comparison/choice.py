@@ -27,7 +27,8 @@ def safe_set(
     """Return a row a setting: how much worse than dense it is, and whether that is surely less than `within`.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
-    the loss; `within` is half a point or one per cent where not given. `verdict` follows `analysis.comparison.rule.RULE`: "safe" where
+    the loss (`unit`); `within` is half a point or one per cent where not given.
+    `verdict` follows `analysis.comparison.rule.RULE`: "safe" where
     `harm_high` lies below `within`, "harmful" where `harm_low` lies above, else "undecided", and then `lacking` may say why. The
     family is all settings of a job that share at least one seed with a dense run. Where some runs confirm a choice, they alone
     are judged, and only the settings that they confirm. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how

@@ -10,20 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.comparison.rule import Sample, at_chance, sample, skill_of
+from analysis.comparison.rule import Sample, at_chance, sample
 from analysis.data.errors import AnalysisError
 from analysis.data.folders import is_confirmation
 from analysis.data.notations import Method, read_method
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, differing
+from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 
-# Data sets of text, whose quality is the loss; of all others it is the accuracy.
-LANGUAGE = ("text", "topics", "wikitext2")
-METRICS = ("accuracy", "loss")
-# What is said to do no harm: half a point of accuracy, or one per cent of the loss.
-MARGINS = {"accuracy": 0.5, "loss": 1.0}
-UNITS = {"accuracy": "points of accuracy", "loss": "% of loss"}
 LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
 
 Mode = Literal["on", "off"]
@@ -55,15 +50,15 @@ class Setting(NamedTuple):
 class Context:
     """Runs that are alike in all but compression and seed.
 
-    `rows` has a row a run: run, setting (a Setting), seed, accuracy and loss with compression on and off and by chance,
+    `rows` has a row a run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `measures` are
     quantities that are worked out only where a claim asks for them.
     """
 
     label: str
     rows: pd.DataFrame
-    metric: str = "accuracy"
-    margin: float = MARGINS["accuracy"]
+    quality: Measure = MEASURES["accuracy"]
+    margin: float = MEASURES["accuracy"].margin
     """What does no harm, in `unit`."""
     language: bool = False
     num_replicas: int = 1
@@ -109,7 +104,7 @@ class Context:
     @cached_property
     def step(self) -> float:
         """The least difference in quality that an evaluation can show, in `unit`; not a number where that is not recorded."""
-        if self.metric == "loss":
+        if not self.quality.counted:
             return LOSS_STEP
         predictions = self.rows["predictions"].min()
         return 100 / float(predictions) if predictions > 0 else math.nan
@@ -117,19 +112,17 @@ class Context:
     @property
     def unit(self) -> str:
         """The unit of harm."""
-        return UNITS[self.metric]
+        return self.quality.unit
 
     def harm(self, worse: pd.Series[Any], worse_mode: Mode, than: pd.Series[Any], than_mode: Mode) -> float:
-        """Return how much worse one run's quality is than another's: points of accuracy, or per cent of the loss."""
-        one, other = float(worse[f"{self.metric}_{worse_mode}"]), float(than[f"{self.metric}_{than_mode}"])
-        if self.metric == "accuracy":
-            return 100 * (other - one)
-        return 100 * (one / other - 1) if other > 0 else math.nan
+        """Return how much worse one run's quality is than another's, in `unit`."""
+        name = self.quality.name
+        return self.quality.harm(float(worse[f"{name}_{worse_mode}"]), float(than[f"{name}_{than_mode}"]))
 
     def skill(self, run: pd.Series[Any], mode: Mode = "on") -> float:
         """Return how far a run's quality lies above chance: per cent of the way from chance to perfection."""
-        reached, chance = float(run[f"{self.metric}_{mode}"]), float(run[f"chance_{self.metric}"])
-        return skill_of(self.metric, reached, chance)
+        name = self.quality.name
+        return self.quality.skill(float(run[f"{name}_{mode}"]), float(run[f"chance_{name}"]))
 
 
 @dataclass(frozen=True)
@@ -150,13 +143,15 @@ def contexts(
 ) -> list[Context]:
     """Return the runs that are over, apart by all that is not compression or seed.
 
-    A diverged run counts as untrained: accuracy 0, and the loss of its first step. `quality` is "accuracy", "loss", or
-    "auto": the loss of language models and the accuracy of all others; `margin` is what of it does no harm, half a point or one
-    per cent where not given. Runs without a final evaluation are named in the problems of `results`.
+    A diverged run counts as untrained: the loss of its first step, and of other measures the value by chance, 0 of an
+    accuracy. `quality` is a measure of the runs, or "auto": the one that each is judged by, which is the first of its
+    `metrics`. `margin` is the harm that counts as none, half a point or one per cent where not given. Runs without a final
+    evaluation, or without the measure, are named in the problems of `results`.
     """
-    if quality not in ("auto", *METRICS):
-        raise AnalysisError(f"`quality` must be one of auto, {', '.join(METRICS)}, but got {quality!r}.")
     runs = results.runs[results.runs["status"].isin(FINISHED)]
+    known = [*dict.fromkeys(name for row in results.runs.to_dict("records") for name in measures_of(row))]
+    if quality not in ("auto", *(known or MEASURES)):
+        raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")
     if runs.empty:
         return []
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
@@ -166,14 +161,20 @@ def contexts(
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
     found = []
     for _, mine in groups:
-        rows = _rows(results, mine, predictions)
+        first = mine.iloc[0].to_dict()
+        its = measures_of(first)
+        if quality != "auto" and quality not in its:
+            for run in mine["run"]:
+                results.complain(f"The run {run} does not measure {quality}, and is not compared.")
+            continue
+        measure = next(iter(its.values())) if quality == "auto" else its[quality]
+        rows = _rows(results, mine, measure, predictions)
         if len(rows):
-            language = str(mine["data"].iloc[0]) in LANGUAGE if "data" in mine else False
-            metric = ("loss" if language else "accuracy") if quality == "auto" else quality
-            limit = MARGINS[metric] if margin is None else margin
+            language = is_language(first)
+            limit = measure.margin if margin is None else margin
             replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
             label = _label(mine.iloc[0], runs, keys)
-            found.append(Context(label, rows, metric, limit, language, replicas, measures, plans))
+            found.append(Context(label, rows, measure, limit, language, replicas, measures, plans))
     return sorted(found, key=lambda context: context.label)
 
 
@@ -192,20 +193,20 @@ def _alike(text: str) -> str:
     return text
 
 
-def _rows(results: Results, runs: pd.DataFrame, predictions: Mapping[str, int]) -> pd.DataFrame:
+def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
     rows = []
     for row in (runs.iloc[place] for place in range(len(runs))):
-        values = {f"{m}_{mode}": _number(row.get(f"final_{m}_{mode}")) for m in METRICS for mode in ("on", "off")}
+        name = measure.name
+        values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in ("on", "off")}
+        chance = _number(row.get(f"chance_{name}"))
         if row["status"] == "diverged":
-            loss = _first_loss(results, row["run"])
-            results.complain(
-                f"The run {row['run']} diverged, and counts as untrained: accuracy 0, the loss of its first step."
-            )
-            values = {name: 0.0 if name.startswith("accuracy") else loss for name in values}
+            untrained, said = _untrained(results, row["run"], measure, chance)
+            results.complain(f"The run {row['run']} diverged, and counts as untrained: {said}.")
+            values = dict.fromkeys(values, untrained)
         if all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {row['run']} has no final evaluation, and is not compared.")
             continue
-        by_chance = {f"chance_{metric}": _number(row.get(f"chance_{metric}")) for metric in METRICS}
+        by_chance = {f"chance_{name}": chance}
         study = None if pd.isna(row["study"]) else str(row["study"])
         origin = {"study": study, "confirms": is_confirmation(results.path(row["run"]))}
         counted = {"predictions": predictions.get(row["run"], math.nan)}
@@ -219,6 +220,15 @@ def _predictions(results: Results) -> dict[str, int]:
     evals = results.evals[["run", "predictions"]].dropna()
     fewest = evals.groupby("run", observed=True)["predictions"].min()
     return {str(run): int(count) for run, count in fewest.items()}
+
+
+def _untrained(results: Results, run: str, measure: Measure, chance: float) -> tuple[float, str]:
+    """Return what a diverged run has reached, and that in words."""
+    if measure.name == "loss":
+        return _first_loss(results, run), "the loss of its first step"
+    if measure.counted:
+        return 0.0, f"{measure.name} 0"
+    return chance, f"the {measure.name} that is reached by chance"
 
 
 def _first_loss(results: Results, run: str) -> float:

@@ -8,25 +8,30 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from analysis.data.errors import AnalysisError
+from raysim.quality import MEASURES, Measure, measures_of
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
-MAXIMIZED = ("accuracy", "compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
+MAXIMIZED = ("compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
 PREFIXES = ("objective.", "constraint.", "param.")
 
 _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
 
 
-def natural_direction(name: str) -> str:
-    """Return whether less or more of a quantity is wanted, by its name.
+def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:
+    """Return whether less or more of a quantity is wanted, by its name; `measures` are those of the runs, with your own.
 
     >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
     ('maximize', 'minimize', 'maximize')
     """
     bare = name.removeprefix("objective.").removeprefix("final_").partition("@")[0]
+    quality = re.sub("_(on|off|on_direct)(_estimated)?$", "", bare)
+    measure = {**MEASURES, **(measures or {})}.get(quality)
+    if measure is not None:
+        return "maximize" if measure.higher else "minimize"
     return "maximize" if bare.startswith(MAXIMIZED) else "minimize"
 
 
@@ -52,14 +57,21 @@ def frontier(
     columns = [column_of(frame, name) for name in names]
     allowed = allowed.dropna(subset=columns)
     values = allowed[columns].to_numpy(float, copy=True)
+    measures = _measures(frame)
     for place, name in enumerate(names):
-        direction = given.get(name, natural_direction(name))
+        direction = given.get(name, natural_direction(name, measures))
         if direction not in ("minimize", "maximize"):
             raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
         if direction == "maximize":
             values[:, place] *= -1
     kept = _unbeaten(values)
     return allowed[kept].iloc[_order(values[kept])]
+
+
+def _measures(frame: pd.DataFrame) -> dict[str, Measure]:
+    """Return the measures of the runs whose rows a frame has."""
+    texts: list[str] = frame["measures"].dropna().unique().tolist() if "measures" in frame else []
+    return {name: measure for text in texts for name, measure in measures_of({"measures": text}).items()}
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:

@@ -19,11 +19,12 @@ PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; wha
 SKILL = 10.0  # per cent of the way from chance to perfection by which a model must surely have learned
 
 RULE = (
-    "A setting is safe where the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of accuracy, "
-    "or 1 % of the loss), and harmful where the lower bound lies above it; else it is undecided. Harm is how much worse the final "
-    "quality is than that of dense runs of the same seeds. The 95 % hold for all settings of a job together (Holm), and for all "
-    f"looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {', '.join(map(str, LOOKS))} "
-    "seeds. Nothing is called safe beside a dense model that is not surely above chance."
+    "A setting is safe where the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
+    "accuracy, an F1 score or R2, or 1 % of a loss or another measure), and harmful where the lower bound lies above it; else it "
+    "is undecided. Harm is how much worse the final quality is than that of dense runs of the same seeds. The 95 % hold for all "
+    "settings of a job together (Holm), and for all looks: half of the error is spent on the seeds that a study fixed before it "
+    f"began, the rest at {', '.join(map(str, LOOKS))} seeds. Nothing is called safe beside a dense model that is not surely above "
+    "chance."
 )
 
 Where = Literal["below", "above", "undecided"]
@@ -90,15 +91,6 @@ def judge(samples: Sequence[Sample], thresholds: Sequence[float], alpha: float =
             where = next((side for side in _SIDES if both.beyond(threshold, side)), "undecided")
         found.append(Judged(both, where))
     return found
-
-
-def skill_of(metric: str, reached: float, chance: float) -> float:
-    """Return how far a quality lies above chance: per cent of the way from chance to perfection.
-
-    >>> skill_of("accuracy", 0.75, 0.5), skill_of("loss", 2.3, 2.3)
-    (50.0, 0.0)
-    """
-    return 100 * (reached - chance) / (1 - chance) if metric == "accuracy" else 100 * (1 - reached / chance)
 
 
 def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:

@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.data.errors import ReplayError
+from raysim.quality import MEASURES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS = {"loss": "<=", "perplexity": "<=", "accuracy": ">="}
-
 
 class Target(NamedTuple):
-    """A quality to reach: a metric of `evals.parquet`, and its value."""
+    """A quality to reach: a measure of `evals.parquet`, and its value."""
 
     metric: str
     value: float
+    higher: bool | None = None
+    """Whether it is reached from below; of the measures that raysim knows by their names."""
 
     def __str__(self) -> str:
-        return f"{self.metric} {METRICS[self.metric]} {self.value:g}"
+        return f"{self.metric} {'>=' if self.from_below else '<='} {self.value:g}"
+
+    @property
+    def from_below(self) -> bool:
+        """Whether more than the value is better than less."""
+        return MEASURES[self.metric].higher if self.higher is None else self.higher
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Return what `text` writes: "loss=0.5", "perplexity=20" or "accuracy=0.9".
+        """Return what `text` writes: "loss=0.5" or "accuracy=0.9"; with a metric of your own "dice>=0.8" or "error<=0.1".
 
         >>> print(Target.parse("accuracy=0.9"))
         accuracy >= 0.9
         """
-        metric, _, value = text.partition("=")
+        parts = re.fullmatch(r"\s*(\w+)\s*(>=|<=|=)\s*(\S+)\s*", text)
         try:
-            number = float(value)
+            number = float(parts[3]) if parts else math.nan
         except ValueError:
             number = math.nan
-        if metric.strip() not in METRICS or not math.isfinite(number):
+        if parts is None or not math.isfinite(number) or (parts[2] == "=" and parts[1] not in MEASURES):
+            known = ", ".join(f"{name}=" for name in MEASURES)
             raise ReplayError(
-                f"`target` must be loss=, perplexity= or accuracy= and a number, as in 'accuracy=0.9', but got {text!r}."
+                f"`target` must be a measure and a number, as in 'accuracy=0.9' ({known}; of your own 'name>=' or 'name<='), "
+                f"but got {text!r}."
             )
-        return cls(metric.strip(), number)
+        return cls(parts[1], number, None if parts[2] == "=" else parts[2] == ">=")
 
     def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
-        """Return where it is reached: at most the value for a loss or a perplexity, at least for an accuracy."""
-        return values >= self.value if METRICS[self.metric] == ">=" else values <= self.value
+        """Return where it is reached."""
+        return values >= self.value if self.from_below else values <= self.value

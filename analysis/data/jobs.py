@@ -13,6 +13,7 @@ Job: TypeAlias = tuple[tuple[str, str], ...]
 KEYS = (
     "model",
     "data",
+    "loss",
     "num_stages",
     "cuts",
     "bottleneck",
@@ -24,7 +25,7 @@ KEYS = (
     "threads_per_stage",
     "device_kind",
 )
-"""Keys of a job, beside the options of its model and of its data. Compression, schedule, optimizer, steps and seed are not."""
+"""Keys of a job, beside the options of its model, its data and its loss. Compression, schedule, optimizer, steps and seed are not."""
 
 FLAGS = ("tf32", "deterministic")
 """Further keys of a job, where they are on; runs recorded before these existed are as those where they are off."""
@@ -35,7 +36,7 @@ PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
 
 def job_of(row: Mapping[Any, Any]) -> Job:
     """Return the job of a run, from its row of `run.parquet`."""
-    options = sorted(str(name) for name in row if str(name).startswith(("model.", "data.")))
+    options = sorted(str(name) for name in row if str(name).startswith(("model.", "data.", "loss.")))
     values = {name: as_text(row.get(name)) for name in (*KEYS, *options)} | {"device_kind": device_kind(row)}
     values |= {name: as_text(row.get(name)).replace("false", "") for name in FLAGS}
     return tuple((name, value) for name, value in values.items() if value)

@@ -25,7 +25,8 @@ from analysis.data.folders import Found, find
 from analysis.data.rows import read_whole, stack, to_frame, unreadable
 from analysis.data.settings import configuration, setting_texts
 from raysim.places import Place, PlaceError, arrow_source, open_place
-from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, table_files
+from raysim.quality import Measure, measures_of
+from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, schema_of, table_files
 
 if TYPE_CHECKING:
     from analysis.pricing.company import Company
@@ -106,6 +107,13 @@ class Results:
             raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
         return self._found.runs[run]
 
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The measures of all runs, by name."""
+        columns = [name for name in ("measures", "data", "data.label") if name in self.runs]
+        rows = self.runs[columns].drop_duplicates().to_dict("records")
+        return {name: measure for row in rows for name, measure in measures_of(row).items()}
+
     def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
         """Return the same with only some runs: where a mask over `runs` is true, those of a frame, or by name.
 
@@ -149,7 +157,7 @@ class Results:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """A row an evaluation: loss and accuracy with compression on and off."""
+        """A row an evaluation: the loss and all metrics, with compression on and off."""
         return self.table("evals")
 
     @cached_property
@@ -192,7 +200,7 @@ class Results:
         except (KeyError, OSError, ValueError) as error:
             self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
         given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
-        return {name: given.get(name, natural_direction(name)) for name in names}
+        return {name: given.get(name, natural_direction(name, self.measures)) for name in names}
 
     def planned_seeds(self, study: str) -> tuple[int, ...]:
         """Return the seeds that a study fixed before it began; none where its file does not say."""
@@ -214,7 +222,7 @@ class Results:
         """
         files = self._files(name)
         source = {file: place for place, of_run in enumerate(files.values()) for file in of_run}
-        schema = SCHEMAS[name]
+        schema = schema_of(name, self.measures)
         wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
         for column in wanted:
             if column not in schema.names:

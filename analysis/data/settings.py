@@ -14,6 +14,7 @@ NO_SETTING = frozenset(
         "device",
         "evaluate_every_steps",
         "gpus_per_stage",
+        "metrics",
         "name",
         "placement",
         "profile_every_steps",

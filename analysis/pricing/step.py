@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.comparison.targets import METRICS, Target
+from analysis.comparison.targets import Target
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import PRICED, Job
 from analysis.data.recording import NO_KIND, Floats, Recording
@@ -291,6 +291,10 @@ class Replay:
             raise ReplayError(
                 f"The run in {self.run.folder} has no evaluations to find {target} in: it is {self.row.get('status')}."
             )
+        if target.metric not in evals or evals[target.metric].isna().all():
+            raise ReplayError(
+                f"The run in {self.run.folder} does not measure {target.metric}. It has {', '.join(self.run.measures)}."
+            )
         found: dict[str, int | None] = {}
         for mode in MODES:
             rows = evals[evals["mode"] == mode].sort_values("step")
@@ -298,11 +302,11 @@ class Replay:
             found[mode] = int(reached["step"].iloc[0]) if len(reached) else None
         return found
 
-    def best(self, metric: str, mode: str) -> float:
-        """Return the best evaluation with links in `mode`."""
+    def best(self, target: Target, mode: str) -> float:
+        """Return the best evaluation of the target's measure with links in `mode`."""
         rows = self.recording.evals
-        evals = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][metric]
-        return float(evals.max() if METRICS[metric] == ">=" else evals.min())
+        evals = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][target.metric]
+        return float(evals.max() if target.from_below else evals.min())
 
     def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:
         """Return the bandwidth below which a mean step is faster than that of `dense`, all else of `network` kept.

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison.choice import safe_set
-from analysis.comparison.evidence import LANGUAGE, contexts, setting_of
 from analysis.comparison.evidence import Setting as How
+from analysis.comparison.evidence import contexts, setting_of
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import job_of, titles
 from analysis.data.results import Results
@@ -22,8 +22,9 @@ from analysis.data.settings import COMPRESSION
 from analysis.pricing.estimates import Estimate
 from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
-from analysis.report.material import ACCURACY, FIRST, LOSS, MODES, Job, Material, Metric, Setting, Spread
+from analysis.report.material import FIRST, MODES, Job, Material, Metric, Setting, Spread
 from raysim.network.topology import Network
+from raysim.quality import measures_of
 from raysim.records import FINISHED
 
 
@@ -100,7 +101,7 @@ def _judged(results: Results) -> Judged:
 
 
 def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
-    metric = LOSS if str(_column(runs, "data", "").iloc[0]) in LANGUAGE else ACCURACY
+    metric = Metric(next(iter(measures_of(runs.iloc[0].to_dict()).values())))
     settings = [
         _setting(str(name), rows, metric, prices, judged, networks)
         for name, rows in runs.groupby(_names(runs), sort=False)

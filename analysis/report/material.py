@@ -15,6 +15,7 @@ from analysis.comparison.pareto import frontier
 from analysis.data.results import Results
 from analysis.pricing.estimates import Estimate
 from raysim.network.topology import Network
+from raysim.quality import Measure
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Of the presets, those that a pipeline may well run over; `free` shows what compute alone takes."""
@@ -24,33 +25,48 @@ WORTH = 1.05  # how many times as fast a setting must be to be worth a recommend
 MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be told apart
 
 
-class Metric(NamedTuple):
+@dataclass(frozen=True)
+class Metric:
     """The quality that a job is judged by."""
 
-    name: str
-    text: str
-    higher: bool
+    measure: Measure
+
+    @property
+    def name(self) -> str:
+        """The name of its column."""
+        return self.measure.name
+
+    @property
+    def text(self) -> str:
+        """What axes and heads call it."""
+        return {"f1": "F1", "r2": "R²", "mae": "mean absolute error"}.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def higher(self) -> bool:
+        """Whether more is better."""
+        return self.measure.higher
+
+    @property
+    def _percent(self) -> bool:
+        return self.measure.counted
 
     @property
     def unit(self) -> str:
         """What its axes are in."""
-        return "%" if self.name == "accuracy" else ""
+        return "%" if self._percent else ""
 
     def write(self, value: float | None, spread: float | None = None) -> str:
         """Return it for a person to read, with its spread over seeds.
 
-        >>> Metric("accuracy", "accuracy", True).write(0.9126, 0.004), Metric("loss", "loss", False).write(None)
+        >>> from raysim.quality import MEASURES
+        >>> Metric(MEASURES["accuracy"]).write(0.9126, 0.004), Metric(MEASURES["loss"]).write(None)
         ('91.3 ± 0.4 %', 'none')
         """
         if value is None or math.isnan(value):
             return "none"
-        scale, digits, unit = (100, 1, " %") if self.name == "accuracy" else (1, 3, "")
+        scale, digits, unit = (100, 1, " %") if self._percent else (1, 3, "")
         known = spread is not None and not math.isnan(spread)
         return f"{value * scale:.{digits}f}{f' ± {spread * scale:.{digits}f}' if known and spread is not None else ''}{unit}"
-
-
-ACCURACY = Metric("accuracy", "accuracy", higher=True)
-LOSS = Metric("loss", "loss", higher=False)
 
 
 class Spread(NamedTuple):

@@ -92,7 +92,7 @@ def against_dense(setting: Setting) -> str:
     if math.isnan(harm):
         return "not compared with dense"
     unit = str(judged.get("unit", ""))
-    if "loss" not in unit:  # less of an accuracy is harm, and more of a loss
+    if "points of" in unit:  # less of an accuracy is harm, and more of a loss
         harm, low, high = -harm, -high, -low
     if math.isinf(low) or math.isinf(high):
         return f"{signed(harm)} {unit} against dense, from {plural(int(judged.get('seeds', 1)), 'seed')}"

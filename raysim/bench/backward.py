@@ -73,7 +73,14 @@ def _seconds(config: RunConfig, pairs: int) -> list[list[tuple[float, float, flo
         for index, module in enumerate(workload.modules):
             targets = data.targets(ids) if index == last else None
             sides = [
-                Stage(copy.deepcopy(module), config, torch.device("cpu"), first=index == 0, last=index == last)
+                Stage(
+                    copy.deepcopy(module),
+                    config,
+                    torch.device("cpu"),
+                    first=index == 0,
+                    last=index == last,
+                    loss=plan.task.loss,
+                )
                 for _ in range(2)
             ]
             times = []

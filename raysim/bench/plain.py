@@ -28,7 +28,6 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
 from raysim.workloads.data import Data, DataShape, ImageSplit
-from raysim.workloads.models import loss as model_loss
 
 Compression = Callable[[Tensor], Tensor]
 
@@ -182,7 +181,7 @@ class PlainLoop:
         for stage in copy.deepcopy(workload.modules):
             layers += [_Cut(compression), stage] if layers and compression else [stage]
         self.model = nn.Sequential(*layers).train()
-        optimizer = make_optimizer(workload.plan.config.optimizer, self.model.parameters())
+        optimizer = make_optimizer(workload.plan.config.optimizer, self.model.named_parameters())
         assert optimizer is not None
         self._optimizer = optimizer
 
@@ -190,7 +189,7 @@ class PlainLoop:
         """Train one batch and return its loss."""
         epoch, ids = self._plan.microbatch(number, 0)
         train = self._data.train
-        loss = model_loss(self.model(train.inputs(ids, epoch, 0, True)), train.targets(ids))
+        loss = self._plan.task.loss(self.model(train.inputs(ids, epoch, 0, True)), train.targets(ids))
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -17,7 +17,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from raysim.bench.workload import WARMUP_STEPS, bench_config
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
-from raysim.workloads.models import loss as model_loss
 
 
 def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: int, interface: str) -> float:
@@ -29,8 +28,8 @@ def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: i
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank, world_size=plan.num_stages)
     module = workload.modules[rank].train()
     stage = PipelineStage(module, rank, plan.num_stages, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=model_loss)
-    optimizer = make_optimizer(config.optimizer, module.parameters())
+    schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=plan.task.loss)
+    optimizer = make_optimizer(config.optimizer, module.named_parameters())
     assert optimizer is not None
     start = 0.0
     for step in range(WARMUP_STEPS + steps):

@@ -15,11 +15,12 @@ def findings(
         str, typer.Argument(metavar="DIR", help="A folder, or a bucket's URI, with runs or studies at any depth.")
     ],
     quality: Annotated[
-        str, typer.Option(help="accuracy, loss, or auto: the loss of language models and the accuracy of all others.")
+        str,
+        typer.Option(help="A measure of the runs, such as accuracy or loss; auto: the one that each run is judged by."),
     ] = "auto",
     margin: Annotated[
         float | None,
-        typer.Option(help="What does no harm (default: 0.5 points of accuracy, or 1 % of the loss)."),
+        typer.Option(help="Harm that counts as none (default: half a point of accuracy or R2, or 1 % of the loss)."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
     network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",

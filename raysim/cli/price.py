@@ -33,7 +33,8 @@ def replay(
         str | None, typer.Option(help="The folder or URI of the same run without compression: where does it pay?")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5 or perplexity=20.")
+        str | None,
+        typer.Option(help="A quality to reach: accuracy=0.9, loss=0.5, r2=0.8; with a metric of your own name>=0.8."),
     ] = None,
     company: Annotated[
         str | None,

@@ -66,7 +66,7 @@ def train(
         from raysim.records import Run
 
         run = Run(training.folder)
-        tables(run, language=training.workload.data.shape.input_dtype == "int64")
+        tables(run)
         if run.status == "diverged":
             fail(f"the run diverged: {run.row['error']}.", 1)
 

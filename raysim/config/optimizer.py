@@ -1,33 +1,61 @@
-"""The optimizer of a run: keys written `optimizer.KEY`."""
+"""The optimiser of a run: keys written `optimizer.KEY`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from raysim.config.fields import Natural, Positive, Strict
+from raysim.notation import suggestion
+
+OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "adadelta": ("rho", "epsilon", "weight_decay"),
+    "adafactor": ("beta2_decay", "d", "weight_decay"),
+    "adagrad": ("lr_decay", "weight_decay", "initial_accumulator_value", "epsilon"),
+    "adam": ("betas", "epsilon", "weight_decay", "amsgrad", "decoupled_weight_decay"),
+    "adamax": ("betas", "epsilon", "weight_decay"),
+    "adamw": ("betas", "epsilon", "weight_decay", "amsgrad"),
+    "asgd": ("lambd", "alpha", "t0", "weight_decay"),
+    "muon": ("momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "weight_decay", "betas", "epsilon"),
+    "nadam": ("betas", "epsilon", "weight_decay", "momentum_decay", "decoupled_weight_decay"),
+    "radam": ("betas", "epsilon", "weight_decay", "decoupled_weight_decay"),
+    "rmsprop": ("alpha", "epsilon", "weight_decay", "momentum", "centered"),
+    "rprop": ("etas", "step_sizes"),
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
+}
+"""The optimisers of torch.optim and their options under torch's names, but `epsilon` for `eps`."""
+_REFUSED = {
+    "lbfgs": "it computes the loss several times a step",
+    "sparseadam": "its gradients are sparse tensors",
+}
 
 
 class OptimizerConfig(Strict):
-    """How every stage updates its parameters; keys are written `optimizer.KEY`."""
+    """How every stage updates its parameters; keys are written `optimizer.KEY`.
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """The rule, as torch has it."""
+    Options of a rule that have no field here are written under torch's names: `optimizer.nesterov=true`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "sgd"
+    """A rule of torch.optim: `sgd`, `adam`, `adamw`, `muon` (with AdamW for embeddings, the last layer and all that is no
+    matrix), `adafactor`, `adagrad`, `rmsprop`, ..."""
     learning_rate: float = Field(default=0.1, ge=0)
     """Before warm-up and decay."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of sgd, 0 where not given."""
+    """Of sgd, rmsprop and muon; torch's default where not given."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """L2 for sgd, decoupled for adamw."""
+    """As the rule of torch has it: L2 for sgd, decoupled for adamw and muon."""
     betas: tuple[float, float] | None = None
-    """Of adamw, (0.9, 0.999) where not given."""
+    """Of the Adam family, and of the AdamW beside muon; torch's default where not given."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Of adamw, 1e-8 where not given."""
+    """Torch's `eps`, likewise."""
     warmup_steps: Natural = 0
-    """Steps in which the learning rate rises linearly."""
-    decay: Literal["constant", "cosine", "linear", "steps"] = "constant"
-    """How the learning rate falls after the warm-up: to zero, or at `decay_at` to a tenth each time."""
+    """Steps in which the learning rate rises linearly; with `one-cycle`, those of its rise, 30 % of the run where 0."""
+    decay: Literal["constant", "cosine", "linear", "one-cycle", "steps"] = "constant"
+    """How the learning rate falls after the warm-up: to zero, as torch's OneCycleLR, or at `decay_at` to a tenth each time."""
     decay_at: tuple[Positive, ...] | None = Field(default=None, max_length=1000)
     """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
@@ -37,19 +65,47 @@ class OptimizerConfig(Strict):
     clip_norm: float | None = Field(default=None, gt=0)
     """Greatest gradient norm over all stages together."""
 
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value in _REFUSED:
+            raise ValueError(f"`optimizer.name` cannot be {value!r} in a pipeline, since {_REFUSED[value]}.")
+        if value not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ValueError(f"Unknown optimiser {value!r}. Known: {known}.{suggestion(value, OPTIMIZERS)}")
+        return value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rule's options that are given, under torch's names; `weight_decay` among them, where the rule has it."""
+        values = {name: getattr(self, name, None) for name in OPTIMIZERS[self.name]}
+        given = {name: value for name, value in values.items() if value is not None}
+        if "epsilon" in given:
+            given["eps"] = given.pop("epsilon")
+        return given
+
     @model_validator(mode="after")
     def _only_what_counts(self) -> OptimizerConfig:
-        other = {"sgd": ("betas", "epsilon"), "adamw": ("momentum",)}[self.name]
-        for field in other:
-            if getattr(self, field) is not None:
+        known = OPTIMIZERS[self.name]
+        for field, default in (("momentum", None), ("betas", None), ("epsilon", None), ("weight_decay", 0.0)):
+            if field not in known and getattr(self, field) != default:
                 raise ValueError(
                     f"`optimizer.{field}` has no effect with `optimizer.name` = {self.name!r}. Leave it out."
                 )
+        fields = type(self).model_fields
+        for option, value in (self.__pydantic_extra__ or {}).items():
+            if option not in known:
+                names = [*fields, *(name for name in known if name not in fields)]
+                near = suggestion(option, names).replace("`", "`optimizer.", 1)
+                raise ValueError(
+                    f"Unknown key `optimizer.{option}`. Known: {', '.join(f'optimizer.{name}' for name in names)}.{near}"
+                )
+            _check_option(option, value)
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")
-        if self.decay in ("constant", "steps"):
-            for field, default in (("decay_epochs", None), ("decay_every", "step")):
-                if getattr(self, field) != default:
+        if self.decay in ("constant", "one-cycle", "steps"):
+            for field, usual in (("decay_epochs", None), ("decay_every", "step")):
+                if getattr(self, field) != usual:
                     raise ValueError(
                         f"`optimizer.{field}` has no effect with `optimizer.decay` = {self.decay!r}. Leave it out."
                     )
@@ -58,3 +114,28 @@ class OptimizerConfig(Strict):
                 f"`optimizer.decay_at` belongs to `optimizer.decay` = 'steps', but got {self.decay_at} with {self.decay!r}."
             )
         return self
+
+
+_FLAGS = ("nesterov", "amsgrad", "decoupled_weight_decay", "centered")
+_LISTS = {"ns_coefficients": 3, "etas": 2, "step_sizes": 2}
+
+
+def _check_option(option: str, value: object) -> None:
+    """Raise ValueError where an option of a rule is of another kind than torch's."""
+    key = f"`optimizer.{option}`"
+    if option in _FLAGS:
+        if not isinstance(value, bool):
+            raise ValueError(f"{key} must be true or false, but got {value!r}.")
+    elif option in _LISTS:
+        length = _LISTS[option]
+        if not isinstance(value, (list, tuple)) or len(value) != length or not all(map(_is_number, value)):
+            raise ValueError(f"{key} must be a list of {length} numbers, but got {value!r}.")
+    elif option == "adjust_lr_fn":
+        if value not in ("original", "match_rms_adamw"):
+            raise ValueError(f"{key} must be 'original' or 'match_rms_adamw', but got {value!r}.")
+    elif not _is_number(value):
+        raise ValueError(f"{key} must be a number, but got {value!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.config.errors import ConfigError
+from raysim.config.optimizer import OPTIMIZERS
 from raysim.notation import shown
 
 # A key that is set takes the other one away.
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
-# Choices, and the options that mean nothing with them.
-_EMPTIES = {
-    ("optimizer.name", "sgd"): ("betas", "epsilon"),
-    ("optimizer.name", "adamw"): ("momentum",),
-    ("optimizer.decay", "constant"): ("decay_epochs", "decay_every"),
-}
+_OF_FALLING = ("decay_epochs", "decay_every")  # options that mean nothing where the learning rate does not fall
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:
@@ -38,7 +34,7 @@ def apply_override(values: dict[str, Any], override: str) -> str:
 
 def merge(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
-    if key in ("model.name", "data.name"):
+    if key in ("model.name", "data.name", "loss.name"):
         key = key.removesuffix(".name")
     top = values
     *parents, last = key.split(".")
@@ -58,8 +54,12 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
     optimizer = top.get("optimizer")
     if isinstance(optimizer, dict):  # what the new choice gives no meaning goes with the old one
-        for option in _EMPTIES.get((key, str(value)), ()):
-            optimizer.pop(option, None)
+        if key == "optimizer.name" and value in OPTIMIZERS:
+            for option in {option for options in OPTIMIZERS.values() for option in options} - {*OPTIMIZERS[value]}:
+                optimizer.pop(option, None)
+        elif key == "optimizer.decay" and value == "constant":
+            for option in _OF_FALLING:
+                optimizer.pop(option, None)
 
 
 def holds(values: Any, key: str) -> bool:

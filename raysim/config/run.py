@@ -21,7 +21,8 @@ from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
-from raysim.notation import shown
+from raysim.notation import shown, suggestion
+from raysim.quality import LOSSES, MEASURES
 from raysim.replication import parse_replica_method
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.families import Schedule, parse_schedule
@@ -53,9 +54,14 @@ class RunConfig(Strict):
     name: str = "run"
     """Folder under `results/`; a recipe's own name where it comes from one."""
     model: Named = Named(name="cnn")
-    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, or `package.module:function` that returns an `nn.Sequential`."""
+    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, or `package.module:function` for an `nn.Sequential`."""
     data: Named = Named(name="digits")
-    """`digits`, `topics`, `text`, `cifar10`, `cifar100` or `wikitext2`."""
+    """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
+    loss: Named | None = None
+    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; where not given, by the kind of targets."""
+    metrics: tuple[str, ...] | None = Field(default=None, max_length=1000)
+    """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
+    `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
     """Stages of equal work, 4 where neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
@@ -109,7 +115,7 @@ class RunConfig(Strict):
     recompute: bool = False
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = 100
-    """0 keeps only the last state of a finished run."""
+    """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
     evaluate_every_steps: Natural = 0
     """0 evaluates at the end only."""
     evaluate_samples: Positive | None = None
@@ -136,6 +142,43 @@ class RunConfig(Strict):
         if not isinstance(value, (str, Mapping, Named)):
             raise PydanticCustomError("no_name", "Input should be a name")
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _bare_loss(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "name" not in value:  # the one that has options
+            return {"name": "cross_entropy", **value}
+        return value if value is None else cls._bare_name(value)
+
+    @field_validator("loss")
+    @classmethod
+    def _is_loss(cls, value: Named | None) -> Named | None:
+        if value is not None and ":" not in value.name and value.name not in LOSSES:
+            known = ", ".join(LOSSES)
+            raise ValueError(
+                f"Unknown loss {value.name!r}. Known: {known}; your own is written `package.module:function`."
+                f"{suggestion(value.name, LOSSES)}"
+            )
+        return value
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _bare_metric(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_metrics(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and not value:
+            raise ValueError("`metrics` must name one metric or more. Leave it out for those of the task.")
+        for name in value or ():
+            if ":" not in name and name not in MEASURES:
+                known = ", ".join(MEASURES)
+                raise ValueError(
+                    f"Unknown metric {name!r}. Known: {known}; your own is written `package.module:function`."
+                    f"{suggestion(name, MEASURES)}"
+                )
+        return value
 
     @field_validator("name")
     @classmethod
@@ -287,7 +330,7 @@ class RunConfig(Strict):
         for key, value in self.model_dump().items():
             if isinstance(value, dict):
                 name = value.pop("name")
-                flat[key if key in ("model", "data") else f"{key}.name"] = name
+                flat[key if key in ("model", "data", "loss") else f"{key}.name"] = name
                 flat |= {f"{key}.{option}": option_value for option, option_value in value.items()}
             else:
                 flat[key] = value

@@ -75,7 +75,7 @@ class Engine(ABC):
         return outcomes
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
-        """Return loss and correct predictions summed over a split, with links in an evaluation `mode`.
+        """Return what is evaluated of a split, summed over its samples, with links in an evaluation `mode`.
 
         Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
         their mean is evaluated.
@@ -95,14 +95,14 @@ class Engine(ABC):
             yield from self._evaluating(mode, split, num_batches)
 
     def _evaluating(self, mode: str, split: str, num_batches: int | None) -> Iterator[Evaluated]:
-        total = Evaluated(0.0, 0, 0, 0)
+        total = Evaluated()
         window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
             here = batches[start : start + window]
             for found in self._together(range(len(self.plan.rows)), "infer", split, here, mode):
                 for result in found:
-                    total = Evaluated(*(a + b for a, b in zip(total, result, strict=True)))
+                    total = total.plus(result)
             yield total
 
     def batchnorm(self, change: str) -> None:

@@ -29,7 +29,7 @@ from raysim.network.timeline import Timeline
 from raysim.network.topology import Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
-from raysim.pipeline.plan import averaged_shapes, stage_memories, tied_owners
+from raysim.pipeline.plan import averaged_shapes, stage_memories, task_of, tied_owners
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
@@ -180,7 +180,8 @@ def _forecast(
     model = _structure(config, shape, notes)
     size = config.microbatch_size
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, **cut)
+    loss = task_of(config, shape).loss
+    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
     num_stages = len(parts.stages)
     schedule = config.parsed_schedule
     cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit

@@ -3,51 +3,141 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from raysim.config import OptimizerConfig
 
+_RULES: dict[str, type[torch.optim.Optimizer]] = {
+    kind.__name__.lower(): kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+}
+_FUSED = ("adagrad", "adam", "adamw", "sgd")
 
-def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """Return torch's optimiser, fused where it can be, or None for a stage without parameters."""
-    owned = [parameter for parameter in parameters if parameter.requires_grad]
+
+class Together:
+    """Optimisers that step as one, each on parameters of its own; slots are numbered through."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self._parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts."""
+        return [group for part in self._parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """Step every part."""
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the slots of all parameters, those of the first part first."""
+        return {"state": {self._first(p) + i: x for p, part in enumerate(self._parts) for i, x in _slots(part).items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` returned."""
+        for place, part in enumerate(self._parts):
+            first, end = self._first(place), self._first(place + 1)
+            mine = {index - first: x for index, x in state_dict["state"].items() if first <= index < end}
+            part.load_state_dict({**part.state_dict(), "state": mine})
+
+    def _first(self, place: int) -> int:
+        """Return the number of the first parameter of a part."""
+        return sum(len(group["params"]) for part in self._parts[:place] for group in part.param_groups)
+
+
+def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
+    found: dict[int, Any] = part.state_dict()["state"]
+    return found
+
+
+def make_optimizer(
+    config: OptimizerConfig, named: Iterable[tuple[str, nn.Parameter]], elementwise: Collection[str] = ()
+) -> torch.optim.Optimizer | Together | None:
+    """Return torch's optimiser of named parameters, fused where it can be; None where none of them is learned.
+
+    With Muon, parameters whose name is among `elementwise` are AdamW's. Both have the same learning rate: unless
+    `adjust_lr_fn` says otherwise, Muon's updates are scaled to the size of AdamW's.
+    """
+    owned = {name: parameter for name, parameter in named if parameter.requires_grad}
     if not owned:
         return None
-    if config.name == "sgd":
-        return torch.optim.SGD(
-            owned,
-            lr=config.learning_rate,
-            momentum=config.momentum or 0.0,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-    return torch.optim.AdamW(
-        owned,
-        lr=config.learning_rate,
-        betas=config.betas or (0.9, 0.999),
-        eps=config.epsilon or 1e-8,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    if config.name != "muon":
+        return _of_torch(config.name, list(owned.values()), config.learning_rate, config.options)
+    options = {"adjust_lr_fn": "match_rms_adamw", **config.options}
+    beside: dict[str, Any] = {key: options.pop(key) for key in ("betas", "eps") if key in options}
+    beside["weight_decay"] = config.weight_decay
+    matrices = [parameter for name, parameter in owned.items() if name not in elementwise]
+    others = [parameter for name, parameter in owned.items() if name in elementwise]
+    rate = config.learning_rate
+    parts = [_of_torch("muon", matrices, rate, options)] if matrices else []
+    return Together([*parts, *([_of_torch("adamw", others, rate, beside)] if others else [])])
 
 
-def slots_per_parameter(config: OptimizerConfig) -> int:
-    """Return how many values the optimiser keeps beside each weight."""
-    if config.name == "adamw":
-        return 2
-    return 1 if config.momentum else 0
+def _of_torch(name: str, owned: list[nn.Parameter], rate: float, options: dict[str, Any]) -> torch.optim.Optimizer:
+    arguments: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
+    if name in _FUSED:
+        arguments["fused"] = True
+    return _RULES[name](owned, lr=rate, **arguments)  # type: ignore[call-arg]
+
+
+def find_elementwise(
+    stages: Sequence[nn.Sequential], tied: Iterable[Iterable[tuple[int, str]]]
+) -> tuple[frozenset[str], ...]:
+    """Return, for each stage, the parameters that Muon is not for: embeddings, the last layer, and all that are no matrices.
+
+    `tied`: the owners (stage, name) of each parameter that is in several stages; all of them are alike.
+    """
+    found: list[set[str]] = [set() for _ in stages]
+    last = next(reversed(stages[-1]._modules), "")
+    for place, stage in enumerate(stages):
+        embeddings = {f"{name}.weight" for name, module in stage.named_modules() if isinstance(module, nn.Embedding)}
+        for name, parameter in stage.named_parameters():
+            of_last = place == len(stages) - 1 and name.startswith(f"{last}.")
+            if parameter.ndim != 2 or name in embeddings or of_last:
+                found[place].add(name)
+    for owners in tied:
+        if any(name in found[place] for place, name in owners):
+            for place, name in owners:
+                found[place].add(name)
+    return tuple(frozenset(names) for names in found)
+
+
+def slot_values(config: OptimizerConfig, shape: Sequence[int], *, elementwise: bool = False) -> int:
+    """Return how many values the optimiser keeps beside a parameter; numbers that it keeps once are not counted."""
+    size = math.prod(shape)
+    given = config.options
+    if config.name == "adafactor" and len(shape) > 1:  # a row and a column of each matrix
+        return size // shape[-1] + size // shape[-2]
+    slots = {"sgd": int(bool(config.momentum)), "adagrad": 1, "adafactor": 1, "asgd": 1}.get(config.name, 2)
+    if config.name == "rmsprop":
+        slots = 1 + bool(given.get("centered")) + bool(config.momentum)
+    elif config.name == "muon":
+        slots = 2 if elementwise else 1
+    return size * (slots + bool(given.get("amsgrad")))
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, num_steps: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to zero, or tenths.
+    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to zero, tenths, or one cycle.
 
     >>> config = OptimizerConfig(learning_rate=1.0, decay="linear", warmup_steps=2)
     >>> [round(learning_rate(config, step, steps_per_epoch=10, num_steps=6), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
+    if config.decay == "one-cycle":
+        return _one_cycle(config, step, num_steps)
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.decay == "constant":
@@ -59,3 +149,18 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, num_
     done = min(1.0, max(0.0, (position - config.warmup_steps) / max(1.0, length - config.warmup_steps)))
     share = (1 + math.cos(math.pi * done)) / 2 if config.decay == "cosine" else 1 - done
     return config.learning_rate * share
+
+
+_CYCLE_START, _CYCLE_END, _CYCLE_RISE = 25.0, 1e4, 0.3  # torch's: the first rate is a 25th, the last a 10,000th of that
+
+
+def _one_cycle(config: OptimizerConfig, step: int, num_steps: int) -> float:
+    """Return the rate of one cycle (Smith and Topin 2018, 1708.07120), as torch's OneCycleLR: up and down by half cosines."""
+    rise = (config.warmup_steps or _CYCLE_RISE * num_steps) - 1
+    start = config.learning_rate / _CYCLE_START
+    if step <= rise:
+        first, last, done = start, config.learning_rate, step / rise if rise else 1.0
+    else:
+        first, last = config.learning_rate, start / _CYCLE_END
+        done = min(1.0, (step - rise) / max(num_steps - 1 - rise, 1e-9))
+    return last + (first - last) * (1 + math.cos(math.pi * done)) / 2

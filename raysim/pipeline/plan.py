@@ -15,13 +15,14 @@ from raysim.codecs.base import DTYPES
 from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig
 from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
-from raysim.pipeline.optimizer import slots_per_parameter
+from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.replicas import Group
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.actions import Row, peak_in_flight
-from raysim.workloads.data import Data, batch_ids, load_data
+from raysim.workloads.data import Data, DataShape, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Partition, partition
+from raysim.workloads.task import Task, make_task
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class Plan:
     """The facts of a run that every worker needs; small enough to send to each."""
 
     config: RunConfig
+    task: Task
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
     boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
     tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
+    elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
     rows: tuple[Row, ...]  # what each worker of a replica runs, in order
@@ -128,6 +131,10 @@ class Plan:
         size, place = self.config.microbatch_size, replica * self.config.num_microbatches + microbatch
         return epoch, ids[place * size : (place + 1) * size]
 
+    def batch(self, step: int) -> np.ndarray:
+        """Return the sample ids of a step, of all replicas."""
+        return _batch(self.num_samples, self.config.batch_size, self.config.seed, step)[1]
+
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
         """Return the sample ids of an evaluation batch: test data in its order, training data in that of its first epoch.
 
@@ -208,27 +215,43 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         raise ConfigError(
             f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
         )
+    task = task_of(config, data.shape)
     model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     parts = partition(
-        model, data.shape, batch=config.microbatch_size, bottleneck=config.bottleneck, seed=config.seed, **cut
+        model,
+        data.shape,
+        batch=config.microbatch_size,
+        bottleneck=config.bottleneck,
+        seed=config.seed,
+        loss=task.loss,
+        **cut,
     )
     schedule = config.parsed_schedule
     plan = Plan(
         config=config,
+        task=task,
         num_samples=len(data.train),
         num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
         boundary_shapes=parts.boundary_shapes,
         tied=tied_owners(parts),
+        elementwise=find_elementwise(parts.stages, tied_owners(parts)),
         memories=stage_memories(config, parts, len(data.train)),
         flops_forward=tuple(parts.flops_forward),
         rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
         owners=tuple(schedule.workers(config.stages)),
     )
+    _check_muon(plan, parts)
     _check_groups(plan, parts)
     _check_twins(plan)
     return Workload(plan, parts.stages, data)
+
+
+def task_of(config: RunConfig, shape: DataShape) -> Task:
+    """Return the loss and the metrics of a run; raises ValueError where they do not fit the data."""
+    name, options = (None, {}) if config.loss is None else (config.loss.name, config.loss.options)
+    return make_task(name, options, config.metrics, shape)
 
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
@@ -252,6 +275,16 @@ def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: Tied
     }
 
 
+def _check_muon(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where Muon has nothing to do."""
+    names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
+    if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
+        raise ConfigError(
+            "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
+            "and this model has none. Use 'adamw'."
+        )
+
+
 def _check_groups(plan: Plan, parts: Partition) -> None:
     """Raise ConfigError where gradients cannot be averaged as configured."""
     if plan.num_replicas == 1:
@@ -263,9 +296,10 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
         raise ConfigError(
             f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
         )
+    momentum = plan.config.optimizer.momentum if plan.config.optimizer.name == "sgd" else None
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         try:
-            method.check(replica_shapes(stage, module, plan), plan.num_replicas, plan.config.optimizer.momentum)
+            method.check(replica_shapes(stage, module, plan), plan.num_replicas, momentum)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
@@ -331,6 +365,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     held = held_at_worst(rows, saved, waits)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
+    elementwise = find_elementwise(parts.stages, tied_owners(parts))
     memories = []
     for stage, module in enumerate(parts.stages):
         in_flight, waiting = held[stage]
@@ -342,7 +377,12 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 stage,
                 weights_bytes=weights + buffers,
                 gradients_bytes=weights,
-                optimizer_bytes=weights // copies * slots_per_parameter(config.optimizer),
+                optimizer_bytes=4
+                * sum(
+                    slot_values(config.optimizer, parameter.shape, elementwise=name in elementwise[stage])
+                    for name, parameter in module.named_parameters()
+                    if parameter.requires_grad
+                ),
                 saved_bytes=saved[stage],
                 in_flight=in_flight,
                 kept_bytes=waits[stage] if waiting else 0,

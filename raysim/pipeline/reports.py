@@ -48,9 +48,12 @@ class Fault(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Sums over evaluated samples; a sample of text is many predictions."""
+    """How many samples were evaluated, and the sums over them that `raysim.workloads.task.Task` makes figures of."""
 
-    loss: float  # a sample's mean over its predictions
-    samples: int
-    correct: int
-    predictions: int
+    samples: int = 0
+    sums: tuple[float, ...] = ()
+
+    def plus(self, other: Evaluated) -> Evaluated:
+        """Return the sums over the samples of both."""
+        sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
+        return Evaluated(self.samples + other.samples, sums)

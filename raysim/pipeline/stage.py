@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from raysim.codecs.base import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
-from raysim.pipeline.optimizer import make_optimizer
+from raysim.pipeline.optimizer import Together, make_optimizer
 from raysim.pipeline.state import under
 from raysim.workloads.backward import Caught, input_gradient, run_branches
-from raysim.workloads.models import loss as model_loss
+from raysim.workloads.losses import Loss
 
 
 class _Saved(NamedTuple):
@@ -32,18 +32,31 @@ class _Saved(NamedTuple):
 class Stage:
     """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
 
-    The last stage is given targets: its forward ends in the loss, of which each microbatch counts 1/num_microbatches.
-    Gradients between stages are those of the loss times the configuration's scale; those of parameters are freed of it.
+    Parameters that are `elementwise` are not for Muon. The last stage is given the `loss` and targets: its forward ends in the
+    loss, of which each microbatch counts 1/num_microbatches. Gradients between stages are those of the loss times the
+    configuration's scale; those of parameters are freed of it.
     """
 
-    def __init__(self, module: nn.Module, config: RunConfig, device: torch.device, *, first: bool, last: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: RunConfig,
+        device: torch.device,
+        *,
+        first: bool,
+        last: bool,
+        loss: Loss | None = None,
+        elementwise: frozenset[str] = frozenset(),
+    ) -> None:
         set_up(config, device)
         self.module = module.to(device).train()
         self.config = config
         self.device = device
         self.first = first
         self.last = last
-        self.optimizer = make_optimizer(config.optimizer, self.module.parameters())
+        self.loss = loss
+        self.divisor: float | None = None  # of a microbatch's summed loss, in steps where targets may be ignored
+        self.optimizer = make_optimizer(config.optimizer, self.module.named_parameters(), elementwise)
         self._dtype = DTYPES[config.dtype]
         self._unscale(self.module.parameters())
         self.twin = False  # whether microbatches go through with the parameters of the step before, too
@@ -135,6 +148,7 @@ class Stage:
     def begin(self, *, twin: bool) -> None:
         """Begin a step, one of which the last one's parameters take part if it is `twin`; else they are forgotten."""
         self.twin = twin
+        self.divisor = None
         if not twin:
             self._previous = {}
 
@@ -170,14 +184,14 @@ class Stage:
             self._step(self.optimizer, learning_rate)
             for parameter, gradient in zip(apart, aside, strict=True):
                 parameter.grad = gradient
-            bare = make_optimizer(without, apart)
+            bare = make_optimizer(without, ((str(place), parameter) for place, parameter in enumerate(apart)))
             assert bare is not None
             self._step(bare, learning_rate)
         else:
             self._step(self.optimizer, learning_rate)
 
     @staticmethod
-    def _step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    def _step(optimizer: torch.optim.Optimizer | Together, learning_rate: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
@@ -261,7 +275,10 @@ class Stage:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
         y = self._call(x, tensors)
-        return y if targets is None else model_loss(y, targets)
+        if targets is None:
+            return y
+        assert self.loss is not None
+        return self.loss(y, targets, self.divisor)
 
     def _call(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         low_precision = self._dtype != torch.float32

@@ -25,8 +25,7 @@ from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
 from raysim.schedules.actions import Action, needs, sends
-from raysim.workloads.models import loss as model_loss
-from raysim.workloads.models import num_correct
+from raysim.workloads.metrics import count
 from raysim.workloads.splits import Data, Split
 
 
@@ -52,7 +51,15 @@ class Worker:
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
         self.stages = {
-            s: Stage(module, config, self.device, first=s == 0, last=s == plan.num_stages - 1)
+            s: Stage(
+                module,
+                config,
+                self.device,
+                first=s == 0,
+                last=s == plan.num_stages - 1,
+                loss=plan.task.loss,
+                elementwise=plan.elementwise[s],
+            )
             for s, module in modules.items()
         }
         self._sensitivities = {
@@ -175,9 +182,7 @@ class Worker:
                 where = f"activation at boundary {index}, forward"
                 raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
         targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-        return Evaluated(
-            float(model_loss(y, targets)) * len(targets), len(targets), num_correct(y, targets), targets.numel()
-        )
+        return Evaluated(len(targets), self.plan.task.sums(y, targets))
 
     def parameters(self) -> np.ndarray:
         """Return the parameters of all stages, as bytes of safetensors."""
@@ -283,6 +288,8 @@ class Worker:
                 self.replica * self.plan.config.num_microbatches + microbatch
             )  # as in one pipeline of all microbatches
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, place)
+            if stage.last and self.plan.task.has_ignored and stage.divisor is None:
+                stage.divisor = self._divisor()
             y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
         elif action.op == "W":
             stage.backward_weights(microbatch)
@@ -321,6 +328,12 @@ class Worker:
         return (
             self._split("train").targets(self.plan.microbatch(self.step, microbatch, self.replica)[1]).to(self.device)
         )
+
+    def _divisor(self) -> float:
+        """Return the number of targets of this step that count, over all replicas, for each of their microbatches."""
+        ids = self.plan.batch(self.step)
+        microbatches = self.plan.num_replicas * self.plan.config.num_microbatches
+        return max(count(self._split("train").targets(ids)), 1) / microbatches
 
     def _evaluation_inputs(self, split: str, batch: int) -> Tensor:
         return (

@@ -84,7 +84,7 @@ def _show_target(
                     continue
                 steps = one[f"{prefix}steps_to_target_{mode}"]
                 if is_missing(steps):
-                    best = run.best(target.metric, mode)
+                    best = run.best(target, mode)
                     nearest = "" if math.isnan(best) else f", best {best:.4g}"
                     cells += ["-", f"not reached in {run.num_steps} steps{nearest}"]
                 else:

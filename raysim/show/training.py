@@ -53,6 +53,8 @@ def _show_bar(training: Training, console: Console) -> None:
                 words = f"{pace.left(step)} left, loss {row['loss']:.4f}, {pace.speed()}"
                 sent = f"wire {format_bytes(wire)} of {format_bytes(dense)} dense"
                 progress.update(steps, completed=step, note=f"{words}, {sent}")
+                if (long := pace.warning(step)) is not None:
+                    progress.console.print(long, highlight=False, markup=False)
             elif event.kind == "evaluating":
                 turn = f"{row['turn'] + 1} of {len(training.evaluations)}, compression {row['mode']}"
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
@@ -61,11 +63,8 @@ def _show_bar(training: Training, console: Console) -> None:
                 progress.console.print(sentence(event), highlight=False, markup=False)
 
 
-def tables(run: Run, *, language: bool = False) -> None:
-    """Print the bytes that crossed each link, the last evaluations and the time that the run took.
-
-    `language`: whether the data are text, whose perplexity has a meaning.
-    """
+def tables(run: Run) -> None:
+    """Print the bytes that crossed each link, the last evaluations and the time that the run took."""
     console = Console()
     if not console.is_terminal:
         console.width = 120  # a file or a pipe has no width to fit
@@ -93,7 +92,9 @@ def tables(run: Run, *, language: bool = False) -> None:
     evals = run.evals
     if len(evals):
         table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
-        names = ("loss", "accuracy", "perplexity") if language else ("loss", "accuracy")
+        # a perplexity says of language what the loss says; of other classes nobody asks for it
+        hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
+        names = ("loss", *(name for name in run.measures if name not in hidden))
         for name in names:
             table.add_column(name, justify="right")
         for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):

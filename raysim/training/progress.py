@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from raysim.network.memory import format_bytes
 from raysim.schedules.families import parse_schedule
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ AT_LEAST_S = 2.0  # between two lines of steps
 AT_MOST_S = 30.0
 EVALUATION_S = 10.0  # between two lines of an evaluation
 PARTS = 20  # lines of a run that takes long enough for them
+LONG_S = 3600.0  # from which on a run is long
+WATCHED_S = 20.0  # of training, after which that is told
 
 
 def print_progress(training: Training) -> None:
@@ -61,10 +64,13 @@ class Pace:
         self._units = config.batch_size * (data.shape.input_shape[0] if self.language else 1)
         self._step_s: float | None = None
         self._first = True
+        self._trained_s = 0.0
+        self._told = False
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take the row of a step into account; the first one warms up and soon counts no more."""
         seconds = float(row["seconds"])
+        self._trained_s += seconds
         if self._step_s is None or self._first:
             self._first = self._step_s is None
             self._step_s = seconds
@@ -74,6 +80,19 @@ class Pace:
     def left(self, step: int) -> timedelta:
         """Return the time that the steps after `step` of them will take at this pace."""
         return timedelta(seconds=round((self._total - step) * (self._step_s or 0.0)))
+
+    def warning(self, step: int) -> str | None:
+        """Return, once and in the first minute, that the run will take more than an hour; None where there is nothing to say."""
+        if self._told or self._trained_s < WATCHED_S:
+            return None
+        self._told = True
+        left = self.left(step)
+        if left.total_seconds() <= LONG_S:
+            return None
+        return (
+            f"warning: at this pace the {self._total - step:,} steps that are left will take about {left} here. "
+            "It can be stopped by Ctrl-C and resumed; `steps=N` or a smaller model makes it shorter."
+        )
 
     def speed(self) -> str:
         """Return the seconds of a step, and samples or tokens a second."""
@@ -91,6 +110,7 @@ class Lines:
         self._say = say
         self._pace = Pace(training)
         self._total = training.plan.num_steps
+        self._sent = 0
         self._last = (0, float("-inf"))  # step and time of the last line
 
     def tell(self, event: Event) -> None:
@@ -98,14 +118,18 @@ class Lines:
         row = event.row
         if event.kind == "step":
             self._pace.add(row)
+            self._sent += row["wire_bytes"]
             step, now = row["step"] + 1, time.monotonic()
             waited = now - self._last[1]
             far = (step - self._last[0]) * PARTS >= self._total
             if step == self._total or (waited >= AT_LEAST_S and (far or waited >= AT_MOST_S)):
                 self._last = (step, now)
                 self._say(
-                    f"step {step}/{self._total}: loss {row['loss']:.4f}, {self._pace.speed()}, {self._pace.left(step)} left"
+                    f"step {step}/{self._total}: loss {row['loss']:.4f}, {self._pace.speed()}, {self._pace.left(step)} left, "
+                    f"{format_bytes(self._sent)} sent"
                 )
+            if (long := self._pace.warning(step)) is not None:
+                self._say(long)
         elif event.kind == "evaluating":
             now = time.monotonic()
             if row["turn"] == row["samples"] == 0:
@@ -133,10 +157,9 @@ def sentence(event: Event) -> str:
         return f"warning: {row['reason']}"
     if event.kind == "restart":
         return f"step {row['step']}: stages start again ({row['reason']})"
-    return (
-        f"step {row['step']}: evaluated with compression {row['mode']}{_statistics(row)}: "
-        f"loss {row['loss']:.4f}, accuracy {row['accuracy']:.4f}"
-    )
+    shown = ("loss", *(name for name in event.measures if name not in ("loss", "perplexity")))
+    figures = ", ".join(f"{name} {row[name]:.4f}" for name in shown)
+    return f"step {row['step']}: evaluated with compression {row['mode']}{_statistics(row)}: {figures}"
 
 
 def _statistics(row: Mapping[str, Any]) -> str:

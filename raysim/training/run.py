@@ -24,6 +24,7 @@ from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.reports import StepReport
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import CheckpointError
+from raysim.quality import write_measures
 from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom
@@ -40,6 +41,7 @@ from raysim.workloads.data import Data
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
 FLUSH_EVERY_S = 15.0
+KEEP_EVERY_S = 240.0  # between checkpoints at most, so that a kill loses less than five minutes
 
 
 class Event(NamedTuple):
@@ -48,6 +50,7 @@ class Event(NamedTuple):
 
     kind: str  # "step", "evaluating", "eval", "restart" or "warning"
     row: Mapping[str, Any]
+    measures: tuple[str, ...] = ()  # in the row of an evaluation
 
 
 def train(
@@ -64,7 +67,7 @@ def train(
     `out` is the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest
     checkpoint in `out`. `progress` prints lines on the error stream while it trains; by default in a notebook and at an
     interactive prompt. Raises ConfigError, before anything starts, where the input is wrong; a run that diverges
-    returns and says so in its status.
+    returns and says so in its status; one that is interrupted says how to go on.
 
     >>> import tempfile
     >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
@@ -80,11 +83,15 @@ def train(
     if not isinstance(config, RunConfig):
         config = make_config(config)
     training = Training(config, out=out, engine=engine, resume=resume)
-    if hasattr(sys, "ps1") if progress is None else progress:
-        print_progress(training)
-    else:
-        for _ in training.events():
-            pass
+    try:
+        if hasattr(sys, "ps1") if progress is None else progress:
+            print_progress(training)
+        else:
+            for _ in training.events():
+                pass
+    except KeyboardInterrupt as interruption:
+        interruption.add_note(f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True.")
+        raise
     return Run(training.folder)
 
 
@@ -122,8 +129,9 @@ class Training:
         self.clock = Clock(self.plan)
         self._budgets = Budgets(self.plan, self.clock.network)
         self._row |= {"cuts": list(self.plan.cuts), "num_stages": self.plan.num_stages}
-        by_chance = chance(self.workload.data)
-        self._row |= {"chance_loss": by_chance.loss, "chance_accuracy": by_chance.accuracy}
+        self._row["measures"] = write_measures(self.plan.task.measures)
+        self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, self.plan.task).items()}
+        self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
         custom = isinstance(config.parsed_schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(self.plan.rows) if custom else None
         if resume:
@@ -211,7 +219,7 @@ class Training:
 
     def _steps(self, step: int) -> Iterator[Event]:
         every = self.config.checkpoint_every_steps
-        last_flush = time.monotonic()
+        last_flush = last_kept = time.monotonic()
         if self._evaluates(step):  # after the checkpoint that this goes on from, see below
             yield from self._evaluate(step)
         while step < self.plan.num_steps:
@@ -227,9 +235,10 @@ class Training:
                 yield Event("warning", {"step": step, "reason": self._row["warning"]})
             step += 1
             self._reached = max(self._reached, step)
-            if step == self.plan.num_steps or (every and (step % every == 0 or self._evaluates(step))):
+            late = time.monotonic() - last_kept > KEEP_EVERY_S
+            if step == self.plan.num_steps or (every and (step % every == 0 or late or self._evaluates(step))):
                 self._keep(step)  # before an evaluation, which may take longer than the steps it would lose
-                last_flush = time.monotonic()
+                last_flush = last_kept = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
                 self.recorder.flush()
                 last_flush = time.monotonic()
@@ -293,7 +302,7 @@ class Training:
 
     def _first_row(self) -> dict[str, Any]:
         row = {
-            key: list(v) if key in ("cuts", "optimizer.betas", "optimizer.decay_at") and v else v
+            key: list(v) if key in ("cuts", "metrics", "optimizer.betas", "optimizer.decay_at") and v else v
             for key, v in self.config.flat().items()
         }
         for key in ("forward", "backward", "replica_gradient"):
@@ -363,18 +372,12 @@ class Training:
                 yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
             if batchnorm == "estimated":
                 self.engine.batchnorm("restore")
-            loss = total.loss / total.samples
-            if not math.isfinite(loss):
+            figures = self.plan.task.results(total.sums)
+            if not math.isfinite(figures["loss"]):
                 raise DivergedError(step, f"evaluation with compression {mode}", "loss")
-            row = where | {
-                "loss": loss,
-                "accuracy": total.correct / total.predictions,
-                "perplexity": math.exp(min(loss, 700.0)),
-                "predictions": total.predictions,
-                "seconds": time.perf_counter() - before,
-            }
+            row = where | figures | {"seconds": time.perf_counter() - before}
             self.recorder.add("evals", row)
-            yield Event("eval", row)
+            yield Event("eval", row, self.recorder.measures)
 
     def _finish(self, *, compact: bool) -> None:
         """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
@@ -388,7 +391,7 @@ class Training:
                 self._row["final_train_loss"] = float(steps["loss"].iloc[-1])
             for row in evals[evals["step"] == len(steps)].to_dict("records"):
                 suffix = row["mode"] if row["batchnorm"] == "running" else f"{row['mode']}_estimated"
-                self._row |= {f"final_loss_{suffix}": row["loss"], f"final_accuracy_{suffix}": row["accuracy"]}
+                self._row |= {f"final_{name}_{suffix}": row[name] for name in self.recorder.measures}
         else:
             self.recorder.flush()
         self.recorder.write_run(self._row)
@@ -399,7 +402,7 @@ class _RefusedError(Exception):
     """The stages have no place: the run has not begun, and leaves nothing behind."""
 
 
-_NESTED = ("model", "data", "optimizer")
+_NESTED = ("model", "data", "loss", "optimizer")
 
 # What may differ between a run and its resumption: where and how often, not what.
 _IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.workloads.backward import caught_bytes
-from raysim.workloads.models import loss
+from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.splits import DataShape
 
 
@@ -45,7 +45,9 @@ class Shadow:
     (612, 0)
     """
 
-    def __init__(self, model: nn.Sequential, shape: DataShape, batch: int) -> None:
+    def __init__(self, model: nn.Sequential, shape: DataShape, batch: int, loss: Loss | None = None) -> None:
+        self._loss = loss if loss is not None else make_loss(None, {}, shape)
+        self._shape = shape
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._modules = named_layers(model)
         with self._mode:
@@ -84,7 +86,7 @@ class Shadow:
                 x = self._run(index, x)
                 alive.append(x)
             if stop == len(self.layers):
-                alive.append(loss(x, torch.zeros(x.shape[:-1], dtype=torch.int64)))
+                alive.append(self._loss(x, example_targets(self._loss, x, self._shape)))
             caught = caught_bytes(alive[-1], source) if start > 0 else 0
         return sum(found.values()), caught
 

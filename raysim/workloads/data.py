@@ -1,7 +1,7 @@
-"""Data sets by name, and the order in which training reads them.
+"""Data sets by name or by import path, and the order in which training reads them.
 
-What a split is lives in `splits`, how each set is read in `images` and `text`, the order in `order`. Options are
-keyword arguments of the loading functions; heavy libraries are imported where a set needs them.
+Splits are defined in `splits`, and the order in `order`. Options are keyword arguments of the loading functions; heavy
+libraries are imported where a set needs them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raysim.notation import suggestion
+from raysim.workloads.hub import hf
 from raysim.workloads.images import cifar10, cifar100, digits
-from raysim.workloads.options import bind_options
+from raysim.workloads.options import bind_options, import_function
 from raysim.workloads.order import batch_ids, steps_per_epoch
+from raysim.workloads.own import own
+from raysim.workloads.pictures import images
 from raysim.workloads.splits import Data, DataShape, ImageSplit, Split, TextSplit
+from raysim.workloads.table import table
 from raysim.workloads.text import text, topics, wikitext2
 
 __all__ = [
@@ -33,6 +37,9 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    "hf": hf,
+    "images": images,
+    "table": table,
     "text": text,
     "topics": topics,
     "wikitext2": wikitext2,
@@ -46,17 +53,20 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     for sets that are drawn, and none here is. The order is `batch_ids`; augmentation takes its key with each batch.
 
     >>> data = load_data("digits", {}, seed=0)
-    >>> len(data.train), len(data.test), data.shape
-    (1437, 360, DataShape(input_shape=(1, 8, 8), input_dtype='float32', num_classes=10))
+    >>> len(data.train), len(data.test), data.shape.input_shape, data.shape.num_classes
+    (1437, 360, (1, 8, 8), 10)
     """
     arguments = bind_data(name, options)  # refuses an unknown name
-    return DATASETS[name](**arguments)
+    return own(name, arguments) if ":" in name else DATASETS[name](**arguments)
 
 
 def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Return the arguments with which the data set `name` is loaded; raises ValueError for a wrong name or option."""
+    if ":" in name:
+        return bind_options("data", name, import_function("Data", name), options)
     if name not in DATASETS:
         raise ValueError(
-            f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}.{suggestion(name, DATASETS)}"
+            f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}; your own is written "
+            f"`package.module:function`.{suggestion(name, DATASETS)}"
         )
     return bind_options("data", name, DATASETS[name], options)

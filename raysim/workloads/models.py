@@ -1,4 +1,4 @@
-"""Models by name or by import path, their loss, and their initialisation from the seed alone.
+"""Models by name or by import path, and their initialisation from the seed alone.
 
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
 after any of them (`partition`). Those of images are in `vision`, those of text in `gpt` and
@@ -8,35 +8,32 @@ after any of them (`partition`). Those of images are in `vision`, those of text 
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from raysim.notation import shown, suggestion
 from raysim.random import derive_key
 from raysim.workloads.gpt import gpt, gpt2
-from raysim.workloads.options import bind_options
+from raysim.workloads.mlp import mlp
+from raysim.workloads.options import bind_options, import_function
 from raysim.workloads.recurrent import lstm
 from raysim.workloads.splits import DataShape
 from raysim.workloads.vision import cnn, resnet18, resnet101, vgg16
 
-__all__ = ["MODELS", "build_model", "loss", "num_correct"]
+__all__ = ["MODELS", "build_model"]
 
 MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "cnn": cnn,
     "gpt": gpt,
     "gpt2": gpt2,
     "lstm": lstm,
+    "mlp": mlp,
     "resnet18": resnet18,
     "resnet101": resnet101,
     "vgg16": vgg16,
@@ -53,7 +50,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
     7
     """
-    function = _import(name) if ":" in name else MODELS.get(name)
+    function = import_function("Model", name) if ":" in name else MODELS.get(name)
     if function is None:
         known = ", ".join(sorted(MODELS))
         near = suggestion(name, MODELS)
@@ -80,7 +77,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     return model
 
 
-_SIZED = (cnn, gpt, lstm, resnet18, resnet101, vgg16)  # their structure is made of arguments alone
+_SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is made of arguments alone
 
 
 def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> None:
@@ -113,53 +110,3 @@ class _Unfilled(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
-
-
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in float32, over samples and positions.
-
-    >>> loss(torch.zeros(2, 3, 10), torch.zeros(2, 3, dtype=torch.int64))
-    tensor(2.3026)
-    """
-    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
-
-
-def num_correct(logits: Tensor, targets: Tensor) -> int:
-    """Return how many targets have the greatest logit.
-
-    >>> num_correct(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))
-    1
-    """
-    return int((logits.argmax(dim=-1) == targets).sum())
-
-
-def _import(name: str) -> Callable[..., nn.Sequential]:
-    """Return the function that `package.module:function` names, looking in the current folder too."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = _import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"Model `{name}` cannot be imported: {type(error).__name__}: {str(error).rstrip('.')}."
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ValueError(f"Model `{name}` cannot be imported: `{module_name}` has no function `{function_name}`.")
-    found: Callable[..., nn.Sequential] = function
-    return found
-
-
-def _import_module(name: str) -> ModuleType:
-    folder = str(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        if folder in sys.path:
-            raise
-    sys.path.insert(0, folder)  # stays: what the module imports later, and workers that take over the path, need it
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit):
-        sys.path.remove(folder)
-        raise

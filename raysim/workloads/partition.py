@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from raysim.notation import check_integer
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import LayerCost, Shadow, named_layers
+from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.splits import DataShape
 
 
@@ -67,11 +68,13 @@ def partition(
     batch: int,
     bottleneck: int | Sequence[int] | None = None,
     seed: int = 0,
+    loss: Loss | None = None,
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
 
     Size is the operations of forward, and the bytes of the layers' outputs where these are equal; `balance` says which of
-    equally good cuts are taken. `batch` is the number of samples in a microbatch. Nothing is computed. With `bottleneck` the
+    equally good cuts are taken. `batch` is the number of samples in a microbatch (without a `loss`, that of the kind of targets is
+    taken). Nothing is computed. With `bottleneck` the
     stages at a cut get a layer more each, drawn from `seed`: see `raysim.workloads.bottleneck`. Raises ValueError naming the
     field, or the layer that is unfit.
 
@@ -94,14 +97,16 @@ def partition(
     if num_stages is not None and check_integer("num_stages", num_stages, 1) > len(names):
         raise ValueError(f"`num_stages` must be at most the number of layers ({len(names)}), but got {num_stages}.")
     ends = [*_ends(cuts, names), len(names)] if cuts is not None else []
-    shadow = Shadow(model, shape, batch)
+    loss = loss if loss is not None else make_loss(None, {}, shape)
+    shadow = Shadow(model, shape, batch, loss)
     if num_stages is not None:
         ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
-    _check_boundaries(shadow.layers, ends, shape, batch)
+    _check_boundaries(shadow.layers, ends, batch)
+    check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output_shape, shape)
     if bottleneck is not None:
         layers = [shadow.layers[end - 1] for end in ends[:-1]]
         widened, cuts = with_bottleneck(model, [(layer.name, layer.output_shape) for layer in layers], bottleneck, seed)
-        return partition(widened, shape, cuts=cuts, batch=batch)
+        return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
     spans = list(pairwise([0, *ends]))
     held = [shadow.held_bytes(start, stop) for start, stop in spans]
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
@@ -178,7 +183,7 @@ def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
     return ends
 
 
-def _check_boundaries(layers: list[LayerCost], ends: list[int], shape: DataShape, batch: int) -> None:
+def _check_boundaries(layers: list[LayerCost], ends: list[int], batch: int) -> None:
     for end in ends:
         layer = layers[end - 1]
         if layer.output_shape[:1] != (batch,):
@@ -191,11 +196,6 @@ def _check_boundaries(layers: list[LayerCost], ends: list[int], shape: DataShape
                 f"Layer `{layer.name}` must return floating-point numbers, so that a gradient can come back, "
                 f"but returns {layer.output_dtype}."
             )
-    if len(layers[-1].output_shape) == 1 or layers[-1].output_shape[-1] < shape.num_classes:
-        raise ValueError(
-            f"The last layer `{layers[-1].name}` must return a score for each class ({shape.num_classes}), "
-            f"but returns the shape {layers[-1].output_shape}."
-        )
 
 
 def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:

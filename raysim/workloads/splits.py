@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
+from raysim.workloads.mapped import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +26,22 @@ PADDING = 4  # pixels by which a random crop moves at most
 
 
 class DataShape(NamedTuple):
-    """What a model must know of the data: shape and type of one sample's input, and how many classes to tell apart."""
+    """The facts of a data set that models, losses and metrics depend on: shapes and types of one sample, and classes."""
 
-    input_shape: tuple[int, ...]  # (channel, height, width) or (length,)
+    input_shape: tuple[int, ...]  # (channel, height, width), (length,) or (features,)
     input_dtype: str  # "float32" or "int64"
-    num_classes: int
+    num_classes: int  # to tell apart; where targets are numbers, how many numbers a sample or position has
+    target_shape: tuple[int, ...] = ()  # () for one class, (length,) for a class a token, (..., k) for k numbers
+    target_dtype: str = "int64"  # "int64" for classes, "float32" for numbers
+    target_scale: tuple[float, ...] = ()  # factors that give targets, which are numbers, their original units back
+    num_tokens: int = 0  # tokens that inputs are made of; where 0, inputs are the classes themselves, or no tokens
+    padding: int | None = None  # the token that fills up short inputs
+    has_ignored: bool = False  # whether targets of -100 may occur, which do not count
+
+    @property
+    def classifies(self) -> bool:
+        """Whether targets are classes, not numbers."""
+        return self.target_dtype == "int64"
 
 
 class Split(Protocol):
@@ -42,7 +54,7 @@ class Split(Protocol):
         """Return the inputs of the samples `ids`; `epoch` and `key` decide on augmentation, which only training has."""
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the int64 targets of the samples `ids`: one a sample, or one a token."""
+        """Return the targets of the samples `ids`, of the shape and type that `DataShape` gives."""
 
 
 class Data(NamedTuple):
@@ -80,11 +92,10 @@ class ImageSplit:
         """Return (batch, channel, height, width) in float32."""
         images = self.images[ids]
         if training and self.augment != "none":
-            images = _crop_and_flip(
+            images = crop_and_flip(
                 images, ids, derive_key(key, "augment", epoch if self.augment == "random" else "fixed")
             )
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return torch.from_numpy(images).float().div_(self.scale).sub_(mean).div_(std)
+        return normalise(images, self.mean, self.std, self.scale)
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the labels, (batch,)."""
@@ -100,7 +111,7 @@ class TextSplit:
     (2, tensor([[4, 5, 6, 7]]), tensor([[5, 6, 7, 8]]))
     """
 
-    tokens: NDArray[np.integer]
+    tokens: Rows
     length: int
 
     def __len__(self) -> int:
@@ -140,7 +151,15 @@ def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
+def normalise(
+    images: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...], scale: float = 255.0
+) -> Tensor:
+    """Return (x / scale - mean) / std in float32, of (batch, channel, height, width)."""
+    means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return torch.from_numpy(images).float().div_(scale).sub_(means).div_(stds)
+
+
+def crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
     """Return each of (batch, channel, height, width) at a place and in a direction drawn for its id."""
     places = 2 * PADDING + 1
     chosen = draws(ids, key) % np.uint64(2 * places * places)

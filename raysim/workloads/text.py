@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raysim.notation import check_integer
-from raysim.workloads.options import check_hub, check_path, import_hub, local_or_hub
+from raysim.workloads.labelled import labelled_texts
+from raysim.workloads.mapped import IN_MEMORY, Rows, cached, open_rows, write_parts
+from raysim.workloads.options import check_path, import_hub
+from raysim.workloads.rows import SUFFIXES, RowSource, open_rows_of
 from raysim.workloads.splits import Data, DataShape, TextSplit, limit
+from raysim.workloads.tokens import Bytes, HuggingFace, Tokenizer, make_tokenizer
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
 TEST_SHARE = 10  # one in so many tokens is the test split of a text that has none
-Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -35,28 +38,54 @@ def text(
     path: str,
     length: int = 64,
     tokenizer: str | None = None,
+    column: str = "text",
+    label: str | None = None,
+    pair: str | None = None,
     train_file: str | None = None,
     test_file: str | None = None,
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return a text file (the last tenth is the test split), or a folder with `train_file` and `test_file`.
+    """Return text in blocks of `length` tokens, each to be predicted from those before it; or texts with a `label` each.
 
-    These are train.txt and test.txt unless they are named. Tokens are bytes, or those of `tokenizer`, a folder with a
-    tokenizer's files or a hub name.
+    `path` is a text file, or a file of rows (JSON lines, Parquet, CSV, TSV) with a text in each row's `column`; the last tenth
+    is the test split. Or it is a folder with `train_file` and `test_file`: train.txt and test.txt, or files train* and test*
+    of rows, unless they are named. Tokens are bytes, or those of `tokenizer`, a folder with a tokenizer's files or a hub name.
+    With `label`, a column of classes, a row is a sample: its text, and that of the column `pair` if given, cut or filled up
+    to `length`; of one file a tenth of the rows, drawn once and for all, is the test split.
     """
     length = check_integer("data.length", length, 1)
     found = check_path("data.path", path)
-    reader = _Tokenizer(tokenizer) if tokenizer is not None else _Bytes()
     if found.is_file():
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
                 raise ValueError(f"`{field}` has a meaning only where `data.path` is a folder, but {path!r} is a file.")
-        train, test = _last_tenth(reader.read([found.read_bytes()]))
+        files = [found]
     else:
-        files = _split_files(found, train_file, test_file)
-        train, test = (reader.read([file.read_bytes()]) for file in files)
+        files = list(_split_files(found, train_file, test_file))
+    reader = make_tokenizer(tokenizer)
+    if label is not None:
+        sources = [open_rows_of(file) for file in files]
+        return labelled_texts(sources, reader, length, column, pair, label, train_samples, test_samples)
+    if pair is not None:
+        raise ValueError("`data.pair` has a meaning only with `data.label`.")
+    parts = [_read(file, reader, column) for file in files]
+    train, test = parts if len(parts) == 2 else _last_tenth(parts[0])
     return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
+
+
+def packed_texts(
+    sources: Sequence[RowSource],
+    tokenizer: Tokenizer,
+    length: int,
+    column: str,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Data:
+    """Return the texts of rows, one after the other, in blocks of `length` tokens."""
+    parts = [_read_rows(source, tokenizer, column) for source in sources]
+    train, test = parts if len(parts) == 2 else _last_tenth(parts[0])
+    return _data(train, test, tokenizer.num_tokens, length, train_samples, test_samples)
 
 
 def wikitext2(
@@ -84,7 +113,7 @@ def wikitext2(
                 f"`data.path` must be a folder of text files, but {path!r} is a file. Use `data = 'text'` for one file."
             )
         files = _split_files(found, train_file, test_file)
-    reader = _Tokenizer(tokenizer)
+    reader = HuggingFace(tokenizer)
     if files is not None:
         lines = [file.read_bytes().splitlines(keepends=True) for file in files]
     else:
@@ -96,54 +125,58 @@ def wikitext2(
     return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
 
 
-class _Bytes:
-    num_tokens = 256
+def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
+    """Return the tokens of a file: worked out once, and mapped where they are many."""
+    if file.suffix in SUFFIXES:
+        return _read_rows(open_rows_of(file), reader, column)
+    if file.stat().st_size <= IN_MEMORY and isinstance(reader, Bytes):
+        return reader.read([file.read_bytes()])
 
-    def read(self, pieces: Iterable[bytes]) -> Tokens:
-        return np.frombuffer(b"".join(pieces), dtype=np.uint8)
+    def write(place: Path) -> None:
+        write_parts(place, (reader.read([piece]) for piece in _pieces(file)), _dtype(reader))
+
+    return open_rows(cached("tokens", [file], reader.key, write, ".npy"))
 
 
-class _Tokenizer:
-    """A byte-pair tokenizer, from a folder with tokenizer.json or GPT-2's two older files, or from the hub."""
+def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
+    source.check_column("data.column", column)
 
-    def __init__(self, name: str) -> None:
-        place = local_or_hub("data.tokenizer", name)
-        library = import_hub("tokenizers")
-        folder = Path(place)
-        pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
-        pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
-        try:
-            if (folder / "tokenizer.json").is_file():
-                self._tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            elif pair is not None:
-                self._tokenizer = library.ByteLevelBPETokenizer.from_file(*map(str, pair))
-            elif folder.is_dir():
-                raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
-            else:
-                check_hub(f"`data.tokenizer` = {name!r}", place, "tokenizer.json")
-                self._tokenizer = library.Tokenizer.from_pretrained(place)
-        except ValueError:
-            raise
-        except Exception as error:  # the library raises bare exceptions
-            raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {str(error).rstrip('.')}.") from error
-        self.num_tokens = int(self._tokenizer.get_vocab_size())
+    def texts() -> Iterator[str]:
+        row = 0
+        for batch in source.batches([column]):
+            for value in batch[0].to_pylist():
+                row += 1
+                if not isinstance(value, str):
+                    raise ValueError(f"Row {row} of {source.name} has no text in column `{column}`.")
+                yield value
 
-    def read(self, pieces: Iterable[bytes]) -> Tokens:
-        dtype = np.min_scalar_type(self.num_tokens - 1)
-        try:
-            parts = [
-                np.array(self._tokenizer.encode(piece.decode(), add_special_tokens=False).ids, dtype)
-                for piece in pieces
-            ]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"`data.path` must hold UTF-8 text to be tokenised, but it does not: {error}.") from error
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+    def write(place: Path) -> None:
+        write_parts(place, reader.documents(texts()), _dtype(reader))
+
+    return open_rows(cached("tokens", source.files, [source.name, column, reader.key], write, ".npy"))
+
+
+def _dtype(reader: Tokenizer) -> np.dtype[Any]:
+    return np.min_scalar_type(max(reader.num_tokens - 1, 0))
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    """Yield a text file whole, or, where it is large, some lines of it at a time."""
+    if file.stat().st_size <= IN_MEMORY:
+        yield file.read_bytes()
+        return
+    with file.open("rb") as lines:
+        while piece := b"".join(lines.readlines(2**24)):
+            yield piece
 
 
 def _split_files(folder: Path, train_file: str | None, test_file: str | None) -> tuple[Path, Path]:
     files = []
     for field, name in (("data.train_file", train_file or "train.txt"), ("data.test_file", test_file or "test.txt")):
         file = folder / name
+        if not file.is_file() and (train_file if "train" in field else test_file) is None:
+            of_rows = (each for suffix in SUFFIXES for each in sorted(folder.glob(f"{Path(name).stem}*{suffix}")))
+            file = next(of_rows, file)
         if not file.is_file():
             held = (
                 ", ".join(itertools.islice(sorted(each.name for each in folder.iterdir() if each.is_file()), 10))
@@ -168,13 +201,13 @@ def _read_hub() -> list[list[bytes]]:
     return [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
 
 
-def _last_tenth(tokens: Tokens) -> tuple[Tokens, Tokens]:
+def _last_tenth(tokens: Rows) -> tuple[Rows, Rows]:
     cut = len(tokens) - len(tokens) // TEST_SHARE
     return tokens[:cut], tokens[cut:]
 
 
 def _data(
-    train: Tokens, test: Tokens, num_tokens: int, length: int, train_samples: int | None, test_samples: int | None
+    train: Rows, test: Rows, num_tokens: int, length: int, train_samples: int | None, test_samples: int | None
 ) -> Data:
     splits = []
     for name, tokens, wanted in (("train", train, train_samples), ("test", test, test_samples)):
@@ -184,4 +217,4 @@ def _data(
                 f"`data.length` must be less than the number of tokens to {name} on ({len(tokens)}), but got {length}."
             )
         splits.append(TextSplit(tokens[: limit(f"data.{name}_samples", wanted, available) * length + 1], length))
-    return Data(splits[0], splits[1], DataShape((length,), "int64", num_tokens))
+    return Data(splits[0], splits[1], DataShape((length,), "int64", num_tokens, target_shape=(length,)))

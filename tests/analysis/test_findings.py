@@ -20,6 +20,7 @@ from analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim import train
 from raysim.cli import app
 from raysim.config import make_config, read_config
+from raysim.quality import MEASURES
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 DENSE = Setting()
@@ -45,7 +46,7 @@ def context_of(
             origin = {"study": None, "confirms": False}
             rows.append({"run": f"{place}-s{seed}", "setting": setting, "seed": seed, **values, **origin})
     margin = {"accuracy": 0.5, "loss": 1.0}[metric]
-    return Context("made", pd.DataFrame(rows), metric, margin, language, measures=measures or Measures())
+    return Context("made", pd.DataFrame(rows), MEASURES[metric], margin, language, measures=measures or Measures())
 
 
 def both(text):
@@ -401,9 +402,7 @@ def test_a_diverged_run_counts_as_untrained(tmp_path):
     assert finding.verdict == "supported"
     (harm,) = (one for one in finding.comparisons if one.part == "less than 10 % does severe harm")
     assert harm.effect == pytest.approx(90, abs=1)
-    assert (
-        results.problems[0] == "The run 2-s0 diverged, and counts as untrained: accuracy 0, the loss of its first step."
-    )
+    assert results.problems[0] == "The run 2-s0 diverged, and counts as untrained: accuracy 0."
     losses = next(one for one in findings(results, quality="loss") if one.claim.name == "ten-per-cent")
     (harm,) = (one for one in losses.comparisons if one.part == "less than 10 % does severe harm")
     assert harm.effect == pytest.approx(100 * (2.0 / 0.6 - 1))
@@ -439,7 +438,7 @@ def test_another_claim_is_added_in_one_place(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"quality": "beauty"}, "`quality` must be one of auto, accuracy, loss, but got 'beauty'."),
+        ({"quality": "beauty"}, "`quality` must be one of auto, accuracy, perplexity, loss, but got 'beauty'."),
         ({"confidence": 1.0}, "`confidence` must be in [0.5, 1), but got 1.0."),
         ({"margin": -1.0}, "`margin` must be 0 or more, but got -1.0."),
     ],

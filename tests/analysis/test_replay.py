@@ -205,7 +205,8 @@ def test_a_target_not_reached_is_missing_and_said(runs, sparse):
 
 
 def test_targets_are_read(runs):
-    assert Target.parse("loss=0.5") == ("loss", 0.5)
+    assert Target.parse("loss=0.5") == ("loss", 0.5, None)
+    assert str(Target.parse("dice >= 0.5")) == "dice >= 0.5"
     values = pd.Series([0.4, 0.5, 0.6])
     assert Target("loss", 0.5).reached(values).tolist() == [True, True, False]
     assert Target("accuracy", 0.5).reached(values).tolist() == [False, True, True]
@@ -409,7 +410,7 @@ assert not {{"torch", "ray"}} & set(sys.modules)
         (["{runs}/unprofiled", "--network", "8mbps"], "has no profiled actions to be priced: train it with"),
         (
             ["{runs}/sparse", "--network", "8mbps", "--target", "0.9"],
-            "`target` must be loss=, perplexity= or accuracy=",
+            "`target` must be a measure and a number, as in 'accuracy=0.9' (loss=, perplexity=, accuracy=",
         ),
         (
             ["{runs}/noevals", "--network", "8mbps", "--target", "loss=1"],

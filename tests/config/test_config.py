@@ -195,7 +195,7 @@ OPTIMIZER_KEYS = ", ".join(f"optimizer.{name}" for name in OptimizerConfig.model
 REFUSED = {
     "stepz=3": f"Unknown key `stepz`. Known: {RUN_KEYS}. Did you mean `steps`?",
     "foo.bar=1": f"Unknown key `foo`. Known: {RUN_KEYS}.",
-    "optimizer.lr=1": f"Unknown key `optimizer.lr`. Known: {OPTIMIZER_KEYS}.",
+    "optimizer.lr=1": f"Unknown key `optimizer.lr`. Known: {OPTIMIZER_KEYS}, optimizer.dampening, optimizer.nesterov.",
     "steps": "An override is written key=value, but got 'steps'.",
     "=3": "An override is written key=value, but got '=3'.",
     "steps.x=3": "`steps.x` is no key: `steps` is 300.",
@@ -235,7 +235,10 @@ REFUSED = {
     "model=5": "`model` must be a name, but got 5.",
     "model.name=5": "`model` must be a name, but got 5.",
     "optimizer=adamw": "`optimizer` must be a table of keys, but got 'adamw'.",
-    "optimizer.name=adam": "`optimizer.name` must be 'sgd' or 'adamw', but got 'adam'.",
+    "optimizer.name=lbfgs": (
+        "`optimizer.name` cannot be 'lbfgs' in a pipeline, since it computes the loss several times a step."
+    ),
+    "optimizer.nesterov=3": "`optimizer.nesterov` must be true or false, but got 3.",
     "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be greater than or equal to 0, but got -1.",
     "optimizer.learning_rate=nan": "`optimizer.learning_rate` must be a finite number, but got nan.",
     "optimizer.momentum=1": "`optimizer.momentum` must be less than 1, but got 1.",
@@ -297,12 +300,14 @@ REFUSED_BY_THE_PLAN = {
     ("num_stages=50",): "`num_stages` must be at most the number of layers (7), but got 50.",
     ("batch_size=4096",): "`batch_size` must be at most the number of training samples (1437), but got 4096.",
     ("data=cifar10", "data.path=/nope"): "`data.path` must be a file or folder that exists, but got '/nope'.",
-    (
-        "data=cifar",
-    ): "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, text, topics, wikitext2. Did you mean `cifar10`?",
+    ("data=cifar",): (
+        "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, hf, images, table, text, topics, wikitext2; "
+        "your own is written `package.module:function`. Did you mean `cifar10`?"
+    ),
     ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
     ("model=cnm",): (
-        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, resnet101, resnet18, vgg16; your own is written `package.module:function`."
+        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, mlp, resnet101, resnet18, vgg16; "
+        "your own is written `package.module:function`."
     ),
     ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width. Did you mean `model.width`?",
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
-from raysim.config import OptimizerConfig
-from raysim.pipeline.optimizer import learning_rate, make_optimizer, slots_per_parameter
+from raysim.config import ConfigError, OptimizerConfig, make_config
+from raysim.config.optimizer import OPTIMIZERS
+from raysim.pipeline.optimizer import find_elementwise, learning_rate, make_optimizer, slot_values
 
 
 def rates(config: OptimizerConfig, num_steps: int, steps_per_epoch: int = 10, until: int | None = None) -> list[float]:
@@ -59,6 +62,14 @@ def test_linear_with_and_without_warm_up_is_that_of_transformers() -> None:
         ours = rates(config, 40)
         assert ours[warmup:] == pytest.approx(theirs[warmup:40])
         assert ours[:warmup] == pytest.approx(theirs[1 : warmup + 1])  # ours never takes a step of length zero
+
+
+@pytest.mark.parametrize("warmup", [0, 2, 7])
+def test_one_cycle_is_torchs(warmup: int) -> None:
+    config = OptimizerConfig(learning_rate=0.1, decay="one-cycle", warmup_steps=warmup)
+    share = warmup / 40 if warmup else 0.3
+    theirs = of_torch(lambda o: OneCycleLR(o, 0.1, total_steps=40, pct_start=share, cycle_momentum=False), 40)
+    assert rates(config, 40) == pytest.approx(theirs)
 
 
 def test_warm_up_rises_in_equal_steps_to_the_full_rate() -> None:
@@ -125,11 +136,46 @@ RULES = {
 }
 
 
+# every other rule with torch's defaults, and with an option of its own
+OWN = {
+    "adadelta": {"rho": 0.8},
+    "adafactor": {"beta2_decay": -0.5},
+    "adagrad": {"initial_accumulator_value": 0.1},
+    "adam": {"amsgrad": True},
+    "adamax": {"betas": [0.8, 0.95]},
+    "asgd": {"t0": 1},
+    "nadam": {"momentum_decay": 0.01},
+    "radam": {"decoupled_weight_decay": True, "weight_decay": 0.1},
+    "rmsprop": {"centered": True, "momentum": 0.5},
+    "rprop": {"etas": [0.4, 1.3]},
+    "sgd": {"nesterov": True, "momentum": 0.9},
+}
+KINDS = {kind.__name__.lower(): kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
+for _name, _options in OWN.items():
+    for _given in ({}, _options):
+        RULES[f"{_name} {_given}"] = (
+            OptimizerConfig(name=_name, learning_rate=0.01, **_given),
+            lambda p, name=_name, given=_given: KINDS[name](p, lr=0.01, **given),
+        )
+
+
+def test_the_rules_and_their_options_are_those_of_torch() -> None:
+    general = {"params", "lr", "foreach", "maximize", "capturable", "differentiable", "fused"}
+    found = {}
+    for name, kind in KINDS.items():
+        if issubclass(kind, torch.optim.Optimizer) and name not in ("optimizer", "lbfgs", "sparseadam"):
+            options = set(inspect.signature(kind).parameters) - general
+            found[name] = {"epsilon" if option == "eps" else option for option in options}
+    found["adafactor"] -= {"epsilon"}  # a pair, whose first entry is the machine's
+    found["muon"] |= {"betas"}  # of the AdamW beside it
+    assert {name: set(options) for name, options in OPTIMIZERS.items()} == found
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rule_is_torchs(rule: str) -> None:
     config, reference = RULES[rule]
     ours, theirs = model(), model()
-    optimizer, expected = make_optimizer(config, ours.parameters()), reference(theirs.parameters())
+    optimizer, expected = make_optimizer(config, ours.named_parameters()), reference(theirs.parameters())
     assert optimizer is not None
     for step in range(5):
         for one, stepper in ((ours, optimizer), (theirs, expected)):
@@ -140,9 +186,80 @@ def test_the_rule_is_torchs(rule: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
     slots = [x for state in optimizer.state_dict()["state"].values() for x in state.values() if x is not None]
     kept = sum(x.numel() for x in slots if x.dim() > 0)
-    assert kept == slots_per_parameter(config) * sum(p.numel() for p in ours.parameters())
+    assert kept == sum(slot_values(config, p.shape) for p in ours.parameters())
 
 
 def test_a_stage_without_parameters_has_no_optimiser() -> None:
     assert make_optimizer(OptimizerConfig(), []) is None
-    assert make_optimizer(OptimizerConfig(), [nn.Parameter(torch.zeros(2), requires_grad=False)]) is None
+    assert make_optimizer(OptimizerConfig(), [("a", nn.Parameter(torch.zeros(2), requires_grad=False))]) is None
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 11))
+
+
+def muon_names(stages, tied=()) -> list[set[str]]:
+    apart = find_elementwise(stages, tied)
+    return [{n for n, _ in s.named_parameters()} - names for s, names in zip(stages, apart, strict=True)]
+
+
+def test_muon_takes_matrices_but_those_of_embeddings_and_of_the_last_layer() -> None:
+    whole = blocks()
+    assert muon_names([whole]) == [{"1.weight", "3.weight"}]
+    assert muon_names([whole[:2], whole[2:]]) == [{"1.weight"}, {"3.weight"}]
+    assert muon_names([whole[:2], whole[2:]], [[(0, "0.weight"), (1, "3.weight")]]) == [{"1.weight"}, set()]
+
+
+def test_muon_and_adamw_step_as_torchs_two() -> None:
+    ours, theirs = blocks(), blocks()
+    (apart,) = find_elementwise([ours], ())
+    config = OptimizerConfig(name="muon", learning_rate=0.02, weight_decay=0.1, momentum=0.9, betas=(0.8, 0.95))
+    optimizer = make_optimizer(config, ours.named_parameters(), apart)
+    named = dict(theirs.named_parameters())
+    matrices = [named.pop(name) for name in ("1.weight", "3.weight")]
+    pair = [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(named.values(), lr=0.02, weight_decay=0.1, betas=(0.8, 0.95), fused=True),
+    ]
+    again, resumed = copy.deepcopy(ours), None
+    for step in range(4):
+        if step == 2:  # another optimiser takes the state over
+            again.load_state_dict(ours.state_dict())
+            resumed = make_optimizer(config, again.named_parameters(), apart)
+            resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for one, steppers in ((ours, [optimizer]), (theirs, pair), *([(again, [resumed])] if resumed else [])):
+            one.zero_grad()
+            one(torch.arange(4) + step).square().mean().backward()
+            for stepper in steppers:
+                stepper.step()
+    for one, other, third in zip(ours.parameters(), theirs.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+    kept = sum(x.numel() for slots in optimizer.state_dict()["state"].values() for x in slots.values() if x.dim())
+    assert kept == sum(slot_values(config, p.shape, elementwise=n in apart) for n, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "adamwq"}, "`optimizer.name`: Unknown optimiser 'adamwq'. Known: "),
+        (
+            {"name": "lbfgs"},
+            "`optimizer.name` cannot be 'lbfgs' in a pipeline, since it computes the loss several times",
+        ),
+        ({"name": "adam", "nesterov": True}, "Unknown key `optimizer.nesterov`. Known: "),
+        (
+            {"name": "rprop", "weight_decay": 0.1},
+            "`optimizer.weight_decay` has no effect with `optimizer.name` = 'rprop'",
+        ),
+        ({"name": "sgd", "nesterov": 1}, "`optimizer.nesterov` must be true or false, but got 1."),
+        ({"name": "rprop", "etas": [0.5]}, "`optimizer.etas` must be a list of 2 numbers, but got [0.5]."),
+        ({"name": "muon", "adjust_lr_fn": "x"}, "`optimizer.adjust_lr_fn` must be 'original' or 'match_rms_adamw'"),
+        ({"name": "asgd", "alpha": "x"}, "`optimizer.alpha` must be a number, but got 'x'."),
+    ],
+)
+def test_options_that_are_not_the_rules_are_refused(values, message) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({"steps": 1, "optimizer": values})
+    assert str(caught.value).startswith(message)

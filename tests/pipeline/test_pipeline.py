@@ -17,7 +17,7 @@ from raysim.pipeline.plan import prepare
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import unpack_tensors
 from raysim.training.tables import link_rows, step_row
-from raysim.workloads.models import loss as model_loss
+from raysim.workloads.losses import CrossEntropy
 
 MOST_HEADER_BYTES = 24
 
@@ -55,7 +55,7 @@ def gradients_by_autograd(workload, num_microbatches, step=0):
     for m in range(num_microbatches):
         epoch, ids = workload.plan.microbatch(step, m)
         x = workload.data.train.inputs(ids, epoch, workload.plan.config.seed, True)
-        (model_loss(model(x), workload.data.train.targets(ids)) / num_microbatches).backward()
+        (CrossEntropy()(model(x), workload.data.train.targets(ids)) / num_microbatches).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

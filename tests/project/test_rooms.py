@@ -24,7 +24,7 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"files", "notation", "on_demand", "random"}
+LOW = {"files", "notation", "on_demand", "quality", "random"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
@@ -33,6 +33,7 @@ ROOMS = {
     "raysim.notation": (set(), set()),
     "raysim.random": (set(), set()),
     "raysim.on_demand": (set(), {"torch"}),
+    "raysim.quality": (set(), set()),
     "raysim.codecs": (LOW, {"torch", "numba"}),
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
@@ -51,13 +52,16 @@ ROOMS = {
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.recipes": (set(), set()),
-    "raysim.show": ({"network", "records", "training"}, {"rich"}),
+    "raysim.show": ({"network", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.validate": ({"*"}, {"pyarrow"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
-    "analysis": ({"places", "records", "network", "schedules", "notation", "config"}, THIRD_PARTY - {"torch", "ray"}),
+    "analysis": (
+        {"places", "records", "network", "quality", "schedules", "notation", "config"},
+        THIRD_PARTY - {"torch", "ray"},
+    ),
 }
 
 

@@ -41,6 +41,8 @@ FIELD_CHANGES: dict[str, Change] = {
     "name": Change({"name": "other"}, "records"),
     "model": Change({"model": {"name": "cnn", "width": 6}}, "loss"),
     "data": Change({"data": {"name": "digits", "train_samples": 48, "test_samples": 20}}, "loss"),
+    "loss": Change({"loss": {"label_smoothing": 0.1}}, "loss"),
+    "metrics": Change({"metrics": ["f1", "accuracy"]}, "records"),
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
     "bottleneck": Change({"bottleneck": 2}, "loss"),

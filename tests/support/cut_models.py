@@ -3,7 +3,8 @@
 import torch
 
 from raysim.workloads.data import DataShape
-from raysim.workloads.models import build_model, loss
+from raysim.workloads.losses import CrossEntropy
+from raysim.workloads.models import build_model
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)
 
@@ -40,7 +41,7 @@ def train_cut(stages, x, targets):
         received.append(x)
         x = stage(x)
         sent.append(x)
-    error = loss(x, targets)
+    error = CrossEntropy()(x, targets)
     error.backward()
     for index in range(len(stages) - 2, -1, -1):
         sent[index].backward(received[index + 1].grad)

@@ -51,6 +51,8 @@ RUNS = {
     "gpt-tied": {**TIED, **ADAM},
     "gpt-tied-clip": {**TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
     "gpt-dropout": {**DROPOUT, **ADAM},
+    "gpt-tied-muon": {**TIED, "loss": {"label_smoothing": 0.1}, "optimizer": {"name": "muon", "learning_rate": 1e-2}},
+    "mlp-rmsprop": {"model": {"name": "mlp", "width": 8}, "optimizer": {"name": "rmsprop", "centered": True}},
     "bfloat16": {**GPT, "dtype": "bfloat16", "forward": "TopK(0.3)"},
     "batchnorm": {
         "model": {"name": "tests.support.models:normed"},

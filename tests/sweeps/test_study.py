@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError
+from raysim.quality import MEASURES
+from sweeps.objectives import Objective
 from sweeps.reading import read_study, study_names
 from sweeps.study import Study, most_workers
 
@@ -117,7 +119,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"objectives": ["los_on"]},
-            "Unknown objective `los_on`. Known: loss_on, loss_off, accuracy_on, accuracy_off, wire_bytes, step_s@NETWORK",
+            "Unknown objective `los_on`. Known: loss_on, perplexity_on, accuracy_on,",
         ),
         ({"objectives": ["step_s"]}, "Unknown objective `step_s`."),
         ({"objectives": ["step_s@100mbits"]}, "`objectives`: step_s@100mbits: A network is a preset"),
@@ -129,7 +131,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"objectives": [{"name": "time_to_target_s@1gbps", "target": "speed=9"}]},
-            "`target` must be loss=, perplexity= or accuracy= and a number",
+            "`target` must be a measure and a number",
         ),
         (
             {"objectives": [{"name": "loss_on", "direction": "down"}]},
@@ -264,3 +266,17 @@ def test_a_budget_is_changed_without_changing_the_file():
     assert (study.budget, study.seeds, study.jobs) == (3, (0, 1, 2, 3), 2)
     with pytest.raises(ConfigError, match=r"^`seeds` must be at least 1, but got 0\.$"):
         read_study("quickstart", seeds=0)
+
+
+def test_every_measure_is_an_objective_with_its_own_direction():
+    for name, measure in MEASURES.items():
+        for mode in ("on", "off"):
+            objective = Objective(f"{name}_{mode}")
+            assert objective.direction == ("maximize" if measure.higher else "minimize")
+            assert objective.quality == (measure if mode == "on" else None)
+    mine = Objective("dice_on", direction="maximize")
+    assert mine.quality.higher
+    assert Objective("wire_bytes").quality is Objective("step_s@1gbps").quality is None
+    with pytest.raises(ConfigError, match=r"Unknown objective `dice_on`\. Known: loss_on, .* needs a `direction`"):
+        Objective("dice_on")
+    assert Objective("time_to_target_s@1gbps", target="r2=0.5").target == "r2=0.5"

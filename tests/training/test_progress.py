@@ -5,7 +5,9 @@ import re
 import pandas as pd
 import pytest
 
+from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
+from raysim.training.progress import Pace
 from raysim.training.run import Training, train
 
 
@@ -31,7 +33,9 @@ def test_lines_tell_a_run_from_its_header_to_its_evaluation(small, tmp_path, cap
         assert words in header
     assert "every 3 steps and at the end, with compression on and off" in header
     last = run.steps.iloc[-1]
-    assert re.search(rf"step 6/6: loss {last['loss']:.4f}, \S+ s a step, \S+ samples/s, 0:00:00 left", said.err)
+    assert re.search(
+        rf"step 6/6: loss {last['loss']:.4f}, \S+ s a step, \S+ samples/s, 0:00:00 left, \S+ \S+ sent", said.err
+    )
     for row in run.evals.to_dict("records"):
         words = f"step {row['step']}: evaluated with compression {row['mode']}: loss {row['loss']:.4f}, accuracy"
         assert words in said.err
@@ -43,6 +47,54 @@ def test_tokens_are_counted_where_the_data_are_text(tmp_path, capsys):
     found = re.search(r"step 1/1: loss \S+ (\S+) s a step, (\S+) tokens/s", capsys.readouterr().err)
     tokens = float(found[2].replace(",", "")) * run.steps["seconds"].iloc[0]
     assert tokens == pytest.approx(8 * run.row["batch_size"], rel=0.01)
+
+
+def test_a_run_that_takes_hours_says_so_in_its_first_minute_and_once(small):
+    training = Training(small(steps=6_000), engine="inline")
+    pace = Pace(training)
+    said = []
+    for step in range(60):
+        pace.add({"seconds": 1.0})
+        said.append(pace.warning(step + 1))
+    (line,) = [line for line in said if line is not None]
+    assert "the 5,980 steps that are left will take about 1:39:40 here" in line
+    assert said.index(line) < 60
+    short = Pace(Training(small(steps=3_000), engine="inline"))
+    for step in range(60):
+        short.add({"seconds": 1.0})
+        assert short.warning(step + 1) is None
+
+
+def test_a_checkpoint_comes_in_time_however_long_steps_take(small, tmp_path, monkeypatch):
+    """With steps of three minutes each, a kill loses one at most; and the bits are those of a run that keeps fewer."""
+    config = small(checkpoint_every_steps=100)
+    whole = train(config, engine="inline", out=tmp_path / "whole")
+    now = [0.0]
+    monkeypatch.setattr("raysim.training.run.time.monotonic", lambda: now[0])
+    training = Training(config, out=tmp_path / "slow", engine="inline")
+    lost = []
+    for event in training.events():
+        if event.kind == "step":
+            kept = checkpoints(tmp_path / "slow" / "checkpoints")
+            lost.append(event.row["step"] - (kept[-1].step if kept else 0))
+            now[0] += 180.0
+    assert max(lost) == 1
+    slow = Run(tmp_path / "slow")
+    assert slow.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_an_interruption_says_how_to_go_on(small, tmp_path, monkeypatch):
+    def interrupt(self, *arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed:
+        changed.setattr("raysim.engine.inline.InlineEngine.step", interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train(small(), engine="inline", out=tmp_path / "run")
+    assert caught.value.__notes__ == [
+        f"To go on, train with the same arguments and out={str(tmp_path / 'run')!r}, resume=True."
+    ]
+    assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
 
 
 def test_training_from_python_is_silent_unless_asked(small, tmp_path, capsys):

@@ -12,7 +12,7 @@ from raysim.training.run import Training, train
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import named_layers
 from raysim.workloads.data import DataShape
-from raysim.workloads.models import loss
+from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.partition import partition
 
 CODE = 3
@@ -43,7 +43,7 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
     assert len(parts.tied) == len(plain.tied)
 
     whole = nn.Sequential(*(layer for stage in parts.stages for layer in named_layers(stage).values()))
-    error = loss(whole(x), targets)
+    error = CrossEntropy()(whole(x), targets)
     parameters = [list(stage.parameters()) for stage in parts.stages]
     expected = torch.autograd.grad(error, [p for stage in parameters for p in stage])
     found, sent = train_cut(parts.stages, x, targets)

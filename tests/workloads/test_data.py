@@ -156,7 +156,7 @@ def test_digits_are_split_the_same_for_every_seed_and_are_all_there():
 
 def test_topics_are_the_bytes_of_pythons_help():
     data = load_data("topics", {"length": 32}, seed=0)
-    assert data.shape == DataShape((32,), "int64", 256)
+    assert data.shape == DataShape((32,), "int64", 256, target_shape=(32,))
     train, test = (bytes(split.tokens) for split in (data.train, data.test))
     assert b"assert" in train
     assert 8.9 < len(train) / len(test) < 9.1
@@ -214,7 +214,7 @@ def test_a_text_file_is_read_by_bytes_and_its_last_tenth_is_the_test(tmp_path):
     file = tmp_path / "input.txt"
     file.write_bytes(bytes(range(256)) * 10)  # any bytes, not text alone
     data = load_data("text", {"path": str(file), "length": 16}, seed=0)
-    assert data.shape == DataShape((16,), "int64", 256)
+    assert data.shape == DataShape((16,), "int64", 256, target_shape=(16,))
     assert (len(data.train), len(data.test)) == ((2304 - 1) // 16, (256 - 1) // 16)
     assert torch.equal(read(data.train, [1]), torch.arange(16, 32)[None])
 
@@ -231,7 +231,7 @@ def test_a_tokenizer_gives_its_own_tokens_from_either_kind_of_files(folder, toke
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     data = load_data("text", {"path": str(folder), "tokenizer": str(tokenizer), "length": 8}, seed=0)
-    assert data.shape == DataShape((8,), "int64", made.get_vocab_size())
+    assert data.shape == DataShape((8,), "int64", made.get_vocab_size(), target_shape=(8,))
     expected = made.encode((folder / "train.txt").read_text(encoding="utf-8")).ids
     assert data.train.tokens.tolist() == expected[: len(data.train) * 8 + 1]
     older = load_data("text", {"path": str(folder), "tokenizer": str(tokenizer / "older"), "length": 8}, seed=0)
@@ -368,7 +368,8 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
         (
             "digit",
             {},
-            "Unknown data set 'digit'. Known: cifar10, cifar100, digits, text, topics, wikitext2. Did you mean `digits`?",
+            "Unknown data set 'digit'. Known: cifar10, cifar100, digits, hf, images, table, text, topics, wikitext2; your own is "
+            "written `package.module:function`. Did you mean `digits`?",
         ),
         (
             "digits",
@@ -485,4 +486,5 @@ def test_wrong_image_files_are_refused(tmp_path):
 
 
 def test_every_data_set_is_tried_here():
-    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100"}
+    of_ones_own = {"hf", "images", "table"}  # in test_data_of_ones_own
+    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100", *of_ones_own}

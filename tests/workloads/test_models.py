@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from raysim.workloads.data import DataShape, batch_ids, load_data
-from raysim.workloads.models import MODELS, build_model, gpt, gpt2, loss, num_correct
+from raysim.workloads.losses import CrossEntropy
+from raysim.workloads.metrics import Accuracy
+from raysim.workloads.models import MODELS, build_model, gpt, gpt2
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)
 CIFAR = DataShape((3, 32, 32), "float32", 10)
@@ -21,6 +23,7 @@ SMALL = {
     "resnet18": (CIFAR, {}),
     "gpt": (BYTES, {"num_blocks": 2, "width": 32}),
     "lstm": (BYTES, {"width": 16}),
+    "mlp": (DIGITS, {"width": 16}),
 }
 
 
@@ -73,14 +76,15 @@ def test_the_cnn_learns_the_digits():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(300):
         epoch, ids = batch_ids(len(data.train), 64, 0, step)
-        error = loss(model(data.train.inputs(ids, epoch, 0, training=True)), data.train.targets(ids))
+        error = CrossEntropy()(model(data.train.inputs(ids, epoch, 0, training=True)), data.train.targets(ids))
         optimizer.zero_grad()
         error.backward()
         optimizer.step()
     ids = np.arange(len(data.test))
     with torch.no_grad():
         logits = model(data.test.inputs(ids, 0, 0, training=False))
-    assert num_correct(logits, data.test.targets(ids)) / len(ids) > 0.95
+    right, asked = Accuracy().sums(logits, data.test.targets(ids))
+    assert right / asked > 0.95
 
 
 def test_resnet18_is_that_of_the_papers():
@@ -121,7 +125,7 @@ def test_gpt_is_causal_and_starts_without_an_opinion():
     logits, others = model(x), model(changed)
     assert torch.equal(logits[:, :9], others[:, :9])
     assert not torch.equal(logits[:, 9], others[:, 9])
-    assert loss(logits, x).item() == pytest.approx(math.log(256), abs=0.05)
+    assert CrossEntropy()(logits, x).item() == pytest.approx(math.log(256), abs=0.05)
 
 
 def test_gpt_drops_out_in_training_only():
@@ -137,8 +141,8 @@ def test_loss_is_the_mean_cross_entropy_in_float32(shape, dtype):
     torch.manual_seed(0)
     logits, targets = torch.randn(shape, dtype=dtype), torch.randint(7, shape[:-1])
     chosen = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1))
-    assert torch.allclose(loss(logits, targets), -chosen.mean())
-    assert num_correct(logits, targets) == (logits.argmax(-1) == targets).sum()
+    assert torch.allclose(CrossEntropy()(logits, targets), -chosen.mean())
+    assert Accuracy().sums(logits, targets)[0] == (logits.argmax(-1) == targets).sum()
 
 
 # GPT-2 through transformers
@@ -166,8 +170,8 @@ def test_gpt2_gives_the_logits_and_gradients_of_transformers(folder):
     x = inputs_of(BYTES)
     logits, expected = ours(x), theirs(x).logits
     assert torch.allclose(logits, expected, atol=1e-5)
-    loss(logits, x).backward()
-    loss(expected, x).backward()
+    CrossEntropy()(logits, x).backward()
+    CrossEntropy()(expected, x).backward()
     assert ours.head.projection.weight is ours.embedding.token.weight
     assert torch.allclose(ours.embedding.token.weight.grad, theirs.transformer.wte.weight.grad, atol=1e-6)
     theirs_block, ours_block = theirs.transformer.h[1], ours.block1
@@ -286,7 +290,7 @@ def test_a_model_of_ones_own_is_refused_in_one_sentence(own):
             "cnm",
             {},
             DIGITS,
-            "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, resnet101, resnet18, vgg16; your own is written `package.module:func",
+            "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, mlp, resnet101, resnet18, vgg16; your own is written",
         ),
         ("cnn", {"wdth": 3}, DIGITS, "Unknown option `model.wdth` of `cnn`. Known: model.width."),
         ("resnet18", {"width": 3}, CIFAR, "Unknown option `model.width` of `resnet18`. Known: none."),

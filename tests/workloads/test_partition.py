@@ -12,7 +12,8 @@ from torch import nn
 
 from raysim.workloads.costs import Shadow, named_layers
 from raysim.workloads.data import DataShape
-from raysim.workloads.models import build_model, loss
+from raysim.workloads.losses import CrossEntropy
+from raysim.workloads.models import build_model
 from raysim.workloads.partition import Tied, balance, partition
 
 CIFAR = DataShape((3, 32, 32), "float32", 10)
@@ -23,7 +24,7 @@ def test_a_model_cut_anywhere_is_the_uncut_model_bit_for_bit(name):
     model, shape, x, targets = example(name)
     names = list(named_layers(model))
     reference = build_model(*MODELS[name], seed=0)
-    error = loss(reference(x), targets)
+    error = CrossEntropy()(reference(x), targets)
     error.backward()
     expected = {key: parameter.grad for key, parameter in reference.named_parameters(remove_duplicate=False)}
     choices = [[], *([cut] for cut in names[:-1]), names[:-1], names[1:-1:2]]
@@ -131,7 +132,7 @@ def really_saved(stage, x, targets=None):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         y = stage(x)
-        error = y if targets is None else loss(y, targets)
+        error = y if targets is None else CrossEntropy()(y, targets)
     assert error.requires_grad
     return sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in state), y
 

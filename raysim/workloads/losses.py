@@ -1,0 +1,159 @@
+"""Losses by name or by import path: the mean over a batch of how wrong a model's outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from raysim.on_demand import torch
+from raysim.workloads.options import bind_options, import_function
+from raysim.workloads.splits import DataShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED = -100  # the target of a position that does not count, as torch and transformers have it
+
+
+class Loss(Protocol):
+    """A loss of outputs and targets, whose gradient a run follows."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
+        """Return the loss of a microbatch in training: the mean, or with `divisor` the sum over it divided by that."""
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss that evaluations report."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy over classes in float32, over samples and positions; targets of -100 do not count.
+
+    `label_smoothing` is of training alone: evaluations report the plain cross-entropy, which runs of different smoothing
+    share.
+
+    >>> CrossEntropy()(torch.zeros(2, 3, 10), torch.zeros(2, 3, dtype=torch.int64))
+    tensor(2.3026)
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        smoothing = self.label_smoothing
+        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
+            raise ValueError(f"`loss.label_smoothing` must be in [0, 1), but got {smoothing!r}.")
+
+    def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
+        return _cross_entropy(outputs, targets, self.label_smoothing, divisor)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _cross_entropy(outputs, targets, 0.0, None)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float, divisor: float | None) -> Tensor:
+    logits, flat = outputs.float().flatten(0, -2), targets.flatten()
+    if divisor is None:
+        return torch.nn.functional.cross_entropy(logits, flat, label_smoothing=smoothing, ignore_index=IGNORED)
+    total = torch.nn.functional.cross_entropy(
+        logits, flat, label_smoothing=smoothing, ignore_index=IGNORED, reduction="sum"
+    )
+    return total / divisor
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """The mean squared difference in float32, over samples and outputs.
+
+    >>> MeanSquaredError()(torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
+    tensor(5.)
+    """
+
+    def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
+        return torch.nn.functional.mse_loss(outputs.float(), targets.float())
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self(outputs, targets)
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A function of outputs and targets that returns the mean loss of what it is given."""
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
+        return self.function(outputs, targets)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets)
+
+
+def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:
+    """Return the loss `name`; without one, cross-entropy where targets are classes and the mean square where they are numbers.
+
+    Raises ValueError naming what is wrong, also where the loss does not fit the targets.
+    """
+    name = name or ("cross_entropy" if shape.classifies else "mse")
+    if ":" in name:
+        return OwnLoss(name, import_function("Loss", name))
+    kind = _LOSSES[name]
+    arguments = bind_options("loss", name, kind, options)
+    if shape.classifies != (name == "cross_entropy"):
+        held, other = ("classes", "cross_entropy") if shape.classifies else ("numbers", "mse")
+        raise ValueError(f"`loss` = {name!r} does not fit the data, whose targets are {held}. Use {other!r}.")
+    return kind(**arguments)
+
+
+def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:
+    """Return targets of zeros for a model's outputs, of one microbatch."""
+    if isinstance(loss, OwnLoss):
+        return torch.zeros((len(outputs), *shape.target_shape), dtype=getattr(torch, shape.target_dtype))
+    of_classes = isinstance(loss, CrossEntropy)
+    return torch.zeros(outputs.shape[:-1] if of_classes else outputs.shape, dtype=getattr(torch, shape.target_dtype))
+
+
+def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: DataShape) -> None:
+    """Raise ValueError where the outputs of a model, those of its last `layer`, do not fit the loss and the targets.
+
+    `output_shape` begins with the samples of a microbatch.
+    """
+    if isinstance(loss, CrossEntropy) and (len(output_shape) == 1 or output_shape[-1] < shape.num_classes):
+        raise ValueError(
+            f"The last layer `{layer}` must return a score for each class ({shape.num_classes}), "
+            f"but returns the shape {output_shape}."
+        )
+    wanted = (*output_shape[:1], *shape.target_shape)
+    told = shape.target_shape or shape.num_tokens or shape.input_dtype != "int64"  # shapes of bare text tell nothing
+    if isinstance(loss, CrossEntropy) and told and output_shape[:-1] != wanted:
+        raise ValueError(
+            f"The last layer `{layer}` must return scores of shape {(*wanted, shape.num_classes)}, "
+            f"but returns the shape {output_shape}."
+        )
+    if isinstance(loss, MeanSquaredError) and output_shape != wanted:
+        raise ValueError(
+            f"The last layer `{layer}` must return numbers of the shape of the targets {wanted}, "
+            f"but returns the shape {output_shape}."
+        )
+    if isinstance(loss, OwnLoss):
+        _try(loss, output_shape, shape)
+
+
+def _try(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -> None:
+    outputs = torch.zeros(output_shape, requires_grad=True)
+    targets = example_targets(loss, outputs, shape)
+    try:
+        found = loss(outputs, targets)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        shapes = f"outputs of shape {output_shape} and targets of shape {tuple(targets.shape)}"
+        raise ValueError(f"Loss `{loss.name}` failed on {shapes}: {reason}.") from error
+    if not isinstance(found, torch.Tensor) or found.shape != () or not found.requires_grad:
+        said = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ValueError(
+            f"Loss `{loss.name}` must return one number, as a tensor that depends on the outputs, but got {said}."
+        )
+
+
+_LOSSES: dict[str, type[CrossEntropy | MeanSquaredError]] = {"cross_entropy": CrossEntropy, "mse": MeanSquaredError}

@@ -1,0 +1,208 @@
+"""Metrics: sums over the batches of an evaluation, and the figure that they give at its end.
+
+Sums are additive, so that an evaluation may be cut into batches anywhere. Positions whose target is -100 do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.on_demand import torch
+from raysim.quality import MEASURES, Measure
+from raysim.workloads.losses import IGNORED
+from raysim.workloads.options import import_function
+from raysim.workloads.splits import DataShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Sums = NDArray[np.float64]
+
+
+class Metric(Protocol):
+    """A figure of an evaluation: `sums` of each batch are added, and `value` is asked of the total."""
+
+    @property
+    def measure(self) -> Measure:
+        """The name of the metric, and whether more is better."""
+
+    @property
+    def size(self) -> int:
+        """The length of its sums."""
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        """Return the batch's part: `size` numbers."""
+
+    def value(self, sums: Sums) -> float:
+        """Return the metric; not a number where nothing was counted."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of targets that are among the `top` classes with the greatest scores; of tokens, where targets are tokens."""
+
+    top: int = 1
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES["accuracy" if self.top == 1 else f"top{self.top}_accuracy"]
+
+    @property
+    def size(self) -> int:
+        return 2
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        if self.top == 1:
+            found = outputs.argmax(dim=-1) == targets
+        else:
+            best = outputs.topk(min(self.top, outputs.shape[-1]), dim=-1).indices
+            found = (best == targets.unsqueeze(-1)).any(dim=-1)
+        return int(found.sum()), count(targets)
+
+    def value(self, sums: Sums) -> float:
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+@dataclass(frozen=True)
+class F1:
+    """The harmonic mean of precision and recall: of class 1 where there are two classes, else the mean over classes.
+
+    Classes that occur neither among targets nor among predictions are left out of the mean.
+    """
+
+    num_classes: int
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES["f1"]
+
+    @property
+    def size(self) -> int:
+        return 3 * self.num_classes
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        counted = targets != IGNORED
+        predicted, wanted = outputs.argmax(dim=-1)[counted], targets[counted]
+        counts = [
+            torch.bincount(classes, minlength=self.num_classes)[: self.num_classes]
+            for classes in (wanted[predicted == wanted], predicted, wanted)
+        ]
+        return torch.cat(counts).tolist()
+
+    def value(self, sums: Sums) -> float:
+        right, predicted, wanted = sums.reshape(3, self.num_classes)
+        occurring = predicted + wanted
+        scores = np.divide(2 * right, occurring, out=np.zeros_like(right), where=occurring > 0)
+        if self.num_classes == 2:
+            return float(scores[1])
+        return float(scores[occurring > 0].mean()) if occurring.any() else math.nan
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError:
+    """The mean absolute difference, in the units of the data: differences of an output times its entry of `scale`."""
+
+    scale: tuple[float, ...] = ()
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES["mae"]
+
+    @property
+    def size(self) -> int:
+        return 2
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        differences = (outputs.double() - targets.double()).abs()
+        if self.scale:
+            differences = differences * torch.tensor(self.scale, dtype=torch.float64, device=differences.device)
+        return float(differences.sum()), targets.numel()
+
+    def value(self, sums: Sums) -> float:
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+@dataclass(frozen=True)
+class R2:
+    """The share of the targets' variance that the outputs explain, mean over `num_outputs`: 0 for a model that predicts means."""
+
+    num_outputs: int
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES["r2"]
+
+    @property
+    def size(self) -> int:
+        return 1 + 3 * self.num_outputs
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        wanted = targets.double().reshape(-1, self.num_outputs)
+        errors = (outputs.double().reshape(-1, self.num_outputs) - wanted).square().sum(0)
+        return [len(wanted), *torch.cat([wanted.sum(0), wanted.square().sum(0), errors]).tolist()]
+
+    def value(self, sums: Sums) -> float:
+        number, (total, squares, errors) = sums[0], sums[1:].reshape(3, self.num_outputs)
+        if not number:
+            return math.nan
+        spread = squares - total**2 / number
+        known = spread > 0
+        return float((1 - errors[known] / spread[known]).mean()) if known.any() else math.nan
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """A function of outputs and targets that returns the mean over the samples of a batch; an evaluation's is their mean."""
+
+    measure: Measure
+    function: Callable[[Tensor, Tensor], Any]
+
+    @property
+    def size(self) -> int:
+        return 2
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        return float(self.function(outputs, targets)) * len(targets), len(targets)
+
+    def value(self, sums: Sums) -> float:
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+def make_metric(name: str, shape: DataShape) -> Metric:
+    """Return the metric `name`, one of `METRICS` or `package.module:function`; raises ValueError where it does not fit the data."""
+    if ":" in name:
+        function = import_function("Metric", name)
+        higher = getattr(function, "higher_is_better", None)
+        if not isinstance(higher, bool):
+            own = name.partition(":")[2]
+            raise ValueError(
+                f"Metric `{name}` must say whether more is better: set `{own}.higher_is_better` to True or False."
+            )
+        return OwnMetric(Measure(name.rpartition(":")[2], higher), function)
+    classes, make = _METRICS[name]
+    if classes != shape.classifies:
+        held = "classes" if shape.classifies else "numbers"
+        fitting = ", ".join(one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies)
+        raise ValueError(f"`metrics` cannot have {name!r} with targets that are {held}. Known for these: {fitting}.")
+    return make(shape)
+
+
+def count(targets: Tensor) -> int:
+    """Return how many predictions the targets ask for."""
+    return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())
+
+
+_METRICS: dict[str, tuple[bool, Callable[[DataShape], Metric]]] = {
+    "accuracy": (True, lambda shape: Accuracy()),
+    "top5_accuracy": (True, lambda shape: Accuracy(5)),
+    "f1": (True, lambda shape: F1(shape.num_classes)),
+    "mae": (False, lambda shape: MeanAbsoluteError(shape.target_scale)),
+    "r2": (False, lambda shape: R2(shape.num_classes)),
+}
+METRICS = tuple(_METRICS)

@@ -1,0 +1,325 @@
+"""Data sets of pictures: folders of class folders, or Parquet with encoded pictures, decoded when they are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raysim.notation import check_choice, check_integer
+from raysim.on_demand import torch
+from raysim.random import derive_key
+from raysim.workloads.mapped import cached
+from raysim.workloads.options import check_path, import_hub
+from raysim.workloads.order import permutation
+from raysim.workloads.rows import RowSource, labels_of, open_rows_of
+from raysim.workloads.splits import Data, DataShape, crop_and_flip, limit, normalise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+TEST_SHARE = 10  # one in so many pictures is tested on, where there is no folder or file of test pictures
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as models trained on it have them
+
+
+class Pictures(Protocol):
+    """Encoded pictures, read one by one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def read(self, index: int) -> bytes:
+        """Return an encoded picture; raises OSError."""
+
+    def name(self, index: int) -> str:
+        """Return what messages call a picture: its path, or its file and row."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Pictures in files of their own."""
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> bytes:
+        return Path(self.paths[index]).read_bytes()
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Pictures in the first column of a mapped Arrow file, which pickles as its path."""
+
+    path: str
+    count: int
+    source: str
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> bytes:
+        found: bytes = _arrow_column(self.path)[index].as_py()
+        return found
+
+    def name(self, index: int) -> str:
+        return f"in row {index + 1} of {self.source}"
+
+
+@lru_cache(maxsize=4)
+def _arrow_column(path: str) -> pa.ChunkedArray:
+    return pa.ipc.open_file(pa.memory_map(path)).read_all().column(0)
+
+
+@dataclass(frozen=True, eq=False)
+class PictureSplit:
+    """Some `rows` of pictures, decoded, brought to `size` and normalised when they are read.
+
+    A picture that is larger is scaled until its shorter side fits, and cut around its middle; without a size of your own,
+    all must have that of the first.
+    """
+
+    pictures: Pictures
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    size: tuple[int, int]  # height, width
+    resize: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = "none"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        """Return (batch, 3, height, width) in float32; raises ValueError naming a picture that cannot be read."""
+        images = np.stack([self._decode(int(row)) for row in self.rows[ids]])
+        if training and self.augment != "none":
+            images = crop_and_flip(
+                images, ids, derive_key(key, "augment", epoch if self.augment == "random" else "fixed")
+            )
+        return normalise(images, self.mean, self.std)
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the labels, (batch,)."""
+        return torch.from_numpy(self.labels[self.rows[ids]])
+
+    def _decode(self, row: int) -> NDArray[np.uint8]:
+        image = open_picture(self.pictures, row)
+        height, width = self.size
+        if self.resize and image.size != (width, height):
+            scale = max(height / image.height, width / image.width)
+            image = image.resize((max(width, round(image.width * scale)), max(height, round(image.height * scale))))
+            left, top = (image.width - width) // 2, (image.height - height) // 2
+            image = image.crop((left, top, left + width, top + height))
+        if image.size != (width, height):
+            raise ValueError(
+                f"The picture {self.pictures.name(row)} is {image.width}x{image.height}, but the first one is "
+                f"{width}x{height}. Give all one size by `data.size`."
+            )
+        return np.asarray(image).transpose(2, 0, 1)
+
+
+def open_picture(pictures: Pictures, index: int) -> Any:
+    """Return a picture decoded, in RGB; raises ValueError naming it where it cannot be read."""
+    from PIL import Image
+
+    try:
+        return Image.open(io.BytesIO(pictures.read(index))).convert("RGB")
+    except Exception as error:  # decoders raise of all kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        if "BytesIO" in reason:
+            reason = "it is in no format that is known"
+        raise ValueError(f"The picture {pictures.name(index)} cannot be read: {reason}.") from None
+
+
+def images(
+    *,
+    path: str,
+    size: int | list[int] | None = None,
+    augment: str = "none",
+    column: str | None = None,
+    label: str = "label",
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Data:
+    """Return the pictures of a folder with a folder for each class, or of Parquet files with encoded pictures.
+
+    The folder may hold folders train and test (or val), each with the class folders, or files train*.parquet and
+    test*.parquet; of anything else a tenth, drawn once and for all, is the test split. `size` (a number, or height and width)
+    is what pictures are brought to; without it all must be of one size. `column` ("image" or "img" where not given) and `label`
+    are columns of Parquet. `augment` is of training alone: crop and flip `random` anew each epoch, `fixed`, or `none`. Pixels
+    are normalised by `mean` and `std` of each channel, ImageNet's where not given.
+    """
+    found = check_path("data.path", path)
+    if found.is_file() or next(found.rglob("*.parquet"), None) is not None:
+        files = [found] if found.is_file() else _parquet_splits(found)
+        sources = [open_rows_of(file) for file in files]
+        return pictures_of(sources, column, label, size, augment, mean, std, train_samples, test_samples)
+    names, parts = _class_folders(found)
+    return make_data(parts, names, size, augment, mean, std, train_samples, test_samples)
+
+
+def pictures_of(
+    sources: Sequence[RowSource],
+    column: str | None,
+    label: str,
+    size: int | list[int] | None,
+    augment: str,
+    mean: list[float] | None,
+    std: list[float] | None,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Data:
+    """Return the pictures of rows; see `images`."""
+    names = sources[0].schema.names
+    column = column or next((name for name in ("image", "img") if name in names), "image")
+    parts: list[tuple[Pictures, NDArray[Any]]] = []
+    for source in sources:
+        source.check_column("data.column", column)
+        source.check_column("data.label", label)
+        parts.append((_encoded(source, column), labels_of(source, label)))
+    known = np.unique(np.concatenate([labels for _, labels in parts]))
+    whole = known.dtype.kind in "iu"
+    if whole and known[0] < 0:
+        raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
+    classes = list(range(int(known[-1]) + 1)) if whole else known.tolist()
+    coded = [(pictures, labels if whole else np.searchsorted(known, labels)) for pictures, labels in parts]
+    return make_data(coded, classes, size, augment, mean, std, train_samples, test_samples)
+
+
+def make_data(
+    parts: Sequence[tuple[Pictures, NDArray[Any]]],
+    classes: Sequence[object],
+    size: int | list[int] | None,
+    augment: str,
+    mean: list[float] | None,
+    std: list[float] | None,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Data:
+    """Return the splits of pictures with the numbers of their classes: two parts, or one that is parted here."""
+    check_choice("data.augment", augment, ["random", "fixed", "none"])
+    import_hub("PIL")
+    rows = [np.arange(len(labels)) for _, labels in parts]
+    if len(parts) == 1:
+        count = len(rows[0])
+        if count < 2:
+            raise ValueError(f"`data.path` must hold 2 pictures or more, to train and to test on, but holds {count}.")
+        num_test = max(1, count // TEST_SHARE)
+        order = permutation(count, derive_key("pictures", "split"))
+        parts, rows = [parts[0], parts[0]], [np.sort(order[num_test:]), np.sort(order[:num_test])]
+    height, width = _size(size, parts[0][0])
+    norms = [
+        _channels(f"data.{name}", given, usual) for name, given, usual in (("mean", mean, MEAN), ("std", std, STD))
+    ]
+    splits = []
+    for place, (name, wanted) in enumerate((("train", train_samples), ("test", test_samples))):
+        pictures, labels = parts[place]
+        kept = rows[place][: limit(f"data.{name}_samples", wanted, len(rows[place]))]
+        style = augment if name == "train" else "none"
+        numbers = labels.astype(np.int64)
+        splits.append(
+            PictureSplit(pictures, numbers, kept, (height, width), size is not None, norms[0], norms[1], style)
+        )
+    return Data(splits[0], splits[1], DataShape((3, height, width), "float32", len(classes)))
+
+
+def _size(size: int | list[int] | None, pictures: Pictures) -> tuple[int, int]:
+    if size is None:
+        first = open_picture(pictures, 0)
+        return first.height, first.width
+    if isinstance(size, (list, tuple)):
+        if len(size) != 2:
+            raise ValueError(f"`data.size` must be a number, or height and width, but got {size!r}.")
+        return check_integer("data.size", size[0], 1), check_integer("data.size", size[1], 1)
+    side = check_integer("data.size", size, 1)
+    return side, side
+
+
+def _channels(field: str, given: list[float] | None, usual: tuple[float, ...]) -> tuple[float, ...]:
+    if given is None:
+        return usual
+    if not isinstance(given, (list, tuple)) or len(given) != 3 or not all(isinstance(x, (int, float)) for x in given):
+        raise ValueError(f"`{field}` must be three numbers, one a channel, but got {given!r}.")
+    return tuple(float(value) for value in given)
+
+
+def _class_folders(folder: Path) -> tuple[list[str], list[tuple[Pictures, NDArray[Any]]]]:
+    """Return the names of the classes, and for each split its pictures with the numbers of their classes."""
+    splits = [folder]
+    if (folder / "train").is_dir():
+        test = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
+        if test is None:
+            raise ValueError(f"`data.path` must hold a folder test or val beside train, but {str(folder)!r} does not.")
+        splits = [folder / "train", test]
+    names = sorted(each.name for each in splits[0].iterdir() if each.is_dir() and not each.name.startswith("."))
+    if len(names) < 2:
+        raise ValueError(
+            f"`data.path` must hold a folder of pictures for each class, or Parquet files, but {str(splits[0])!r} holds "
+            f"{len(names)} folders."
+        )
+    parts: list[tuple[Pictures, NDArray[Any]]] = []
+    for split in splits:
+        found = [(str(file), number) for number, name in enumerate(names) for file in _files(split / name)]
+        if not found:
+            raise ValueError(f"`data.path` must hold pictures ({', '.join(SUFFIXES)}), but {str(split)!r} has none.")
+        paths, labels = zip(*found, strict=True)
+        parts.append((_Files(paths), np.array(labels, np.int64)))
+    return names, parts
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+
+
+def _parquet_splits(folder: Path) -> list[Path]:
+    found = [sorted(folder.rglob(f"{name}*.parquet")) for name in ("train", "test")]
+    for name, files in zip(("train", "test"), found, strict=True):
+        if len(files) != 1:
+            raise ValueError(
+                f"`data.path` must hold one file {name}*.parquet, but {str(folder)!r} holds {len(files)} of them."
+            )
+    return [files[0] for files in found]
+
+
+def _encoded(source: RowSource, column: str) -> _Encoded:
+    """Return the pictures of a column, copied once to a mapped Arrow file."""
+
+    def write(place: Path) -> None:
+        schema = pa.schema([(column, pa.binary())])
+        with pa.OSFile(str(place), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            row = 0
+            for batch in source.batches([column]):
+                encoded = [
+                    _bytes_of(value, row + place_in, source) for place_in, value in enumerate(batch[0].to_pylist())
+                ]
+                writer.write_batch(pa.record_batch([pa.array(encoded, pa.binary())], schema))
+                row += batch.num_rows
+
+    path = str(cached("pictures", source.files, [source.name, column], write, ".arrow"))
+    return _Encoded(path, len(_arrow_column(path)), source.name)
+
+
+def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
+    """Return an encoded picture as files of the hub hold it: bytes, or {bytes, path}."""
+    if isinstance(value, dict):
+        value = value.get("bytes") or (Path(value["path"]).read_bytes() if value.get("path") else None)
+    if not isinstance(value, bytes):
+        raise ValueError(f"Row {row + 1} of {source.name} holds no encoded picture.")
+    return value

@@ -1,0 +1,130 @@
+"""Tokenizers: bytes, and those of Hugging Face by folder or hub name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from raysim.workloads.options import check_hub, import_hub, local_or_hub
+
+Tokens = np.ndarray[tuple[int], np.dtype[Any]]
+
+# Names under which tokenizers have a token between documents, and one that fills up, where no file of theirs says so.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_PADS = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
+
+
+class Tokenizer(Protocol):
+    """Makes tokens of text."""
+
+    num_tokens: int
+    padding: int
+    key: str
+    """Text that is another one wherever tokens would be."""
+
+    def read(self, pieces: Iterable[bytes]) -> Tokens:
+        """Return the tokens of pieces after each other, without any between them."""
+
+    def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
+        """Yield the tokens of each text, and at its end the token that parts documents."""
+
+    def sample(self, text: str, pair: str | None, length: int) -> list[int]:
+        """Return at most `length` tokens of a text, or of two, with the special tokens that the tokenizer adds."""
+
+
+class Bytes:
+    """Tokens that are bytes; a zero fills up, and a line break parts documents."""
+
+    num_tokens = 256
+    padding = 0
+    key = "bytes"
+
+    def read(self, pieces: Iterable[bytes]) -> Tokens:
+        return np.frombuffer(b"".join(pieces), dtype=np.uint8)
+
+    def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
+        for text in texts:
+            yield np.frombuffer(f"{text}\n".encode(), dtype=np.uint8)
+
+    def sample(self, text: str, pair: str | None, length: int) -> list[int]:
+        return list((text if pair is None else f"{text}\n{pair}").encode()[:length])
+
+
+class HuggingFace:
+    """A tokenizer from a folder with tokenizer.json or GPT-2's two older files, from any folder of transformers, or the hub."""
+
+    def __init__(self, name: str) -> None:
+        place = local_or_hub("data.tokenizer", name)
+        library = import_hub("tokenizers")
+        folder = Path(place)
+        pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
+        pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
+        try:
+            if (folder / "tokenizer.json").is_file():
+                self._tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            elif pair is not None:
+                self._tokenizer = library.ByteLevelBPETokenizer.from_file(*map(str, pair))
+            elif (folder / "tokenizer_config.json").is_file():
+                self._tokenizer = import_hub("transformers").AutoTokenizer.from_pretrained(place).backend_tokenizer
+            elif folder.is_dir():
+                raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
+            else:
+                check_hub(f"`data.tokenizer` = {name!r}", place, "tokenizer.json")
+                self._tokenizer = library.Tokenizer.from_pretrained(place)
+        except ValueError:
+            raise
+        except Exception as error:  # the library raises bare exceptions
+            raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {str(error).rstrip('.')}.") from error
+        vocabulary = self._tokenizer.get_vocab()
+        self.num_tokens = max(vocabulary.values(), default=-1) + 1
+        said = _said(folder / "tokenizer_config.json")
+        self._end = _first(vocabulary, (said.get("eos_token"), *_ENDS))
+        self.padding = _first(vocabulary, (said.get("pad_token"), *_PADS)) or 0
+        self.key = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+        self._dtype = np.min_scalar_type(max(self.num_tokens - 1, 0))
+
+    def read(self, pieces: Iterable[bytes]) -> Tokens:
+        try:
+            parts = [self._encode(piece.decode()) for piece in pieces]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"`data.path` must hold UTF-8 text to be tokenised, but it does not: {error}.") from error
+        return np.concatenate(parts) if parts else np.empty(0, self._dtype)
+
+    def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
+        end = np.array([] if self._end is None else [self._end], self._dtype)
+        for text in texts:
+            yield np.concatenate([self._encode(text), end])
+
+    def sample(self, text: str, pair: str | None, length: int) -> list[int]:
+        self._tokenizer.enable_truncation(length)
+        found: list[int] = self._tokenizer.encode(text).ids if pair is None else self._tokenizer.encode(text, pair).ids
+        self._tokenizer.no_truncation()
+        return found
+
+    def _encode(self, text: str) -> Tokens:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+
+
+def make_tokenizer(name: str | None) -> Tokenizer:
+    """Return the tokenizer of a folder or hub name, bytes without one; raises ValueError where it cannot be loaded."""
+    return Bytes() if name is None else HuggingFace(name)
+
+
+def _said(file: Path) -> dict[str, str]:
+    """Return the special tokens that a tokenizer_config.json names."""
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    values = {name: entries.get(name) for name in ("eos_token", "pad_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _first(vocabulary: dict[str, int], names: Iterable[str | None]) -> int | None:
+    return next((vocabulary[name] for name in names if name is not None and name in vocabulary), None)

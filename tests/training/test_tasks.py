@@ -1,0 +1,170 @@
+"""Runs of other tasks: their staged training is that of the uncut model, and their measures reach every table."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from pipelines import GPT
+
+from analysis import AnalysisError, frontier, load, replay, safe_set
+from raysim.config import ConfigError, make_config
+from raysim.pipeline.plan import prepare
+from raysim.training.checkpoint import load_weights
+from raysim.training.run import train
+
+MUON = {**GPT, "optimizer": {"name": "muon", "learning_rate": 1e-2, "weight_decay": 0.1}, "steps": 5, "batch_size": 8}
+
+
+def weights(run):
+    return load_weights(run.folder)
+
+
+def test_muon_in_stages_and_replicas_is_muon_of_the_uncut_model(small, tmp_path):
+    one = train(small(**MUON, num_stages=1, num_microbatches=4), engine="inline", out=tmp_path / "one")
+    cut = train(small(**MUON, num_stages=4, num_microbatches=4), engine="inline", out=tmp_path / "cut")
+    both = train(
+        small(**MUON, num_stages=2, num_replicas=2, num_microbatches=2), engine="inline", out=tmp_path / "both"
+    )
+    assert cut.steps["loss"].tolist() == one.steps["loss"].tolist()
+    assert both.steps["loss"].tolist() == pytest.approx(one.steps["loss"].tolist(), rel=1e-4)
+    expected = weights(one)
+    assert weights(cut).keys() == weights(both).keys() == expected.keys()
+    for name, x in expected.items():
+        assert torch.equal(weights(cut)[name], x)
+        torch.testing.assert_close(weights(both)[name], x, rtol=1e-2, atol=1e-4)
+
+
+def test_muon_without_matrices_is_refused(small):
+    with pytest.raises(ConfigError) as caught:
+        prepare(small(optimizer={"name": "muon"}, num_stages=2, model={"name": "models:normed"}))
+    assert str(caught.value) == (
+        "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
+        "and this model has none. Use 'adamw'."
+    )
+
+
+PADDED = """
+import torch
+def data():
+    generator = torch.Generator().manual_seed(0)
+    def rows(count):
+        tokens = torch.randint(1, 11, (count, 9), generator=generator)
+        kept = torch.arange(8) < torch.randint(1, 9, (count, 1), generator=generator)
+        return [(row[:8], torch.where(keep, row[1:], -100)) for row, keep in zip(tokens, kept)]
+    return rows(32), rows(12)
+def worst(outputs, targets):
+    return (outputs - targets).abs().amax()
+worst.higher_is_better = False
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_task.py").write_text(PADDED)
+    yield "my_task"
+    sys.modules.pop("my_task", None)
+
+
+def test_padding_is_not_learned_however_a_batch_is_cut(mine, small, tmp_path):
+    changes = {"data": {"name": f"{mine}:data"}, "model": GPT["model"], "batch_size": 16, "steps": 4}
+    whole = train(small(**changes, num_stages=1, num_microbatches=1), engine="inline", out=tmp_path / "whole")
+    cut = train(small(**changes, num_stages=3, num_microbatches=8), engine="inline", out=tmp_path / "cut")
+    assert cut.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-4)
+    for name, x in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], x, rtol=1e-3, atol=1e-5)
+    data = prepare(small(**changes, num_stages=1, num_microbatches=1)).data
+    counted = int((data.test.targets(np.arange(12)) != -100).sum())
+    assert set(cut.evals["predictions"]) == {counted}
+    assert counted < 12 * 8
+    assert cut.evals["loss"].tolist() == pytest.approx(whole.evals["loss"].tolist(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def regressions(tmp_path_factory):
+    """Return a folder of dense and compressed runs of a regression, four seeds each, and the table that they learn."""
+    folder = tmp_path_factory.mktemp("regression")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4))
+    rows = np.column_stack([x, x @ [30.0, -20.0, 10.0, 5.0] + 1000 + rng.normal(0, 0.5, 300)])
+    np.savetxt(folder / "table.csv", rows, delimiter=",", header="a,b,c,d,price", comments="")
+    values = {
+        "data": {"name": "table", "path": str(folder / "table.csv"), "target": "price"},
+        "model": {"name": "mlp", "width": 16},
+        "num_stages": 2,
+        "steps": 60,
+        "profile_every_steps": 20,
+        "evaluate_every_steps": 30,
+    }
+    for name, forward in (("dense", "Identity"), ("mild", "Quantize(8)")):
+        for seed in range(4):
+            out = folder / "runs" / f"{name}-{seed}"
+            train(make_config({**values, "forward": forward, "seed": seed}), engine="inline", out=out)
+    return folder
+
+
+def test_a_regression_is_recorded_by_its_own_measures(regressions):
+    results = load(regressions / "runs")
+    runs = results.runs
+    assert list(results.measures) == ["r2", "loss", "mae"]
+    assert runs["final_r2_on"].min() > 0.9
+    assert runs["final_mae_on"].max() < 10 < runs["chance_mae"].min()  # in units of the price
+    assert runs["chance_r2"].abs().max() < 0.1
+    assert {"r2", "mae"} <= set(results.evals.columns)
+    assert results.evals["accuracy"].isna().all()
+
+
+def test_a_regression_is_judged_priced_and_on_the_frontier_by_its_own_measures(regressions):
+    results = load(regressions / "runs")
+    safe = safe_set(results)
+    assert safe["unit"].tolist() == ["points of r2"]
+    by_mae = safe_set(results, quality="mae", within=1000.0)
+    assert by_mae["unit"].tolist() == ["% of mae"]
+    assert by_mae["verdict"].tolist() == ["safe"]
+    with pytest.raises(AnalysisError, match="`quality` must be one of auto, r2, loss, mae, but got 'accuracy'"):
+        safe_set(results, quality="accuracy")
+    priced = replay(results, ["100mbps"], target="r2=0.5")
+    assert set(priced["steps_to_target_on"]) <= {30, 60}
+    best = frontier(results.runs, ["final_r2_on", "final_mae_on"])
+    assert best["final_r2_on"].max() == results.runs["final_r2_on"].max()
+    assert best["final_mae_on"].min() == results.runs["final_mae_on"].min()
+
+
+def test_a_metric_of_ones_own_is_a_column_with_a_direction(mine, regressions, tmp_path):
+    base = {
+        "data": {"name": "table", "path": str(regressions / "table.csv"), "target": "price"},
+        "model": {"name": "mlp", "width": 8},
+        "metrics": [f"{mine}:worst", "r2"],
+        "num_stages": 2,
+        "steps": 4,
+    }
+    for seed in (0, 1):
+        run = train(make_config({**base, "seed": seed}), engine="inline", out=tmp_path / "runs" / str(seed))
+    assert list(run.measures) == ["worst", "loss", "r2"]
+    assert run.evals["worst"].iloc[-1] == run.row["final_worst_off"] > 0
+    results = load(tmp_path / "runs")
+    assert results.evals["worst"].notna().all()
+    best = frontier(results.runs, ["final_worst_on"])
+    assert best["final_worst_on"].tolist() == [results.runs["final_worst_on"].min()]
+
+
+def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions, tmp_path):
+    data = {"name": "table", "path": str(regressions / "table.csv"), "target": "price"}
+    for changes, said in (
+        (
+            {"loss": "cross_entropy"},
+            "`loss` = 'cross_entropy' does not fit the data, whose targets are numbers. Use 'mse'.",
+        ),
+        ({"metrics": ["accuracy"]}, "`metrics` cannot have 'accuracy' with targets that are numbers."),
+        ({"metrics": ["acuracy"]}, "`metrics`: Unknown metric 'acuracy'. Known: "),
+        ({"loss": "huber"}, "`loss`: Unknown loss 'huber'. Known: cross_entropy, mse;"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            train(
+                make_config({"data": data, "model": "mlp", "steps": 2, **changes}),
+                engine="inline",
+                out=tmp_path / "none",
+            )
+        assert str(caught.value).startswith(said)
+        assert not (tmp_path / "none").exists()
