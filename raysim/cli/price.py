@@ -204,6 +204,10 @@ def validate(
     trips: Annotated[
         bool, typer.Option("--trips", help="Measure how many times a packet pays the latency, instead of cases.")
     ] = False,
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Count the bytes on every cable beside those of the records, instead of cases."),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
 ) -> None:
     """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root).
@@ -219,6 +223,8 @@ def validate(
         try:
             if trips:
                 _measure_trips(out, rounds)
+            elif count:
+                _count_bytes(out, rounds, hosts, codec)
             else:
                 own = bool(rate or codec or schedule or hosts or replicas > 1)
                 _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate) if own else None)
@@ -254,6 +260,14 @@ def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:
     for summary in summaries(cases):
         typer.echo(sentence(summary))
     typer.echo(f"Every case is in {out / 'cases.md'} and {out / 'cases.parquet'}.")
+
+
+def _count_bytes(out: Path, rounds: int, hosts: list[int] | None, codecs: list[str] | None) -> None:
+    """Count the bytes on every cable, and print a line for each."""
+    from raysim.validate.count import CODECS, count_bytes
+
+    for found in count_bytes(out, hosts or [2, 3, 4], codecs or CODECS, rounds):
+        typer.echo(str(found))
 
 
 def _measure_trips(out: Path, rounds: int) -> None:

@@ -167,9 +167,18 @@ class Hosts:
             return [(self.namespace(host), "out") for host in hosts] + [(self._bridge, f"host{host}") for host in hosts]
         return [(self.namespace(a), self.port(a, b)) for a, b in permutations(range(self.count), 2)]
 
-    def sent_bytes(self) -> list[int]:
-        """Return the bytes that each host has sent to others since it was made; of a piece's segments, headers count once."""
-        return [sum(_transmitted(self._at(host, "cat", "/proc/net/dev"))) for host in range(self.count)]
+    def sent_bytes(self) -> dict[tuple[int, int], int]:
+        """Return the bytes sent over each cable since it was made, by the hosts at its ends; headers of a piece's segments count once.
+
+        At a switch a host has one cable, whose other end is -1.
+        """
+        sent: dict[tuple[int, int], int] = {}
+        for host in range(self.count):
+            for device, count in _transmitted(self._at(host, "cat", "/proc/net/dev")):
+                number = device.removeprefix("far").removeprefix("to")
+                cable = host, int(number) if number.isdigit() else -1
+                sent[cable] = sent.get(cable, 0) + count
+        return sent
 
     def _at(self, host: int, *words: str) -> str:
         return _run(*self.inside(host, *words))
@@ -228,12 +237,12 @@ def check_machine() -> None:
             raise ConfigError(f"Hosts on one machine need `{tool}`, which is not installed: it comes with iproute2.")
 
 
-def _transmitted(table: str) -> Iterator[int]:
-    """Yield the bytes sent through every device but the loopback, from the text of `/proc/net/dev`."""
+def _transmitted(table: str) -> Iterator[tuple[str, int]]:
+    """Yield every device but the loopback and the bytes sent through it, from the text of `/proc/net/dev`."""
     for row in table.splitlines()[2:]:
         device, _, counts = row.partition(":")
         if device.strip() != "lo":
-            yield int(counts.split()[8])
+            yield device.strip(), int(counts.split()[8])
 
 
 def _run(*words: str) -> str:

@@ -42,6 +42,9 @@ class Case(NamedTuple):
     measured_s: float
     """Of the test run's shaped steps."""
     predicted_s: float
+    low_s: float
+    """The 90 % interval of the prediction: from here to the next."""
+    high_s: float
     unpaced_s: float
     """The prediction at the calibration run's own pace."""
     wire_bytes: float
@@ -55,6 +58,11 @@ class Case(NamedTuple):
     def error(self) -> float:
         """Of the prediction: above 0 where it is too slow."""
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def inside(self) -> bool:
+        """True where the measured step lies in the interval of the prediction."""
+        return self.low_s <= self.measured_s <= self.high_s
 
     @property
     def baseline_error(self) -> float:
@@ -131,18 +139,19 @@ def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
     prediction = Prediction(calibration, calibration_steps)
     links = _links_of(folder / "test" / CABLES)
     steps = test.steps.set_index("step")
-    cables = pq.read_table(folder / "test" / CABLES).to_pandas().set_index("step")["sent_bytes"]
+    cables = pq.read_table(folder / "test" / CABLES).to_pandas().groupby("step")["sent_bytes"].sum()
 
-    def step_s(chosen: str | None) -> float:
-        return typical([float(steps["seconds"][step]) for step, at in links.items() if at == chosen])
+    def seconds(chosen: str | None) -> list[float]:
+        return [float(steps["seconds"][step]) for step, at in links.items() if at == chosen]
 
-    unshaped_s = step_s(None)
+    unshaped_s = typical(seconds(None))
     pace = prediction.pace(unshaped_s)
     calibrated = calibration.steps.set_index("step")["seconds"]
     cases = []
     for text in pipeline.links:
         here = [step for step, at in links.items() if at == text]
         shaped = network(pipeline.wiring, *link(text))
+        low_s, high_s = prediction.interval_s(shaped, seconds(None), len(here))
         cases.append(
             Case(
                 *pipeline[:-1],
@@ -150,8 +159,10 @@ def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
                 steps=len(here),
                 calibration_s=typical(calibrated[calibration_steps].tolist()),
                 unshaped_s=unshaped_s,
-                measured_s=step_s(text),
+                measured_s=typical(seconds(text)),
                 predicted_s=prediction.step_s(shaped, pace),
+                low_s=low_s,
+                high_s=high_s,
                 unpaced_s=prediction.step_s(shaped),
                 wire_bytes=float(steps["wire_bytes"][here].mean()),
                 cable_bytes=float(cables[here].mean()),

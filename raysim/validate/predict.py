@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
@@ -18,7 +20,12 @@ from raysim.network.transport import RAY
 from raysim.records import Run
 from raysim.schedules.families import parse_schedule
 
+Floats = NDArray[np.float64]
+
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
+BOUNDS = (0.05, 0.95)  # of an interval that holds nine tenths
+DRAWS = 400
+SLOPE = 0.02  # of a pace, over which the change of a step is taken
 FIT_ROUNDS = 24  # of halving: far finer than a measurement
 
 
@@ -67,8 +74,37 @@ class Prediction:
 
         `pace` stretches all that the machine does itself, compute, codecs and Ray, but not what the wires take.
         """
+        return typical(self._steps_s(network, pace))
+
+    def interval_s(self, network: Network, unshaped_s: Sequence[float], num_steps: int) -> tuple[float, float]:
+        """Return the 90 % interval of `typical` of `num_steps` steps on `network`, by the spread of steps as they were recorded.
+
+        `unshaped_s` are those of the run whose steps are predicted. They say how well its pace is known, and how much a few
+        steps stray from it; the steps that calibrated the prediction say how well their costs are known.
+        """
+        random = np.random.default_rng(0)
+
+        def strays(seconds: Sequence[float], size: int) -> Floats:
+            """Return `typical` of `size` steps drawn from these, as a share of that of all."""
+            shares = np.array(seconds) / typical(seconds)
+            wider = 1 + (shares - 1) * math.sqrt(
+                len(shares) / max(len(shares) - 1, 1)
+            )  # few steps spread less than many
+            return np.array([typical(random.choice(wider, size).tolist()) for _ in range(DRAWS)])
+
+        pace = self.pace(typical(unshaped_s))
+        center = self.step_s(network, pace)
+        stretched = (self.step_s(network, pace * (1 + SLOPE)) - center) / SLOPE  # seconds by which a pace of twice adds
+        moved = strays(unshaped_s, len(unshaped_s)) * strays(unshaped_s, num_steps) - 1
+        costs = np.array(self._steps_s(network, pace)) / np.array(self._steps_s(FREE, pace))
+        drawn = (center + stretched * moved) * strays(costs.tolist(), len(costs))
+        low, high = np.quantile(drawn, BOUNDS).tolist()
+        return min(low, center), max(high, center)
+
+    def _steps_s(self, network: Network, pace: float) -> list[float]:
         profiles = [_at_pace(profile, pace) for profile in self.profiles]
-        return typical(step_seconds(self.schedule, profiles, [network], placement=self.placement)[0].tolist())
+        found: list[float] = step_seconds(self.schedule, profiles, [network], placement=self.placement)[0].tolist()
+        return found
 
     def pace(self, step_s: float) -> float:
         """Return the pace at which an unshaped step takes `step_s`: that of the machine when another run was made."""

@@ -23,10 +23,9 @@ CABLES_SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
         ("link", pa.string()),  # such as "50mbps+20ms"; null where cables are not shaped
-        (
-            "sent_bytes",
-            pa.int64(),
-        ),  # by all hosts to one another, Ray's own among them; of a piece's segments, headers count once
+        ("source", pa.int16()),
+        ("target", pa.int16()),  # -1 at a switch
+        ("sent_bytes", pa.int64()),  # Ray's own among them; of a piece's segments, headers count once
     ]
 )
 
@@ -45,10 +44,11 @@ class Driver:
     def train(self, config: Mapping[str, Any], folder: Path, links: Mapping[int, str | None]) -> Run:
         """Train to the last step of `links`, each step between links of its own (None: unshaped, as all before the first).
 
-        At the end `cables.parquet` is in the folder: a row a step of `links`. Raises FailedError where the run breaks off.
+        At the end `cables.parquet` is in the folder: a row for each step of `links` and each cable.
+        Raises FailedError where the run breaks off.
         """
         shaped: str | None = None
-        sent: dict[int, int] = {}  # before each step, by all hosts
+        sent: dict[int, dict[tuple[int, int], int]] = {}  # before each step, by cable
         self._hosts.shape(None)
         self._tell(json.dumps({"config": {**config, "steps": 1 + max(links)}, "out": str(folder)}))
         while "error" not in (answer := self._answer()):
@@ -56,12 +56,16 @@ class Driver:
             if text != shaped:
                 self._hosts.shape(*link(text))
                 shaped = text
-            sent[answer["step"]] = sum(self._hosts.sent_bytes())
+            sent[answer["step"]] = self._hosts.sent_bytes()
             self._tell("")
         if answer["error"] is not None:
             raise FailedError(f"The run in {folder} broke off: {answer['error']}")
-        sent[1 + max(links)] = sum(self._hosts.sent_bytes())
-        rows = [{"step": k, "link": text, "sent_bytes": sent[k + 1] - sent[k]} for k, text in links.items()]
+        sent[1 + max(links)] = self._hosts.sent_bytes()
+        rows = [
+            {"step": k, "link": text, "source": source, "target": target, "sent_bytes": count - sent[k][source, target]}
+            for k, text in links.items()
+            for (source, target), count in sent[k + 1].items()
+        ]
         write_table(pa.Table.from_pylist(rows, CABLES_SCHEMA), folder / CABLES)
         return Run(folder)
 

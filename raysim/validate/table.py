@@ -24,6 +24,8 @@ SCHEMA = pa.schema(
         ("unshaped_s", pa.float64()),
         ("measured_s", pa.float64()),
         ("predicted_s", pa.float64()),
+        ("low_s", pa.float64()),
+        ("high_s", pa.float64()),
         ("unpaced_s", pa.float64()),
         ("wire_bytes", pa.float64()),
         ("cable_bytes", pa.float64()),
@@ -31,6 +33,7 @@ SCHEMA = pa.schema(
         ("error", pa.float64()),
         ("baseline_error", pa.float64()),
         ("wire_bound", pa.bool_()),
+        ("inside", pa.bool_()),
     ]
 )
 
@@ -57,6 +60,8 @@ class Summary(NamedTuple):
     """The 95th percentile."""
     mean: float
     """Of the error with its sign: above 0 where predictions are too slow."""
+    inside: float
+    """The share of cases whose measured step lies in the 90 % interval of the prediction."""
     baseline_median: float
     baseline_high: float
     unpaced_median: float
@@ -80,6 +85,7 @@ def summaries(cases: Sequence[Case]) -> list[Summary]:
                 median=float(np.median(np.abs(errors))),
                 high=float(np.quantile(np.abs(errors), 0.95)),
                 mean=float(np.mean(errors)),
+                inside=float(np.mean([case.inside for case in chosen])),
                 baseline_median=float(np.median(np.abs(baseline))),
                 baseline_high=float(np.quantile(np.abs(baseline), 0.95)),
                 unpaced_median=float(np.median(np.abs(unpaced))),
@@ -91,8 +97,9 @@ def summaries(cases: Sequence[Case]) -> list[Summary]:
 def line(case: Case) -> str:
     """Return a case in a line."""
     return (
-        f"{_hosts(case)}, {case.codec}, {case.schedule}, {case.link}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s, "
-        f"{case.error:+.1%}; without a network {case.unshaped_s:.3f} s, {case.baseline_error:+.1%}"
+        f"{_hosts(case)}, {case.codec}, {case.schedule}, {case.link}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s "
+        f"({case.low_s:.3f} to {case.high_s:.3f}), {case.error:+.1%}; without a network {case.unshaped_s:.3f} s, "
+        f"{case.baseline_error:+.1%}"
     )
 
 
@@ -100,32 +107,34 @@ def sentence(summary: Summary) -> str:
     """Return the errors of a group in a sentence."""
     return (
         f"{summary.group}: {summary.cases} cases, error of the median {summary.median:.1%}, of the 95th percentile "
-        f"{summary.high:.1%}, mean with its sign {summary.mean:+.1%}; without a network {summary.baseline_median:.1%} and "
-        f"{summary.baseline_high:.1%}"
+        f"{summary.high:.1%}, mean with its sign {summary.mean:+.1%}, inside the 90 % interval "
+        f"{summary.inside:.0%}; without a network {summary.baseline_median:.1%} and {summary.baseline_high:.1%}"
     )
 
 
 def markdown(cases: Sequence[Case]) -> str:
     """Return the errors of every group of cases, then a row for every case."""
     lines = [
-        "| cases | number | error, median | 95th percentile | mean with its sign | no network, median | 95th percentile |",
-        "|---|---|---|---|---|---|---|",
+        "| cases | number | error, median | 95th percentile | mean with its sign | inside 90 % | no network, median "
+        "| 95th percentile |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.group} | {one.cases} | {one.median:.1%} | {one.high:.1%} | {one.mean:+.1%} | {one.baseline_median:.1%} "
-        f"| {one.baseline_high:.1%} |"
+        f"| {one.group} | {one.cases} | {one.median:.1%} | {one.high:.1%} | {one.mean:+.1%} | {one.inside:.0%} "
+        f"| {one.baseline_median:.1%} | {one.baseline_high:.1%} |"
         for one in summaries(cases)
     ]
     lines += [
         "",
         "Seconds of a step. The error of `no network` is that of the unshaped step as a prediction; (*) more workers than cores.",
         "",
-        "| hosts | codec | schedule | link | unshaped | measured | predicted | error | no network |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| hosts | codec | schedule | link | unshaped | measured | predicted | 90 % interval | error | no network |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         mark = "*" if case.oversubscribed else ""
         seconds = " | ".join(f"{value:.3f}" for value in (case.unshaped_s, case.measured_s, case.predicted_s))
+        seconds += f" | {case.low_s:.3f} to {case.high_s:.3f}"
         lines.append(
             f"| {_hosts(case)}{mark} | `{case.codec}` | {case.schedule} | {case.link} | {seconds} | {case.error:+.1%} "
             f"| {case.baseline_error:+.1%} |"
@@ -135,7 +144,7 @@ def markdown(cases: Sequence[Case]) -> str:
 
 def write(cases: Sequence[Case], folder: Path) -> None:
     """Write `cases.parquet` and `cases.md`."""
-    derived = ("error", "baseline_error", "wire_bound")
+    derived = ("error", "baseline_error", "wire_bound", "inside")
     rows = [case._asdict() | {name: getattr(case, name) for name in derived} for case in cases]
     write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "cases.parquet")
     (folder / "cases.md").write_text(f"{markdown(cases)}\n", encoding="utf-8")

@@ -26,9 +26,10 @@ from raysim.records import SCHEMAS, Run
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.validate import hosts as making
 from raysim.validate.cases import campaign, links_by_step
+from raysim.validate.count import cables_of, count_bytes
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
-from raysim.validate.predict import Prediction
+from raysim.validate.predict import Prediction, typical
 from raysim.validate.runs import link
 from raysim.validate.table import summaries, write
 from raysim.validate.trips import PATH, trips_of
@@ -115,7 +116,7 @@ def test_packets_between_distant_hosts_arrive_whole_in_order_and_never_early(two
             round_trip_s = float(said(*hosts.inside(0, sys.executable, "-c", CALL, hosts.address(1))))
             assert server.wait(timeout=30) == 0
             assert round_trip_s >= 0.04
-            assert all(now - before > 512_000 for now, before in zip(hosts.sent_bytes(), sent, strict=True))
+            assert all(now - sent[cable] > 512_000 for cable, now in hosts.sent_bytes().items())
             hosts.shape(None)
             assert hosts.port(0, 1) == "to1"
     except ConfigError as error:
@@ -244,8 +245,30 @@ def case(measured_s, predicted_s, **changes):
     """Return a case whose unshaped step takes a second."""
     values = {"hosts": 2, "replicas": 1, "codec": "Identity", "schedule": "1F1B", "link": "20mbps", "steps": 5}
     seconds = {"calibration_s": 1.0, "unshaped_s": 1.0, "measured_s": measured_s, "predicted_s": predicted_s}
+    seconds |= {"low_s": 0.9 * predicted_s, "high_s": 1.1 * predicted_s}
     rest = {"unpaced_s": predicted_s, "wire_bytes": 1e6, "cable_bytes": 2e6, "oversubscribed": False}
     return Case(**(values | seconds | rest | changes))
+
+
+@pytest.mark.parametrize("rate", [20e6, pytest.param(500e6, marks=pytest.mark.slow)])
+def test_nine_of_ten_steps_lie_in_their_interval(rate):
+    """A machine of simulated runs, whose every step computes at a pace of its own."""
+    random, inside = np.random.default_rng(0), []
+    truth = profile_of(2, (90_000, 100_000), random)
+    network, placement, schedule = making.network("pairs", rate), Placement((0, 1)), OneFOneB()
+
+    def run(count):
+        return [replace(truth, compute_s=truth.compute_s * one) for one in random.normal(1, 0.05, count)]
+
+    for _ in range(40):
+        prediction = Prediction(recorded(run(8), schedule, placement), range(8))
+        unshaped = [simulate(schedule, one, FREE).step_s for one in run(15)]
+        beside = [replace(one, transport=RAY) for one in run(5)]
+        measured = typical([simulate(schedule, one, network).step_s for one in beside])
+        low, high = prediction.interval_s(network, unshaped, 5)
+        assert low <= prediction.step_s(network, prediction.pace(typical(unshaped))) <= high
+        inside.append(low <= measured <= high)
+    assert 0.8 <= np.mean(inside) <= 0.98
 
 
 def test_errors_stand_beside_those_of_the_unshaped_step():
@@ -259,6 +282,7 @@ def test_errors_stand_beside_those_of_the_unshaped_step():
     bound = found["wire-bound"]
     assert (bound.cases, bound.median, bound.baseline_median) == pytest.approx((3, 0.1, 0.5))
     assert bound.mean == pytest.approx((0.1 - 0.25 - 0.1) / 3)
+    assert (found["all cases"].inside, bound.inside) == (2 / 4, 1 / 3)
     assert found["wire-bound, links with latency"].median == pytest.approx(0.25)
     assert found["wire-bound, replicas"].baseline_median == pytest.approx(0.5)
     assert found["wire-bound, more workers than cores"].cases == 1
@@ -268,8 +292,8 @@ def test_the_table_has_every_case(tmp_path):
     cases = [case(2.0, 2.2), case(2.0, 1.8, replicas=4, hosts=4, oversubscribed=True)]
     write(cases, tmp_path)
     assert (tmp_path / "cases.md").read_text().splitlines()[-2:] == [
-        "| 2 hosts | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 2.200 | +10.0% | -50.0% |",
-        "| 4 replicas* | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 1.800 | -10.0% | -50.0% |",
+        "| 2 hosts | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 2.200 | 1.980 to 2.420 | +10.0% | -50.0% |",
+        "| 4 replicas* | `Identity` | 1F1B | 20mbps | 1.000 | 2.000 | 1.800 | 1.620 to 1.980 | -10.0% | -50.0% |",
     ]
     table = pd.read_parquet(tmp_path / "cases.parquet")
     assert table["predicted_s"].tolist() == [2.2, 1.8]
@@ -303,6 +327,37 @@ def test_cases_that_cannot_be_are_refused(words, sentence, tmp_path):
     assert done.exit_code == 2
     assert sentence in " ".join(done.output.split())
     assert not (tmp_path / "cases").exists()
+
+
+def test_bytes_beside_packets_are_the_slope_and_the_rest():
+    """Of runs that were made up: 500 bytes beside a packet, 70 a step."""
+
+    def run(packets):
+        links = [
+            {"step": 3, "boundary": b, "direction": way, "packets": packets, "wire_bytes": 1000 * packets}
+            for b in (0, 1)
+            for way in ("forward", "backward")
+        ]
+        ends = [(a, b) for a in range(3) for b in range(3) if a != b]
+        sent = [1500 * packets + 70 if abs(a - b) == 1 else 70 for a, b in ends]
+        cables = pd.DataFrame({"step": 3, "source": [a for a, _ in ends], "target": [b for _, b in ends]})
+        steps = pd.DataFrame({"step": [3], "seconds": [1.0]})
+        return SimpleNamespace(links=pd.DataFrame(links), steps=steps), cables.assign(sent_bytes=sent)
+
+    for cable in cables_of(3, "Identity", [run(2), run(8)]):
+        assert cable.packets == (8 if abs(cable.source - cable.target) == 1 else 0)
+        assert (cable.beside_packet, cable.beside_step) == (500 if cable.packets else 0, 70)
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["TopK(0.03)", "Identity"])
+def test_packets_take_the_cable_between_their_workers_and_no_other(two_hosts, tmp_path, codec):
+    two_hosts.close()
+    for cable in count_bytes(tmp_path, [3], [codec], 10):
+        assert (cable.packets > 0) == (abs(cable.source - cable.target) == 1)
+        assert cable.beside_packet < (2_000 if codec != "Identity" else 16_000), cable
+        assert cable.cable_bytes - cable.wire_bytes - cable.packets * cable.beside_packet < 10_000, cable
 
 
 @needs_root
