@@ -257,13 +257,14 @@ class RayEngine(Engine):
 
 
 def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
-    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold
-    them.
+    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
+
+    Nodes are taken in their order in `room`, but `first` comes first, and with "pack" those with most room.
 
     >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
     (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
     """
-    nodes = sorted(room, key=lambda node: (node != first, -room[node] if placement == "pack" else 0, node))
+    nodes = sorted(room, key=lambda node: (node != first, -room[node] if placement == "pack" else 0))
     shares = dict.fromkeys(nodes, 0)
     for _ in range(count):
         open_nodes = [node for node in nodes if shares[node] < room[node]]
@@ -281,13 +282,14 @@ def node_name(node: str) -> str:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what each living node of the cluster has free."""
+    """Return what each living node of the cluster has free, by their addresses in order."""
     import ray
     from ray._private.state import available_resources_per_node
 
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    alive.sort(key=lambda node: ([part.zfill(3) for part in node["NodeManagerAddress"].split(".")], node["NodeID"]))
     available = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return {node: available.get(node, {}) for node in alive}
+    return {node["NodeID"]: available.get(node["NodeID"], {}) for node in alive}
 
 
 def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
