@@ -41,6 +41,7 @@ benches = typer.Typer(
 app.add_typer(benches, name="bench")
 for name, command in (
     ("pipeline", bench.bench_pipeline),
+    ("hops", bench.bench_hops),
     ("links", bench.bench_links),
     ("backward", bench.bench_backward),
     ("plain", bench.bench_plain),

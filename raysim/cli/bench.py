@@ -62,6 +62,22 @@ def bench_pipeline(
         write_json(result, json_file)
 
 
+def bench_hops(
+    stages: Annotated[
+        list[int] | None, typer.Option(min=2, max=8, help="Numbers of stages (default: 2 and 4).")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 100,
+    json_file: JsonFile = None,
+) -> None:
+    """Microseconds that a packet needs from worker to worker, of a GPT whose stages compute for a few milliseconds."""
+    check_writable("--json", json_file)
+    from raysim.bench.hops import bench_hops as measure
+
+    result = measure(stages or [2, 4], steps=steps)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
 def bench_links(
     turns: Annotated[int, typer.Option(min=1, help="Runs of every side, in turn.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 10,

@@ -1,0 +1,75 @@
+"""Microseconds from worker to worker: what a packet needs beside its compute and its codec, on a Ray of this machine's own.
+
+A small GPT, whose stages compute for a few milliseconds, is trained with one microbatch: so every worker waits for every packet. A
+hop is the time from the end of a packet's codec at the sender to the start of the action that takes it. It holds the hand-over,
+Ray's call, and the wake-up of the receiver. With several microbatches hops overlap with compute, and the step says what is left.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from rich.table import Table
+
+from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.config import RunConfig, make_config
+from raysim.engine.ray import RayEngine
+from raysim.pipeline.plan import prepare
+from raysim.pipeline.reports import StepReport
+from raysim.schedules.actions import Action, needs
+from raysim.show.terminal import console
+
+SMALL = {"name": "gpt", "num_blocks": 4, "width": 32, "num_heads": 4, "tied": False}
+MICROBATCHES = (1, 8)
+SAMPLES = 4  # of a microbatch
+
+
+def bench_hops(num_stages: list[int], *, steps: int = 100) -> dict[str, Any]:
+    """Measure and print; return the figures."""
+    results = [_measure(stages, steps) for stages in num_stages]
+    table = Table("stages", title=f"A GPT of 4 blocks of width 32, medians over {steps} steps")
+    for name in ("a hop", "its quartiles", *(f"step of {count} microbatches" for count in MICROBATCHES)):
+        table.add_column(name, justify="right")
+    for one in results:
+        low, middle, high = one["hop_us"]
+        seconds = (f"{1000 * one['step_s'][count]:.1f} ms" for count in MICROBATCHES)
+        table.add_row(str(one["num_stages"]), f"{middle:.0f} us", f"{low:.0f} to {high:.0f} us", *seconds)
+    console().print(table)
+    return {"bench": "hops", "steps": steps, "results": results}
+
+
+def _measure(num_stages: int, steps: int) -> dict[str, Any]:
+    seconds, hops = {}, list[float]()
+    for count in MICROBATCHES:
+        engine = RayEngine(prepare(_config(num_stages, count)))
+        took = []
+        try:
+            engine.start()
+            for step in range(WARMUP_STEPS + steps):
+                before = time.perf_counter()
+                reports = engine.step(step)
+                if step >= WARMUP_STEPS:
+                    took.append(time.perf_counter() - before)
+                    hops += hops_of(reports, num_stages) if count == 1 else []
+        finally:
+            engine.close()
+        seconds[count] = statistics.median(took)
+    return {"num_stages": num_stages, "hop_us": [1e6 * q for q in statistics.quantiles(hops, n=4)], "step_s": seconds}
+
+
+def hops_of(reports: list[StepReport], num_stages: int) -> list[float]:
+    """Return the seconds of every hop of a step: from the end of a packet's codec to the start of the action that takes it."""
+    made, started = {}, {}
+    for one in (action for report in reports for action in report.actions):
+        action = Action(one.stage, one.op, one.microbatch)
+        started[action] = one.start_s
+        made[action] = one.start_s + one.decode_s + one.compute_wall_s + one.encode_s
+    sources = {action: needs(action, num_stages) for action in started}
+    return [started[action] - made[source] for action, source in sources.items() if source is not None]
+
+
+def _config(num_stages: int, microbatches: int) -> RunConfig:
+    changes = {"model": SMALL, "num_microbatches": microbatches, "batch_size": SAMPLES * microbatches}
+    return make_config(bench_config(num_stages).model_dump(mode="json") | changes | {"profile_every_steps": 1})
