@@ -103,5 +103,5 @@ def _texts(sources: Sequence[RowSource], columns: Sequence[str]) -> Iterator[tup
                 row += 1
                 for name, text in zip(columns, texts, strict=True):
                     if not isinstance(text, str):
-                        raise ValueError(f"Row {row} of {source.name} has no text in column `{name}`.")
+                        raise ValueError(f"There is no text in column `{name}` in {source.row(row)}.")
                 yield texts[0], texts[1] if len(texts) > 1 else None

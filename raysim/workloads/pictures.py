@@ -19,7 +19,7 @@ from raysim.random import derive_key
 from raysim.workloads.mapped import cached
 from raysim.workloads.options import check_path, import_hub
 from raysim.workloads.order import permutation
-from raysim.workloads.rows import RowSource, labels_of, open_rows_of
+from raysim.workloads.rows import RowSource, labels_of, open_rows_of, split_files
 from raysim.workloads.splits import Data, DataShape, crop_and_flip, limit, normalise
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Encoded:
 
     path: str
     count: int
-    source: str
+    source: RowSource
 
     def __len__(self) -> int:
         return self.count
@@ -75,7 +75,7 @@ class _Encoded:
         return found
 
     def name(self, index: int) -> str:
-        return f"in row {index + 1} of {self.source}"
+        return f"in {self.source.row(index + 1)}"
 
 
 @lru_cache(maxsize=4)
@@ -167,8 +167,7 @@ def images(
     """
     found = check_path("data.path", path)
     if found.is_file() or next(found.rglob("*.parquet"), None) is not None:
-        files = [found] if found.is_file() else _parquet_splits(found)
-        sources = [open_rows_of(file) for file in files]
+        sources = [open_rows_of(files) for files in split_files("data.path", found, (".parquet",))]
         return pictures_of(sources, column, label, size, augment, mean, std, train_samples, test_samples)
     names, parts = _class_folders(found)
     return make_data(parts, names, size, augment, mean, std, train_samples, test_samples)
@@ -288,16 +287,6 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
 
 
-def _parquet_splits(folder: Path) -> list[Path]:
-    found = [sorted(folder.rglob(f"{name}*.parquet")) for name in ("train", "test")]
-    for name, files in zip(("train", "test"), found, strict=True):
-        if len(files) != 1:
-            raise ValueError(
-                f"`data.path` must hold one file {name}*.parquet, but {str(folder)!r} holds {len(files)} of them."
-            )
-    return [files[0] for files in found]
-
-
 def _encoded(source: RowSource, column: str) -> _Encoded:
     """Return the pictures of a column, copied once to a mapped Arrow file."""
 
@@ -313,7 +302,7 @@ def _encoded(source: RowSource, column: str) -> _Encoded:
                 row += batch.num_rows
 
     path = str(cached("pictures", source.files, [source.name, column], write, ".arrow"))
-    return _Encoded(path, len(_arrow_column(path)), source.name)
+    return _Encoded(path, len(_arrow_column(path)), source)
 
 
 def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
@@ -321,5 +310,5 @@ def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
     if isinstance(value, dict):
         value = value.get("bytes") or (Path(value["path"]).read_bytes() if value.get("path") else None)
     if not isinstance(value, bytes):
-        raise ValueError(f"Row {row + 1} of {source.name} holds no encoded picture.")
+        raise ValueError(f"There is no encoded picture in {source.row(row + 1)}.")
     return value

@@ -36,6 +36,10 @@ class RowSource(ABC):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows in order, of some columns; raises ValueError naming a row that cannot be read."""
 
+    def row(self, number: int) -> str:
+        """Return what messages call a row, from 1, that `batches` has yielded or is about to."""
+        return f"row {number} of {self.name}"
+
     def check_column(self, field: str, column: str) -> str:
         """Return a column's name; raises ValueError by field where there is none."""
         names = self.schema.names
@@ -47,33 +51,61 @@ class RowSource(ABC):
         return column
 
 
-def open_rows_of(path: Path) -> RowSource:
-    """Return the rows of a file, by its suffix; raises ValueError where that is not one of `SUFFIXES`."""
+def open_rows_of(files: Sequence[Path]) -> RowSource:
+    """Return the rows of files after each other, by their suffixes; raises ValueError where one is not of `SUFFIXES`."""
+    sources = [_open_file(file) for file in files]
+    return sources[0] if len(sources) == 1 else _Chained(sources)
+
+
+def _open_file(path: Path) -> RowSource:
     kinds: dict[str, type[RowSource]] = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}
     if path.suffix not in SUFFIXES:
         raise ValueError(f"`data.path` must end in {', '.join(SUFFIXES)} to be read by rows, but got {str(path)!r}.")
     return kinds.get(path.suffix, _CsvRows)(str(path), [path])
 
 
-def split_files(field: str, path: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[Path, Path | None]:
-    """Return the files of the two splits: `path` itself and none, or train* and test* (or valid*) of a folder."""
+def split_files(field: str, path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[list[Path]]:
+    """Return the files of each split: `path` alone, or train* and test* (or else valid*, val* or dev*) of a folder."""
     if path.is_file():
-        return path, None
-    found: list[Path] = []
+        return [[path]]
+    splits = []
     for names in (("train",), ("test", "valid", "val", "dev")):
-        files = [
-            file
-            for name in names
-            for file in sorted(path.rglob(f"{name}*"))
-            if file.is_file() and file.suffix in suffixes
-        ]
-        if not files:
+        by_name = ([file for file in sorted(path.rglob(f"{name}*")) if file.suffix in suffixes] for name in names)
+        files = next((found for found in by_name if found), None)
+        if files is None:
             ends = ", ".join(suffixes)
             raise ValueError(
-                f"`{field}` must hold files {names[0]}* that end in one of {ends}, but {str(path)!r} has no such file."
+                f"`{field}` must hold files {names[0]}* that end in {ends}, but {str(path)!r} has no such file."
             )
-        found.append(files[0])
-    return found[0], found[1]
+        splits.append(files)
+    return splits
+
+
+class _Chained(RowSource):
+    """The rows of several files of one schema, one file after the other."""
+
+    def __init__(self, parts: Sequence[RowSource]) -> None:
+        super().__init__(f"{parts[0].name} and {len(parts) - 1} more", [file for part in parts for file in part.files])
+        self._parts = parts
+        self._starts = [0]  # of the files that have been begun
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._parts[0].schema
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        count, self._starts = 0, []
+        for part in self._parts:
+            for column in columns:
+                part.check_column("data.path", column)
+            self._starts.append(count)
+            for batch in part.batches(columns):
+                yield batch
+                count += batch.num_rows
+
+    def row(self, number: int) -> str:
+        place = sum(start < number for start in self._starts) - 1
+        return self._parts[place].row(number - self._starts[place])
 
 
 class _ParquetRows(RowSource):
@@ -176,7 +208,7 @@ def labels_of(source: RowSource, label: str) -> NDArray[Any]:
     for batch in source.batches([label]):
         if batch[0].null_count:
             row = sum(len(part) for part in parts) + int(np.asarray(batch[0].is_null()).argmax()) + 1
-            raise ValueError(f"Row {row} of {source.name} has no value in column `{label}`.")
+            raise ValueError(f"There is no value in column `{label}` in {source.row(row)}.")
         parts.append(np.asarray(batch[0].to_pylist()))
     found = np.concatenate(parts)
     if found.dtype.kind == "f" and (found == found.round()).all():  # whole numbers of a CSV file

@@ -65,14 +65,13 @@ def table(
 ) -> Data:
     """Return the rows of a CSV, TSV, JSON-lines or Parquet file, of which the column `target` is to be predicted.
 
-    `path` may also be a folder with files train* and test*; of one file a tenth of the rows, drawn once and for all, is the
+    `path` may also be a folder with files train* and test* (or valid*); of one file a tenth of the rows, drawn once and for all, is the
     test split. Features are all other `columns`: numbers and truth values, and words as a column of 0 and 1 for each. Features,
     and targets that are numbers, are standardised by the mean and the standard deviation of the training rows, so the loss is of
     standardised targets, and `mae` is in the column's own units. `classes` says whether targets are classes (words and truth
     values always are) or numbers.
     """
-    first, second = split_files("data.path", check_path("data.path", path))
-    sources = [open_rows_of(file) for file in (first, second) if file is not None]
+    sources = [open_rows_of(files) for files in split_files("data.path", check_path("data.path", path))]
     return table_of(sources, target, columns, classes, train_samples, test_samples)
 
 
@@ -229,7 +228,7 @@ def _check_known(values: pa.Array, name: str, source: RowSource, before: int, ki
         bad = bad | ~np.isfinite(values.to_numpy(zero_copy_only=False).astype(np.float64))
     if bad.any():
         row = before + int(bad.argmax()) + 1
-        raise ValueError(f"Row {row} of {source.name} has no value in column `{name}`.")
+        raise ValueError(f"There is no value in column `{name}` in {source.row(row)}.")
 
 
 def _columns(batch: pa.RecordBatch, name: str, words: Sequence[Any] | None) -> NDArray[np.float32]:

@@ -65,7 +65,7 @@ def text(
         files = list(_split_files(found, train_file, test_file))
     reader = make_tokenizer(tokenizer)
     if label is not None:
-        sources = [open_rows_of(file) for file in files]
+        sources = [open_rows_of([file]) for file in files]
         return labelled_texts(sources, reader, length, column, pair, label, train_samples, test_samples)
     if pair is not None:
         raise ValueError("`data.pair` has a meaning only with `data.label`.")
@@ -128,7 +128,7 @@ def wikitext2(
 def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
     """Return the tokens of a file: worked out once, and mapped where they are many."""
     if file.suffix in SUFFIXES:
-        return _read_rows(open_rows_of(file), reader, column)
+        return _read_rows(open_rows_of([file]), reader, column)
     if file.stat().st_size <= IN_MEMORY and isinstance(reader, Bytes):
         return reader.read([file.read_bytes()])
 
@@ -147,7 +147,7 @@ def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
             for value in batch[0].to_pylist():
                 row += 1
                 if not isinstance(value, str):
-                    raise ValueError(f"Row {row} of {source.name} has no text in column `{column}`.")
+                    raise ValueError(f"There is no text in column `{column}` in {source.row(row)}.")
                 yield value
 
     def write(place: Path) -> None:

@@ -168,3 +168,16 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions,
             )
         assert str(caught.value).startswith(said)
         assert not (tmp_path / "none").exists()
+
+
+def test_data_loss_and_metric_of_ones_own_reach_rays_workers(ray, small, tmp_path):
+    changes = {
+        "data": "tests.support.tasks:rows",
+        "model": {"name": "mlp", "width": 8},
+        "loss": "tests.support.tasks:smooth",
+    }
+    config = small(**changes, metrics=["tests.support.tasks:worst"], forward="TopK(0.3)", steps=3)
+    inline, actors = (train(config, engine=engine, out=tmp_path / engine) for engine in ("inline", "ray"))
+    assert actors.steps["loss"].tolist() == inline.steps["loss"].tolist()
+    assert actors.evals[["loss", "worst"]].equals(inline.evals[["loss", "worst"]])
+    assert actors.row["chance_worst"] == inline.row["chance_worst"] > 0

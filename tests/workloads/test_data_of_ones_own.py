@@ -113,6 +113,23 @@ def test_a_folder_has_its_own_test_rows(tmp_path):
     assert (len(data.train), len(data.test), data.shape.input_shape) == (20, 10, (2,))
 
 
+def test_a_split_of_several_files_is_read_in_their_order_and_its_rows_are_named(tmp_path):
+    for place in range(3):
+        write(houses(30).slice(10 * place, 10), tmp_path / f"train-{place}.csv")
+    write(houses(8), tmp_path / "valid.csv")
+    write(houses(30), tmp_path / "whole.csv")
+    data = load("table", path=str(tmp_path), target="price")
+    assert (len(data.train), len(data.test)) == (30, 8)
+    prices = everything(data.train)[1][:, 0] * data.shape.target_scale[0]
+    expected = torch.tensor(houses(30)["price"].to_numpy())
+    assert torch.allclose(prices - prices[0], (expected - expected[0]).float(), atol=2)
+    lines = (tmp_path / "train-1.csv").read_text().splitlines()
+    (tmp_path / "train-1.csv").write_text("\n".join([*lines[:4], ",".join(["", *lines[4].split(",")[1:]]), *lines[5:]]))
+    assert refusal(lambda: load("table", path=str(tmp_path), target="price")) == (
+        f"There is no value in column `rooms` in row 4 of {tmp_path / 'train-1.csv'}."
+    )
+
+
 def test_tables_that_cannot_be_are_refused(tmp_path):
     path = write(houses(), tmp_path / "houses.csv")
     assert refusal(lambda: load("table", path=path, target="prize")) == (
@@ -131,7 +148,7 @@ def test_tables_that_cannot_be_are_refused(tmp_path):
     bad.write_text("\n".join([*lines[:17], ",".join([cells[0], "", *cells[2:]]), *lines[18:]]))
     assert (
         refusal(lambda: load("table", path=str(bad), target="price"))
-        == f"Row 17 of {bad} has no value in column `area`."
+        == f"There is no value in column `area` in row 17 of {bad}."
     )
     bad.write_text("\n".join([*lines[:17], "1,2", *lines[18:]]))
     assert f"{bad} cannot be read: CSV parse error: Row #18" in refusal(
@@ -229,7 +246,7 @@ def test_a_picture_that_cannot_be_read_is_named(folder, tmp_path):
     rows = [{"img": {"bytes": picture(i) if i != 5 else b"", "path": None}, "label": i % 2} for i in range(9)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bad.parquet")
     assert refusal(lambda: load("images", path=str(tmp_path / "bad.parquet"))) == (
-        f"Row 6 of {tmp_path / 'bad.parquet'} holds no encoded picture."
+        f"There is no encoded picture in row 6 of {tmp_path / 'bad.parquet'}."
     )
     assert "must be a column of" in refusal(lambda: load("images", path=str(tmp_path / "bad.parquet"), label="kind"))
     empty = tmp_path / "empty"
@@ -261,7 +278,7 @@ def test_texts_of_rows_are_packed_with_a_token_between_them(tmp_path, tokenizer)
     assert x.flatten().tolist() == expected[: x.numel()]
     assert y.flatten().tolist() == expected[1 : x.numel() + 1]
     assert data.shape[:4] == ((8,), "int64", 53, (8,))
-    assert "has no text in column `story`" in refusal(
+    assert "There is no text in column `story` in row 2 of" in refusal(
         lambda: load("text", path=write(pa.table({"story": ["a", None]}), tmp_path / "bad.parquet"), column="story")
     )
 
