@@ -12,12 +12,11 @@ from typing import Any
 import tomli_w
 from optuna.trial import FixedTrial
 
-from raysim.config import ConfigError, RunConfig, apply_override, make_config
+from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
 from sweeps.objectives import Constraint, Objective, as_mapping
 from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # of the space, to find what can never be
-RUNTIME = {"name", "seed", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}  # decide no result, seed apart
 CHANGEABLE = {"trials", "jobs", "confirm"}  # of a study that is resumed
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 
@@ -81,7 +80,7 @@ class Study:
     def notation(self, config: RunConfig) -> str:
         """Return the canonical configuration, seed apart: both directions, and every key that is not the base's."""
         base, flat = _canonical(self.config({})), _canonical(config)
-        keys = [key for key in sorted({*base, *flat} - RUNTIME) if base.get(key) != flat.get(key)]
+        keys = [key for key in sorted({*base, *flat} - keys_of("place", "seed")) if base.get(key) != flat.get(key)]
         shown = ["forward", "backward", *(key for key in keys if key not in ("forward", "backward"))]
         return " ".join(f"{key}={flat.get(key)}" for key in shown)
 
@@ -221,7 +220,7 @@ def _canonical(config: RunConfig) -> dict[str, Any]:
     flat = config.flat()
     for key in COMPRESSORS:
         if isinstance(flat[key], tuple):
-            flat[key] = flat[key][0] if len(set(flat[key])) == 1 else "[" + ", ".join(flat[key]) + "]"
+            flat[key] = flat[key][0] if len(set(flat[key])) == 1 else as_written(flat[key])
     return flat
 
 

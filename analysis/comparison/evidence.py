@@ -181,8 +181,11 @@ def contexts(
 def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
     """Return how a run of `results.runs` compresses; keys that it does not have are dense."""
     known = {key: row[key] for key in COMPRESSION if key in row and not pd.isna(row[key])}
-    forward, backward, replica_gradient = (_alike(str(known.get(key, DENSE))) for key in COMPRESSION[:3])
-    return Setting(forward, backward, replica_gradient, *(bool(known.get(key, False)) for key in COMPRESSION[3:]))
+    forward, backward, replica_gradient = (
+        _alike(str(known.get(key, DENSE))) for key in ("forward", "backward", "replica_gradient")
+    )
+    shared_indices, fused_embedding = (bool(known.get(key, False)) for key in ("shared_indices", "fused_embedding"))
+    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding)
 
 
 def _alike(text: str) -> str:

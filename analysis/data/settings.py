@@ -1,4 +1,4 @@
-"""What tells runs apart: the keys of their configuration, and a short text of those in which they differ."""
+"""Settings of runs: the keys of their configuration, and a short text of the keys in which they differ."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-# Keys that say where a run is done, how it is called and how often it is looked at, but not what it is.
-NO_SETTING = frozenset(
-    {
-        "checkpoint_every_steps",
-        "cpus_per_stage",
-        "device",
-        "evaluate_every_steps",
-        "gpus_per_stage",
-        "metrics",
-        "name",
-        "placement",
-        "profile_every_steps",
-        "threads_per_stage",
-        "timeout_s",
-    }
-)
-# Keys of compression: of runs that are alike in all others, one can be set against another.
-COMPRESSION = ("forward", "backward", "replica_gradient", "shared_indices", "fused_embedding")
+from raysim.config import keys_of, run_keys
+
+NO_SETTING = keys_of("place", "observation", "arithmetic")
+"""Keys that a setting does not consist of: where a run is done, how often it is looked at, its last bits."""
+COMPRESSION = tuple(key.name for key in run_keys() if key.role == "compression")
+"""Keys of compression: runs that are alike in all other keys are compared with one another."""
 DENSE = "Identity"
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from raysim.cli.shared import check_ours, fail
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
@@ -49,24 +46,19 @@ def keys(
 
 
 def _of_run() -> list[Row]:
-    from raysim.config import OptimizerConfig, RunConfig
+    from raysim.config import run_keys
 
-    sections: tuple[tuple[str, type[BaseModel]], ...] = (("", RunConfig), ("optimizer.", OptimizerConfig))
-    return [row for prefix, model in sections for row in _fields(prefix, model) if row[0] != "optimizer"]
+    return [(key.name, _written(key.default), key.meaning) for key in run_keys()]
 
 
 def _of_study() -> list[Row]:
     check_ours("sweeps")
     from sweeps.reading import StudyFile
 
-    return _fields("", StudyFile)
-
-
-def _fields(prefix: str, model: type[BaseModel]) -> list[Row]:
     rows = []
-    for name, field in model.model_fields.items():
-        default = "must be given" if field.is_required() else _written(getattr(field.default, "name", field.default))
-        rows.append((prefix + name, default, field.description or ""))
+    for name, field in StudyFile.model_fields.items():
+        default = "must be given" if field.is_required() else _written(field.default)
+        rows.append((name, default, field.description or ""))
     return rows
 
 

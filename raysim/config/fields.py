@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 _LARGEST = 2**31 - 1  # of what is counted: the records hold it
+Role = Literal["setting", "compression", "seed", "arithmetic", "observation", "place"]
+"""The part of a key in a run's result.
+
+"setting": decides the result. "compression": a setting of links or replicas, by which runs of one job are compared. "seed":
+draws another sample of the same setting. "arithmetic": changes the last bits only. "observation": how often a run is looked
+at. "place": where it runs and its name; a resumed run may change it.
+"""
+
+
+def role(name: Role) -> dict[str, Any]:
+    """Return the argument of `Field` that gives a key its role; keys without one are settings."""
+    return {"role": name}
+
+
 Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
 MOST_STAGES = 1024  # of a pipeline, a few times those of the largest that were published

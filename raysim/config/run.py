@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from raysim.compressors import Compressor
 from raysim.compressors import parse as parse_compressor
 from raysim.compressors.at_support import share_indices
-from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
+from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict, role
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
@@ -51,7 +51,7 @@ class RunConfig(Strict):
     ('TopK(0.1)', 0.1)
     """
 
-    name: str = "run"
+    name: str = Field(default="run", json_schema_extra=role("place"))
     """Folder under `results/`; a recipe's own name where it comes from one."""
     model: Named = Named(name="cnn")
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, or `package.module:function` for an `nn.Sequential`."""
@@ -59,7 +59,7 @@ class RunConfig(Strict):
     """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
     loss: Named | None = None
     """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; where not given, by the kind of targets."""
-    metrics: tuple[str, ...] | None = Field(default=None, max_length=1000)
+    metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
     `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
@@ -74,15 +74,15 @@ class RunConfig(Strict):
     """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
     """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
-    forward: Notations = "Identity"
+    forward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
     """Compressor of activations: one for all boundaries, or a list with one each."""
-    backward: Notations = "Identity"
+    backward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
     """Compressor of gradients at the boundaries, likewise."""
-    shared_indices: bool = False
+    shared_indices: bool = Field(default=False, json_schema_extra=role("compression"))
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
-    replica_gradient: Notations = "Identity"
+    replica_gradient: Notations = Field(default="Identity", json_schema_extra=role("compression"))
     """How replicas average the gradients of a stage: a compressor or a method; one for all stages, or a list with one each."""
-    fused_embedding: bool = False
+    fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
     """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = 32
@@ -91,38 +91,38 @@ class RunConfig(Strict):
     """Length of the run, or `epochs`."""
     epochs: Positive | None = None
     """Length of the run; an incomplete last batch is dropped."""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
     """Of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of compute and of what links carry; weights stay float32."""
     loss_scale: float | None = Field(default=None, gt=0)
     """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
     else 1."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", json_schema_extra=role("arithmetic"))
     """`auto` takes a GPU where there is one."""
     tf32: bool = False
     """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
     deterministic: bool = False
     """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
-    threads_per_stage: int = Field(default=1, ge=1, le=1024)
+    threads_per_stage: int = Field(default=1, ge=1, le=1024, json_schema_extra=role("arithmetic"))
     """CPU threads of a stage; another number gives other gradient bits."""
-    cpus_per_stage: float = Field(default=1.0, gt=0)
+    cpus_per_stage: float = Field(default=1.0, gt=0, json_schema_extra=role("place"))
     """CPUs that Ray reserves for a stage, or for those that share a worker."""
-    gpus_per_stage: float | None = Field(default=None, ge=0)
+    gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
     """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
-    placement: Literal["spread", "pack"] = "spread"
+    placement: Literal["spread", "pack"] = Field(default="spread", json_schema_extra=role("place"))
     """Stages over all nodes, or on as few as hold them; neighbours side by side either way."""
     recompute: bool = False
     """Keep only a stage's inputs and run its forward again before the backward."""
-    checkpoint_every_steps: Natural = 100
+    checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
     """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
-    evaluate_every_steps: Natural = 0
+    evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
     """0 evaluates at the end only."""
     evaluate_samples: Positive | None = None
     """Test samples of an evaluation, the first ones of the set; all of them where not given."""
     evaluate_batchnorm_batches: Natural = 0
     """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
-    profile_every_steps: Natural = 10
+    profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
     clock: str = "measured"
     """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
@@ -133,7 +133,7 @@ class RunConfig(Strict):
     of the device's memory bandwidth, or the speed in the profile's file."""
     transport: str = "ray"
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
-    timeout_s: float = Field(default=600.0, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
 
     @field_validator("model", "data", mode="before")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import secrets
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.config import ConfigError, RunConfig, make_config, read_config
+from raysim.config import ConfigError, RunConfig, as_row, keys_of, make_config, read_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
@@ -279,9 +278,9 @@ class Training:
     def _find_resumable(self) -> None:
         """Check that the folder holds this very run, and read its newest checkpoint."""
         old = Run(self.folder).row
-        recorded = {key for key in old if key in RunConfig.model_fields or key.partition(".")[0] in _NESTED}
+        recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
         for key in sorted(recorded | set(self.config.flat())):
-            if key not in _IDENTITY_EXEMPT | {"cuts", "num_stages"}:
+            if key not in keys_of("place") | {"cuts", "num_stages"}:
                 self._check_same(key, old.get(key), self._row.get(key))
         self._recorded_cuts, self._recorded_rows = old["cuts"], old.get("schedule_rows")
         self.run_id = old["run_id"]
@@ -301,14 +300,7 @@ class Training:
             raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")
 
     def _first_row(self) -> dict[str, Any]:
-        row = {
-            key: list(v) if key in ("cuts", "metrics", "optimizer.betas", "optimizer.decay_at") and v else v
-            for key, v in self.config.flat().items()
-        }
-        for key in ("forward", "backward", "replica_gradient"):
-            row[key] = row[key] if isinstance(row[key], str) else json.dumps(row[key])
-        row["bottleneck"] = None if row["bottleneck"] is None else json.dumps(row["bottleneck"])
-        return row | {
+        return as_row(self.config) | {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -400,9 +392,3 @@ class Training:
 
 class _RefusedError(Exception):
     """The stages have no place: the run has not begun, and leaves nothing behind."""
-
-
-_NESTED = ("model", "data", "loss", "optimizer")
-
-# What may differ between a run and its resumption: where and how often, not what.
-_IDENTITY_EXEMPT = {"name", "timeout_s", "placement", "cpus_per_stage", "gpus_per_stage"}

@@ -36,6 +36,9 @@ ALLOWED = {
     "Identity",  # no compression: tied parameters, control numbers and uncompressed baselines are sent by it
     "Plain",  # a codec without memory, defined in a foundation
 }
+ALLOWED_IN = {
+    "raysim/distributed/fsdp.py": {"Gathered"}
+}  # FSDP's one reduce-scatter fits methods that gather, and no other
 CITATION = re.compile(r"\boracles?\b (?:section |L)?\d|\b[a-z_]+\.md,? \d")
 
 
@@ -62,7 +65,7 @@ def test_the_core_names_no_method(name: str) -> None:
             tuple(room.replace("/", ".") for room in ROOMS_OF_METHODS)
         ):
             used |= {alias.name for alias in node.names}
-    assert not (used & METHOD_CLASSES) - ALLOWED
+    assert not (used & METHOD_CLASSES) - ALLOWED - ALLOWED_IN.get(name, set())
 
 
 def test_citations_name_papers() -> None:

@@ -13,8 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raysim import records
-from raysim.records import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, STATUSES, Recorder, RecordsError, Run
+from raysim.config import as_row, make_config, run_keys
+from raysim.records import (
+    OCCASIONAL,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    SILENT_S,
+    STATUSES,
+    Recorder,
+    RecordsError,
+    Run,
+)
+from raysim.records import recorder as recorder_module
+from raysim.records.schema import run_schema
 
 # Golden: a change here is a new version of the schema.
 GOLDEN = {
@@ -243,7 +254,7 @@ def test_a_copy_of_a_run_is_running_until_nothing_is_written_for_long(tmp_path: 
     recorder.write_run(ROW)
     recorder.close()
     assert Run(tmp_path).status == "running"
-    before = time.time() - records.SILENT_S - 1
+    before = time.time() - SILENT_S - 1
     for path in (tmp_path / "run.parquet", tmp_path / "parts", tmp_path):
         os.utime(path, (before, before))
     assert Run(tmp_path).status == "killed"
@@ -258,7 +269,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
     add(recorder, 9, 12)  # not flushed, and done again too
 
     calls = 0
-    original = records.write_table
+    original = recorder_module.write_table
 
     def killed_at_second(table: pa.Table, path: Path) -> None:
         nonlocal calls
@@ -268,7 +279,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
         original(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "write_table", killed_at_second)
+        patch.setattr(recorder_module, "write_table", killed_at_second)
         with pytest.raises(Killed):
             recorder.forget(4)
     for _ in range(2):
@@ -291,7 +302,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
 
 def crash_in_write(number: int) -> Callable:
     def arrange(patch: pytest.MonkeyPatch) -> None:
-        original, calls = records.write_table, 0
+        original, calls = recorder_module.write_table, 0
 
         def write(table: pa.Table, path: Path) -> None:
             nonlocal calls
@@ -300,7 +311,7 @@ def crash_in_write(number: int) -> Callable:
                 raise Killed
             original(table, path)
 
-        patch.setattr(records, "write_table", write)
+        patch.setattr(recorder_module, "write_table", write)
 
     return arrange
 
@@ -449,3 +460,14 @@ def test_folders_named_like_partitions_are_only_folders(tmp_path: Path) -> None:
     assert steps_of(folder) == [0]
     assert Run(folder).steps.columns.tolist() == list(GOLDEN["steps"])
     assert Run(folder).row == ROW
+
+
+def test_every_key_of_a_run_is_described_and_has_a_column() -> None:
+    """`forward` as one text or as a list, and keys that are not given, have the same column."""
+    one = as_row(make_config({"steps": 1}))
+    lists = as_row(make_config({"steps": 1, "num_stages": 3, "forward": ["TopK(0.1)", "Identity"], "bottleneck": 8}))
+    assert lists["forward"] == '["TopK(0.1)", "Identity"]'
+    assert lists["bottleneck"] == "8"
+    assert run_schema(one) == run_schema(lists)
+    assert {key.name for key in run_keys()} == set(one)
+    assert all(key.meaning for key in run_keys())

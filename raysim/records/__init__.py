@@ -1,0 +1,28 @@
+"""The records of a run: Parquet with explicit schemas, units in the names, and a version.
+
+While a run goes, rows are written in numbered parts, each written whole and renamed into place. A finished run has one file a
+table. A run that is killed loses at most the rows after its last flush. Parts of a table that has its file are leftovers and
+are not read.
+"""
+
+from raysim.records.recorder import Recorder
+from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status
+from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
+from raysim.records.tables import RecordsError, read_table, table_files, write_table
+
+__all__ = [
+    "FINISHED",
+    "OCCASIONAL",
+    "SCHEMAS",
+    "SCHEMA_VERSION",
+    "SILENT_S",
+    "STATUSES",
+    "Recorder",
+    "RecordsError",
+    "Run",
+    "present_status",
+    "read_table",
+    "schema_of",
+    "table_files",
+    "write_table",
+]

@@ -1,0 +1,124 @@
+"""The recorder: it writes the tables of one run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raysim.records.schema import OCCASIONAL, SCHEMAS, run_schema, schema_of
+from raysim.records.tables import RecordsError, part_files, read_table, write_table
+
+
+class Recorder:
+    """Writes the tables of one run into its folder; only one process at a time may."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.measures: tuple[str, ...] = ()  # of its evaluations
+        self._parts = folder / "parts"
+        self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
+        self._next_part = 0
+        self._lock: IO[str] | None = None
+
+    def open(self) -> None:
+        """Make the folder and lock it; raises RecordsError where that cannot be done."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._acquire()
+            self._reopen()
+            numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
+            self._next_part = max(numbers, default=-1) + 1
+        except BlockingIOError:
+            raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
+        except OSError as error:
+            raise RecordsError(
+                f"The run's folder {self.folder} cannot be written: {error.strerror or error}."
+            ) from None
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            (self.folder / ".lock").unlink(missing_ok=True)  # while it is held: never another's
+            self._lock.close()
+            self._lock = None
+
+    def _acquire(self) -> IO[str]:
+        """Return the lock file, locked; one that its last owner has removed meanwhile locks nothing, and is left."""
+        while True:
+            file = (self.folder / ".lock").open("w")
+            try:
+                import fcntl  # reading a run must work where there is none
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()
+
+    def _reopen(self) -> None:
+        """Make whole tables the first of their parts: a run that was killed between its compaction and its end goes on."""
+        self._parts.mkdir(exist_ok=True)
+        for table in SCHEMAS:
+            whole = self.folder / f"{table}.parquet"
+            if whole.is_file():
+                for path in self._parts.glob(f"{table}-*.parquet"):
+                    path.unlink()
+                whole.rename(self._parts / f"{table}-00000.parquet")
+
+    def add(self, table: str, row: Mapping[str, Any]) -> None:
+        """Keep a row for the next flush."""
+        self._rows[table].append(row)
+
+    def flush(self) -> None:
+        """Write the rows kept since the last flush as one part a table."""
+        for table, rows in self._rows.items():
+            if rows:
+                path = self._parts / f"{table}-{self._next_part:05d}.parquet"
+                write_table(pa.Table.from_pylist(list(rows), schema_of(table, self.measures)), path)
+                rows.clear()
+        self._next_part += 1
+
+    def forget(self, step: int) -> None:
+        """Drop what a restarted or resumed run does again: rows of `step` and later, evaluations of it among them.
+
+        Part by part, so that being killed in between leaves nothing that doing it again would not mend.
+        """
+        for table in SCHEMAS:
+            self._rows[table].clear()
+            for path in self._parts.glob(f"{table}-*.parquet"):
+                part = pq.read_table(path, schema=schema_of(table, self.measures))
+                kept = part.filter(pc.less(part["step"], step))
+                if kept.num_rows == 0:
+                    path.unlink()
+                elif kept.num_rows < part.num_rows:
+                    write_table(kept, path)
+
+    def discard(self) -> None:
+        """Remove what the start of a run has written, and the folder where nothing else is in it: it did not begin."""
+        (self.folder / "run.parquet").unlink(missing_ok=True)
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self.close()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def write_run(self, row: Mapping[str, Any]) -> None:
+        """Write `run.parquet`, one row, anew."""
+        write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
+
+    def compact(self) -> None:
+        """Make one file a table of the parts, then drop the parts, which nobody reads from then on."""
+        self.flush()
+        for table in SCHEMAS:
+            rows = read_table(part_files(self.folder, table), table, self.measures)
+            if rows.num_rows or table not in OCCASIONAL:
+                write_table(rows, self.folder / f"{table}.parquet")
+        shutil.rmtree(self._parts)

@@ -1,0 +1,134 @@
+"""A recorded run: its tables as DataFrames, and its status."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.quality import Measure, measures_of
+from raysim.records.schema import OCCASIONAL
+from raysim.records.tables import RecordsError, read_table, table_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
+SILENT_S = 600.0  # since the last write to a folder that nobody here has locked: its run is taken for dead
+FINISHED = ("finished", "diverged")  # over, with all their records
+
+
+def present_status(folder: Place, written: str) -> str:
+    """Return the status of a run whose `run.parquet` says `written`: "killed" where no process works on a "running" run.
+
+    A process that trains holds the lock of the run's folder. Where there is no lock file, as in a copy of the folder, the run
+    counts as killed once nothing has been written for `SILENT_S` seconds. In a bucket there is neither: what is written holds.
+    """
+    if written != "running" or not isinstance(folder, Path):
+        return written
+    try:
+        with (folder / ".lock").open() as lock:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except (OSError, ImportError):
+        places = [folder, folder / "parts", folder / "run.parquet"]
+        newest = max((place.stat().st_mtime for place in places if place.exists()), default=0.0)
+        return "running" if time.time() - newest < SILENT_S else "killed"
+    return "killed"
+
+
+class Run:
+    """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
+
+    >>> run = Run("results/none")
+    Traceback (most recent call last):
+    raysim.records.tables.RecordsError: There is no run in results/none: it has no run.parquet.
+    """
+
+    def __init__(self, folder: str | Place) -> None:
+        try:
+            self.folder = open_place(folder)
+        except PlaceError as error:
+            raise RecordsError(str(error)) from None
+        if not (self.folder / "run.parquet").is_file():
+            raise RecordsError(f"There is no run in {self.folder}: it has no run.parquet.")
+
+    def __repr__(self) -> str:
+        row = self.row
+        keys = ("forward", "backward", "replica_gradient")
+        setting = [f"{key}={row[key]}" for key in keys if row.get(key) not in (None, "Identity")] or ["uncompressed"]
+        shown = ("loss", *(name for name in self.measures if name != "loss"))
+        quality = [
+            f"{name} {row[f'final_{name}_on']:.4f}" for name in shown[:2] if row.get(f"final_{name}_on") is not None
+        ]
+        words = [*setting, f"{len(self.steps)} steps", self.status, *quality]
+        return f"Run({str(self.folder)!r}: {', '.join(words)})"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The one row of `run.parquet`: configuration, versions, final metrics, status."""
+        try:
+            path, system = arrow_source(self.folder / "run.parquet")
+            rows: list[dict[str, Any]] = pq.read_table(path, filesystem=system).to_pylist()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
+        return rows[0]
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The measures of its evaluations, the one by which settings are judged first; a run of an older version has a loss and
+        an accuracy."""
+        return measures_of(self.row)
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`, as of now: see `present_status`."""
+        return present_status(self.folder, str(self.row["status"]))
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step: loss, learning rate, seconds, wire and dense bytes."""
+        return self._table("steps")
+
+    @property
+    def evals(self) -> pd.DataFrame:
+        """A row an evaluation: the loss and all metrics, with compression on and off."""
+        return self._table("evals")
+
+    @property
+    def links(self) -> pd.DataFrame:
+        """A row a step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        return self._table("links")
+
+    @property
+    def decisions(self) -> pd.DataFrame:
+        """A row a decision of an adaptive method: the branch taken, the gains, and the reason."""
+        return self._table("decisions")
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """A row for each transfer between replicas, or between owners of a tied parameter, at the end of the profiled steps."""
+        return self._table("collectives")
+
+    @property
+    def actions(self) -> pd.DataFrame:
+        """A row an action of the profiled steps: its time, and the shares of codec and compute in it."""
+        return self._table("actions")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        files = table_files(self.folder, name)
+        if not files and name not in OCCASIONAL and self.status in FINISHED:
+            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
+        try:
+            table = read_table(files, name, self.measures)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
+        frame: pd.DataFrame = table.to_pandas()
+        return frame

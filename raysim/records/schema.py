@@ -1,0 +1,166 @@
+"""The schemas of a run's tables, and the types of the columns of `run.parquet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from raysim.config.keys import run_keys
+
+SCHEMA_VERSION = 2
+
+_STEP = ("step", pa.int32())
+_REPLICA = ("replica", pa.int16())
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "steps": pa.schema(
+        [
+            _STEP,
+            ("epoch", pa.int32()),
+            ("loss", pa.float64()),
+            ("learning_rate", pa.float64()),
+            ("gradient_norm", pa.float64()),  # before clipping; null where it is not clipped
+            ("seconds", pa.float64()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),
+        ]
+    ),
+    "evals": pa.schema(
+        [
+            _STEP,  # steps done before it
+            ("mode", pa.string()),  # links in evaluation: "on", "off", or "on_direct"
+            ("batchnorm", pa.string()),  # statistics of training ("running"), or "estimated" anew under the mode
+            ("loss", pa.float64()),
+            ("accuracy", pa.float64()),  # null where the run does not measure it, as the further metrics
+            ("perplexity", pa.float64()),
+            ("predictions", pa.int64()),
+            ("seconds", pa.float64()),
+            # and a column for each further metric of the run, see `schema_of`
+        ]
+    ),
+    "links": pa.schema(
+        [
+            _STEP,
+            _REPLICA,
+            ("stage", pa.int16()),  # of a replica gradient, null otherwise
+            (
+                "boundary",
+                pa.int16(),
+            ),  # null for replica gradients, and for tied parameters, which their owners exchange
+            ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
+            ("codec", pa.string()),
+            ("rounds", pa.int16()),  # of collectives, null for links
+            ("packets", pa.int32()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),  # of a replica gradient: of an uncompressed all-reduce
+            ("gain", pa.float64()),  # squared norm received over squared norm to send, where measured
+            ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, where measured
+            ("residual_norm", pa.float64()),  # of the sender's memory, where measured
+            ("encode_s", pa.float64()),
+            ("decode_s", pa.float64()),
+        ]
+    ),
+    "actions": pa.schema(
+        [
+            _STEP,
+            _REPLICA,
+            ("stage", pa.int16()),
+            ("op", pa.string()),
+            ("microbatch", pa.int32()),
+            ("start_s", pa.float64()),  # of the driver's clock, since the stages came up or the run was resumed
+            ("end_s", pa.float64()),
+            ("decode_s", pa.float64()),
+            ("compute_wall_s", pa.float64()),
+            ("compute_cpu_s", pa.float64()),
+            ("encode_s", pa.float64()),
+            ("wire_bytes", pa.int64()),
+            ("dense_bytes", pa.int64()),
+            # Work beside one forward or backward: "twin", the same with the parameters of the step before, or "sensitivity",
+            # the measure of how errors change gradients; null where there was none.
+            ("work", pa.string()),
+        ]
+    ),
+    "collectives": pa.schema(  # a row for each transfer of the groups that end a profiled step
+        [
+            _STEP,
+            ("direction", pa.string()),  # "replica_gradient" or "tied"
+            ("stage", pa.int16()),  # whose replicas average; of a tied parameter, its first owner
+            ("round", pa.int16()),
+            ("source_replica", pa.int16()),
+            ("source_stage", pa.int16()),
+            ("target_replica", pa.int16()),
+            ("target_stage", pa.int16()),
+            ("wire_bytes", pa.int64()),
+        ]
+    ),
+    "decisions": pa.schema(
+        [
+            _STEP,
+            _REPLICA,  # null where all replicas agreed
+            ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
+            ("stage", pa.int16()),
+            ("boundary", pa.int16()),
+            ("layer", pa.string()),  # null where it holds for all
+            ("method", pa.string()),
+            ("branch", pa.string()),
+            ("factor", pa.float64()),  # dense values over values sent, or bytes over bytes
+            ("minimum", pa.float64()),  # factors between which the method explores
+            ("candidate", pa.float64()),
+            ("gain_minimum", pa.float64()),  # as the rule saw them
+            ("gain_candidate", pa.float64()),
+            ("gain", pa.float64()),  # of what was sent
+            ("throughput", pa.float64()),  # samples a second, by the run's clock
+            ("event", pa.string()),
+            ("reason", pa.string()),
+        ]
+    ),
+}
+
+
+def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
+    """Return the schema of a table of a run that has these `measures`: each has a column in `evals`."""
+    schema = SCHEMAS[table]
+    if table == "evals":
+        for name in measures:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.float64()))
+    return schema
+
+
+# Tables that a run without adaptive methods, or without replicas and tied parameters, does not have.
+OCCASIONAL = {"decisions", "collectives"}
+
+_KINDS: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+    "list[int]": pa.list_(pa.int64()),
+    "list[float]": pa.list_(pa.float64()),
+    "list[str]": pa.list_(pa.string()),
+}
+# Columns of `run.parquet` beside the configuration that may be null.
+_NULLABLE = {
+    "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
+    "diverged_step": pa.int64(),
+    "diverged_at": pa.string(),
+    "warning": pa.string(),  # the first one of the run, such as a link's fidelity below zero
+    "error": pa.string(),
+}
+
+
+def run_schema(row: dict[str, object]) -> pa.Schema:
+    """Return the schema of a row of `run.parquet`: keys of the configuration by their kind, other columns by their value."""
+    kinds = {key.name: _KINDS[key.kind] for key in run_keys()}
+    return pa.schema([(name, kinds.get(name) or _type_of(name, value)) for name, value in row.items()])
+
+
+def _type_of(name: str, value: object) -> pa.DataType:
+    if name in _NULLABLE:
+        return _NULLABLE[name]
+    if value is None or name.startswith("final_"):
+        return pa.float64()
+    return (
+        _KINDS.get(type(value).__name__) or pa.scalar(value).type
+    )  # options of models and data sets may be lists or tables
