@@ -19,6 +19,7 @@ from raysim.cli.shared import (
     end_on_sigterm,
     fail,
     parse_networks,
+    parse_range,
     write_json,
     write_trace_file,
 )
@@ -54,6 +55,10 @@ def replay(
         typer.Option(help="recorded: of packets, as runs of the engine have them. none: for slow networks."),
     ] = "recorded",
     transport: Transports = "ray",
+    bandwidths: Annotated[
+        str | None,
+        typer.Option(help="Also the step over a range such as 10mbps..10gbps, and where it crosses that of --against."),
+    ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -61,13 +66,14 @@ def replay(
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
-    networks = parse_networks(network)
+    curve = parse_range(bandwidths) if bandwidths is not None else []
+    networks = parse_networks(network) if network or not curve else curve[-1:]
     check_writable("--trace", trace)
     check_writable("--json", json_file)
     check_ours("analysis")
     from analysis import AnalysisError, Target, beside
     from analysis import replay as price
-    from raysim.show.replays import replay_figures, show_replay
+    from raysim.show.replays import replay_figures, show_curve, show_replay
 
     try:
         wanted = Target.parse(target) if target is not None else None
@@ -78,6 +84,8 @@ def replay(
         dense = others[0] if others else None
         frame = price(one, networks, against=dense, target=wanted)
         show_replay(one, networks, frame, dense, wanted)
+        if curve:
+            show_curve(curve, price(one, curve, against=dense))
         if trace is not None:
             step, events = one.trace(networks[0])
             write_trace_file(events, trace, f"step {step} on {networks[0]!r}")

@@ -41,8 +41,8 @@ Networks = Annotated[
     typer.Option(
         "--network",
         help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a file; may be repeated. "
-        "A .csv file has a line for each link, with columns source, target, bandwidth_bps and latency_s; a .toml file has keys "
-        "such as bandwidth_bps and latency_s, each one number or a matrix of hosts.",
+        "A .csv file has a line for each link, with columns source, target, bandwidth_bps and latency_s; a .toml file has "
+        "sites with hosts and the links between them, or keys such as bandwidth_bps and latency_s, each one number or a matrix.",
     ),
 ]
 
@@ -122,6 +122,16 @@ def parse_networks(texts: list[str] | None) -> list[Network]:
         return [parse_network(text) for text in texts]
     except ValueError as error:
         fail(f"`--network`: {error}", 2)
+
+
+def parse_range(text: str) -> list[Network]:
+    """Return the networks of `--bandwidths`."""
+    from raysim.network.presets import parse_bandwidths
+
+    try:
+        return parse_bandwidths(text)
+    except ValueError as error:
+        fail(f"`--bandwidths`: {error}", 2)
 
 
 def check_writable(option: str, file: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.files import read_text
+from raysim.network.sites import network_of_sites
 from raysim.network.topology import Network, read_notation
 from raysim.notation import shown
 
@@ -112,11 +114,29 @@ def parse_network(text: str) -> Network:
     )
 
 
+def parse_bandwidths(text: str) -> list[Network]:
+    """Return networks from a lowest to a highest bandwidth, in steps of 1, 2, 5; all else is that of the highest.
+
+    >>> parse_bandwidths("10mbps..100mbps+20ms")
+    [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]
+    """
+    networks = [read_notation(end) for end in text.split("..")]
+    ends = [one.bandwidth_bps for one in networks if one is not None and isinstance(one.bandwidth_bps, float)]
+    if len(networks) != 2 or len(ends) != 2 or not ends[0] < ends[1] < math.inf:
+        raise ValueError(f"A range of bandwidths must be as 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}.")
+    (lowest, highest), high = ends, networks[1]
+    assert high is not None
+    decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
+    between = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    inside = sorted({lowest, highest, *(one for one in between if lowest < one < highest)})
+    return [replace(high, bandwidth_bps=one, name="") for one in inside]
+
+
 def load_network(path: Path) -> Network:
     """Return the network in a file; raises ValueError naming the file and what is wrong with it.
 
-    TOML holds the fields of `Network` by name. CSV has one line a link with columns source, target, bandwidth_bps and
-    latency_s; a link given in one direction only holds for both.
+    TOML holds sites and the links between them, see `raysim.network.sites`, or the fields of `Network` by name. CSV has one
+    line a link with columns source, target, bandwidth_bps and latency_s; a link given in one direction only holds for both.
     """
     try:
         text = read_text(path)
@@ -130,6 +150,8 @@ def load_network(path: Path) -> Network:
 
 def _from_toml(text: str, name: str) -> Network:
     values = tomllib.loads(text)
+    if "sites" in values:
+        return network_of_sites(values, name)
     known = [item.name for item in fields(Network)]
     unknown = sorted(set(values) - set(known))
     if unknown:

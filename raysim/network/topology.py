@@ -53,6 +53,8 @@ class Network:
     """What a token bucket lets through at once after a pause (the burst of `tc tbf`)."""
     framing: float = 1.0
     """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
+    host_names: tuple[str, ...] | None = field(default=None, compare=False)
+    """Of the hosts, where matrices are given and they have names."""
     name: str = field(default="", compare=False)
     """Of the preset or file; no part of what the network is."""
 
@@ -79,6 +81,10 @@ class Network:
         sizes = {len(value) for value in (self.bandwidth_bps, self.latency_s) if isinstance(value, tuple)}
         if len(sizes) > 1:
             raise ValueError(f"`latency_s` must have the size of `bandwidth_bps`, but got sizes {sorted(sizes)}.")
+        if self.host_names is not None:
+            object.__setattr__(self, "host_names", tuple(str(name) for name in self.host_names))
+            if len(self.host_names) != self.num_hosts:
+                raise ValueError(f"`host_names` must be {self.num_hosts} names, but got {len(self.host_names)}.")
         for item, value in checked.items():
             object.__setattr__(self, item, value)
 

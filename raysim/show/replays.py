@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from analysis import Replay, Target
 
+CURVE_WIDTH = 24  # characters of the longest bar
+
 
 def show_replay(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
@@ -63,11 +65,49 @@ def show_replay(
     out.print(table)
     if target is not None:
         _show_target(out, replay, rows, dense, target)
+    for network in networks:
+        if network.host_names is not None:
+            out.print(
+                placement_words(replay, network, network.host_names), highlight=False, markup=False, soft_wrap=True
+            )
     splits = [(repr(network), replay.split(network)) for network in networks]
     show_workers(out, [(name, [by_name(w) for w in split.workers.to_dict("records")]) for name, split in splits])
     for name, split in splits:
         out.print(critical_words(name, split.critical_s), highlight=False, markup=False, soft_wrap=True)
     show_notes(out, replay.notes)
+
+
+def show_curve(networks: Sequence[Network], frame: pd.DataFrame) -> None:
+    """Print a step over bandwidths, and beside it that of the run it is set against, with where the two cross."""
+    out, rows = console(), frame.to_dict("records")
+    dense = "dense_step_s" in frame
+    table = Table("bandwidth", title="A step over bandwidths")
+    for name in ("step", "90 % interval", "", *(("dense step", "speed-up") if dense else ())):
+        table.add_column(name, justify="left" if not name else "right")
+    longest = max(one["step_s"] for one in rows)
+    for network, one in zip(networks, rows, strict=True):
+        spread = f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}"
+        bar = "#" * max(round(CURVE_WIDTH * one["step_s"] / longest), 1)
+        cells = [format_seconds(one["dense_step_s"]), _speedup(one)] if dense else []
+        table.add_row(repr(network), format_seconds(one["step_s"]), spread, bar, *cells)
+    out.print(table)
+    if dense:
+        crossing = _break_even(rows[0]["break_even_bps"])
+        said = {"never": "slower at every bandwidth", "always": "faster at every bandwidth"}
+        words = said.get(crossing, f"faster below {crossing}, where the two cross, and slower above")
+        out.print(f"Against the dense run it is {words}.", highlight=False, soft_wrap=True)
+
+
+def placement_words(replay: Replay, network: Network, names: Sequence[str]) -> str:
+    """Return a sentence that says which stages are on which host of a network."""
+    hosts, per = replay.placement(network).hosts, len(replay.rows)
+    places: dict[int, list[str]] = {}
+    for worker, host in enumerate(hosts):
+        stages = sorted({action.stage for action in replay.rows[worker % per]})
+        of = f" of replica {worker // per}" if replay.num_replicas > 1 else ""
+        places.setdefault(host, []).append(f"{' and '.join(map(str, stages))}{of}")
+    words = (f"{', '.join(stages)} on {names[host]}" for host, stages in places.items())
+    return f"Stages on {network!r}: {'; '.join(words)}"
 
 
 def _show_target(

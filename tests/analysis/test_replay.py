@@ -463,3 +463,24 @@ def test_another_package_of_the_name_is_not_taken_for_ours(runs, tmp_path):
     )
     assert done.returncode == 2
     assert "`analysis` must be raysim's own" in done.stderr
+
+
+def test_a_range_of_bandwidths_shows_where_two_settings_cross(runs):
+    command = ["replay", f"{runs}/sparse", "--against", f"{runs}/dense", "--company", str(runs)]
+    done = CliRunner().invoke(app, [*command, "--bandwidths", "100kbps..10mbps+1ms"])
+    assert done.exit_code == 0, done.output
+    rows = [line for line in done.output.splitlines() if "#" in line]
+    assert [row.split()[1] for row in rows] == [
+        f"{rate}+1ms" for rate in ("100kbps", "200kbps", "500kbps", "1mbps", "2mbps", "5mbps", "10mbps")
+    ]
+    lengths = [row.count("#") for row in rows]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
+    assert "Against the dense run it is faster" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("text", ["10mbps", "1gbps..10mbps", "10mbps..free", "fast..10mbps", "1mbps..2mbps..3mbps"])
+def test_a_range_that_is_none_is_refused(runs, text):
+    done = CliRunner().invoke(app, ["replay", f"{runs}/sparse", "--bandwidths", text])
+    assert done.exit_code == 2
+    assert "A range of bandwidths must be as 10mbps..10gbps" in " ".join(done.output.split())

@@ -1,0 +1,67 @@
+"""Network files of sites: what is written is what is simulated, and what is wrong is named."""
+
+import math
+
+import pytest
+
+from raysim.network.presets import parse_network
+
+HOME_AND_LAB = """
+[sites.home]
+hosts = 2
+bandwidth = "1gbps"
+latency = "0.2ms"
+
+[sites.lab]
+hosts = 1
+
+[[links]]
+between = ["home", "lab"]
+bandwidth = "100mbps"
+latency = "20ms"
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return the network of a text in a file."""
+
+    def write(text):
+        (tmp_path / "mine.toml").write_text(text)
+        return parse_network(str(tmp_path / "mine.toml"))
+
+    return write
+
+
+def test_hosts_have_the_links_of_their_sites(written):
+    network = written(HOME_AND_LAB)
+    assert network.host_names == ("home-0", "home-1", "lab-0")
+    assert repr(network) == "mine"
+    assert network.bandwidths_bps([0, 0, 2], [1, 2, 1]).tolist() == [1e9, 1e8, 1e8]
+    assert network.latencies_s([0, 0, 2], [1, 2, 1]).tolist() == [0.0002, 0.02, 0.02]
+    free = written('[sites.one]\nhosts = 2\n[sites.two]\n[[links]]\nbetween = ["two", "one"]\nbandwidth = "1gbps"\n')
+    assert free.bandwidths_bps([0, 0], [1, 2]).tolist() == [math.inf, 1e9]
+    assert free.latencies_s([0, 0], [1, 2]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('"20ms"', "20"), r"`links\[0\].latency` must be a text such as '20ms', but got 20"),
+        (('"100mbps"', '"fast"'), r"`links\[0\].bandwidth` must be a text such as '100mbps', but got 'fast'"),
+        (('"lab"]', '"moon"]'), r"`links\[0\].between` must name sites of the file \(home, lab\), but got 'moon'"),
+        (('["home", "lab"]', '["home", "home"]'), r"must name two sites"),
+        (("[[links]]", "[[link]]"), r"Unknown field `link` in a file with sites"),
+        (("hosts = 2", "hosts = 0"), r"`sites.home.hosts` must be an integer of at least 1"),
+        (("[sites.lab]", "[sites.lab]\nspeed = 3"), r"Unknown field `sites.lab.speed`"),
+        (
+            ('[[links]]\nbetween = ["home", "lab"]\nbandwidth = "100mbps"\nlatency = "20ms"\n', ""),
+            r"between home and lab",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused_by_what_is_wrong(written, change, sentence):
+    assert change[0] in HOME_AND_LAB
+    with pytest.raises(ValueError, match=sentence) as caught:
+        written(HOME_AND_LAB.replace(*change))
+    assert str(caught.value).endswith("mine.toml').")
