@@ -34,11 +34,11 @@ class Transport:
         >>> print(GLOO)
         gloo: 96 bytes beside a message, which makes 1 one-way trip
         """
+        trip = "trip" if self.small_trips == 1 else "trips"
         if self.large_from == np.inf:
-            trip = "trip" if self.small_trips == 1 else "trips"
             return f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}"
         return (
-            f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way trips; from "
+            f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}; from "
             f"{self.large_from:g} bytes on {self.large_bytes:g} bytes and {self.large_trips:g} trips; the end of a step makes "
             f"{self.step_trips:g} trips"
         )
@@ -71,21 +71,21 @@ BARE = Transport(name="bare", large_from=np.inf, small_bytes=0, large_bytes=0, s
 RAY = Transport(
     name="ray",
     large_from=100 * 1024,
-    small_bytes=750,
-    large_bytes=2_300,
-    small_trips=2,
+    small_bytes=1_000,
+    large_bytes=4_500,
+    small_trips=1,
     large_trips=7,
     step_trips=2,
 )
-"""Ray 2.60 between actors. Small results travel in the reply of the call that made them and in the next call
-(`max_direct_call_object_size`), by way of the driver: two trips, or one where the driver is at either end. Large ones stay in the
-object store of their host: reply and call as before, then a question where the result is, its answer, the request and the result;
-flow control of gRPC and TCP adds to these six. The driver's host knows where the result is, and needs no call and no question. Trips
-measured on 2026-11-22 (`raysim.validate.trips`): large messages took 5 to the driver's host, 7 from it and 6 to 8 between others.
-The end of a step takes two trips, the driver's call to update and its reply.
-Bytes counted on 2026-11-22 at the ports of two hosts, less the headers of TCP, IP and Ethernet, by how they grow from steps of 2 to
-steps of 8 microbatches: 790 and 720 beside messages of 16 and 66 kB, 2,120 and 2,730 beside messages of 131 and 524 kB. They hold the
-6 kB a second that the idle second host sends: some 100 to 500 bytes a message here.
+"""Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver. Small ones
+(`max_direct_call_object_size`) travel in the call and make one trip. Large ones stay in the object store of their host: after the
+call come a question where the packet is, its answer, a request and the packet, which is five trips; flow control of gRPC and TCP
+adds to these where the connection was idle. Medians measured on 2026-11-22 (`raysim validate --trips`): 1.00 to 1.02 for small
+packets, 5.2 to 8.1 for large ones, the same between any two hosts. The end of a step takes two trips, the driver's call to update
+and its reply.
+Bytes counted on 2026-11-22 on the cables of three hosts (`raysim validate --count`): 1,130 to 1,300 beside packets of 2 to 66 kB,
+5,200 to 5,600 beside packets of 262 kB. Headers of TCP, IP and Ethernet, and acknowledgements, are in these counts, but not in the
+figures above, since networks count them by `framing`.
 """
 
 GLOO = Transport(name="gloo", large_from=np.inf, small_bytes=96, large_bytes=96, small_trips=1, large_trips=1)
