@@ -1,6 +1,6 @@
 """The one notation: the `repr` of a codec, compressor or schedule, its parser, and the checks of its arguments.
 
-Imports nothing of raysim, so that every room may use it.
+A name may also be a class of the user's own, see `raysim.plugins`.
 
 >>> from raysim.codecs import CODECS
 >>> parse("TopK(1)", CODECS)
@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from raysim import plugins
+
 T = TypeVar("T")
 
 SHOWN = 200  # characters of a value that a sentence repeats
@@ -31,6 +33,8 @@ class Notation:
     @classmethod
     def name(cls) -> str:
         """Return the name under which the class is written."""
+        if cls.notation is None and cls.__module__.partition(".")[0] not in ("raysim", "__main__"):
+            return plugins.written_name(cls)
         return cls.notation or cls.__name__
 
     def __repr__(self) -> str:
@@ -102,7 +106,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Return the object that `text` writes: the inverse of `repr`, by syntax tree and never by evaluation.
 
-    `names` maps what may be written to its class. Raises ValueError naming the unknown or wrong part.
+    `names` maps what may be written to its class; a class of the user's own derives from a base of these. Raises ValueError
+    naming the unknown or wrong part.
     """
     if not isinstance(text, str):
         raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {shown(text)}.")
@@ -114,6 +119,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     for name, alias in aliases.items():
         source = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, source)
     example = "1F1B" if "1F1B" in names else "TopK(0.1)"
+    source = _QUOTED_OR_PATH.sub(lambda found: _alias(found, written), source)
     malformed = f"{text!r} is no {kind}: expected a name with arguments, such as '{example}'."
     if any(alias in text for alias in written):
         raise ValueError(malformed)
@@ -143,10 +149,11 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
 
     def construct(name: str, positional: list[Any], named: dict[str, Any]) -> T:
         name = written.get(name, name)
-        if name not in names:
+        path = name if ":" in name else plugins.entry_points().get(name)
+        if name not in names and path is None:
             known = ", ".join(sorted(names))
             raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.{suggestion(name, names)}")
-        cls = names[name]
+        cls = names[name] if name in names else _own_class(str(path), names, kind)
         signature = inspect.signature(cls)
         try:
             signature.bind(*positional, **named)
@@ -163,6 +170,43 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
         result: T = build(tree)
     except RecursionError:
         raise ValueError(malformed) from None
-    if not isinstance(result, tuple(names.values())):
+    if not isinstance(result, (*names.values(), *_bases(names))):
         raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
     return result
+
+
+_QUOTED_OR_PATH = re.compile(rf"""'[^']*'|"[^"]*"|(?<![\w.]){plugins.PATH.pattern}""")
+
+
+def _alias(found: re.Match[str], written: dict[str, str]) -> str:
+    """Return an identifier for an import path, and remember which; texts in quotes stay as they are."""
+    text = found.group()
+    if text[0] in "'\"":
+        return text
+    alias = f"_own{len(written)}"
+    written[alias] = text
+    return alias
+
+
+def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
+    """Return a class of the user's own; raises ValueError where it is none that can be written."""
+    cls = plugins.import_object(path)
+    bases = _bases(names)
+    if not isinstance(cls, type) or not issubclass(cls, bases):
+        of = " or ".join(f"{base.__module__.rpartition('.')[0]}.{base.__name__}" for base in bases)
+        raise ValueError(f"`{path}` is no {kind}: it must be a class that derives from {of}.")
+    if not dataclasses.is_dataclass(cls) or cls.__repr__ is not Notation.__repr__:
+        raise ValueError(
+            f"`{path}` must be declared with `@dataclass(frozen=True, repr=False)`, so that it can be written."
+        )
+    found: Any = cls  # the check of dataclasses narrowed the type
+    return found  # type: ignore[no-any-return]
+
+
+def _bases(names: Mapping[str, type[T]]) -> tuple[type[Any], ...]:
+    """Return the abstract classes from which the named ones derive, such as Codec."""
+    found: dict[type[Any], None] = {}
+    for named in names.values():
+        derived = [cls for cls in named.__mro__ if issubclass(cls, Notation) and cls is not Notation]
+        found.setdefault(derived[-1])
+    return tuple(found)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from raysim.notation import shown, suggestion
+from raysim.plugins import import_object
 
 HUB_S = 5.0  # for the hub's first answer
 
@@ -118,31 +117,8 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
 
     Raises ValueError, which calls it a `kind` ("Model").
     """
-    module_name, _, function_name = name.partition(":")
     try:
-        module = _import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"{kind} `{name}` cannot be imported: {type(error).__name__}: {str(error).rstrip('.')}."
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ValueError(f"{kind} `{name}` cannot be imported: `{module_name}` has no function `{function_name}`.")
-    found: Callable[..., Any] = function
+        found: Callable[..., Any] = import_object(name, "function")
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}") from error
     return found
-
-
-def _import_module(name: str) -> ModuleType:
-    folder = str(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        if folder in sys.path:
-            raise
-    sys.path.insert(0, folder)  # stays: what the module imports later, and workers that take over the path, need it
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit):
-        sys.path.remove(folder)
-        raise

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import pickle
 
-import numpy as np
 import pytest
 import torch
 from codec_laws import check_unbiased, groups_of
@@ -15,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raysim.codecs import CODECS, NonFiniteError, Packet, Quantize, TopK
+from raysim.codecs import CODECS, Quantize, TopK
 from raysim.compressors import Plain
 from raysim.notation import parse
+from raysim.testing import check_codec
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 
@@ -32,52 +30,12 @@ def carried(variant: Variant) -> dict[str, Tensor]:
     return {name: x for name, x in LAW_TENSORS.items() if variant.any_shape or x.ndim >= 2}
 
 
-def same_packet(a: Packet, b: Packet) -> bool:
-    same = a.codec == b.codec and a.shape == b.shape and a.dtype == b.dtype and a.arrays.keys() == b.arrays.keys()
-    return same and all(a.arrays[name].tobytes() == b.arrays[name].tobytes() for name in a.arrays)
-
-
 @variants
-def test_shape_dtype_finite_input_untouched_deterministic(variant: Variant) -> None:
-    codec = variant.codec
-    for name, x in carried(variant).items():
-        before = x.clone()
-        packet = codec.encode(x, KEY)
-        y = packet.decode()
-        assert y.shape == x.shape, name
-        assert y.dtype == x.dtype, name
-        assert torch.isfinite(y).all(), name
-        assert torch.equal(bits_of(x), bits_of(before)), name
-        assert same_packet(packet, codec.encode(x, KEY)), name
-        assert packet.array_bytes == sum(array.nbytes for array in packet.arrays.values())
-        assert packet.dense_bytes == x.numel() * x.dtype.itemsize
-
-
-@variants
-def test_packets_survive_pickle_and_decode_from_read_only_memory(variant: Variant) -> None:
-    for name, x in carried(variant).items():
-        packet = variant.codec.encode(x, KEY)
-        y = packet.decode().clone()
-        buffers: list[pickle.PickleBuffer] = []
-        data = pickle.dumps(packet, protocol=5, buffer_callback=buffers.append)
-        again = pickle.loads(
-            data, buffers=[bytes(buffer.raw()) for buffer in buffers]
-        )  # as Ray's object store gives them
-        assert same_packet(packet, again), name
-        assert all(not array.flags.writeable or array.size == 0 for array in again.arrays.values())
-        assert torch.equal(bits_of(again.decode()), bits_of(y)), name
-        assert torch.equal(bits_of(pickle.loads(pickle.dumps(packet)).decode()), bits_of(y)), name
-
-
-@variants
-def test_nan_and_infinity_are_refused(variant: Variant) -> None:
-    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-    places = [(0, 0), (1, 3), (3, 255)]
-    for bad, dtype, place in itertools.product([math.nan, -math.nan, math.inf, -math.inf], dtypes, places):
-        x = normal(4, 256).to(dtype)
-        x[place] = bad
-        with pytest.raises(NonFiniteError):
-            variant.codec.encode(x, KEY)
+def test_laws_that_every_codec_obeys(variant: Variant) -> None:
+    """Shape and type, purity, pickling, read-only memory, messages, missing arrays, what is refused, keys, notation."""
+    check_codec(variant.codec, carried(variant))
+    assert repr(variant.codec) == variant.notation
+    assert hash(parse(repr(variant.codec), CODECS)) == hash(variant.codec)
 
 
 @variants
@@ -112,51 +70,8 @@ def test_array_bytes_are_the_formula(variant: Variant) -> None:
         assert variant.codec.encode(x, KEY).array_bytes == expected, name
 
 
-@variants
-def test_random_codecs_need_a_key_and_others_take_none(variant: Variant) -> None:
-    x = LAW_TENSORS["normal"]
-    if variant.codec.random:
-        with pytest.raises(ValueError, match="needs a key"):
-            variant.codec.encode(x)
-        assert not same_packet(variant.codec.encode(normal(4, 50, 60), 1), variant.codec.encode(normal(4, 50, 60), 2))
-    else:
-        assert same_packet(variant.codec.encode(x), variant.codec.encode(x, KEY))
-
-
 def test_every_codec_has_a_variant() -> None:
     assert {type(variant.codec) for variant in VARIANTS} == set(CODECS.values())
-
-
-@variants
-def test_notation(variant: Variant) -> None:
-    codec = variant.codec
-    assert repr(codec) == variant.notation
-    assert parse(repr(codec), CODECS) == codec
-    assert hash(parse(repr(codec), CODECS)) == hash(codec)
-    assert repr(parse(repr(codec), CODECS)) == repr(codec)
-
-
-@variants
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
-def test_other_dtypes_are_refused(variant: Variant, dtype: torch.dtype) -> None:
-    with pytest.raises(
-        ValueError, match=r"A link carries float32, bfloat16, float16, float64, but got a tensor of torch\."
-    ):
-        variant.codec.encode(torch.ones(2, 64).to(dtype), KEY)
-
-
-@variants
-def test_missing_and_short_arrays_are_refused(variant: Variant) -> None:
-    packet = variant.codec.encode(LAW_TENSORS["normal"], KEY)
-    for name, array in packet.arrays.items():
-        rest = {other: value for other, value in packet.arrays.items() if other != name}
-        shorter = rest | {name: array.reshape(-1).view(np.uint8)[:-1]}
-        for arrays in (rest, shorter) if array.size else (rest,):
-            try:
-                y = packet._replace(arrays=arrays).decode()
-            except ValueError:
-                continue
-            raise AssertionError(f"decoded without {name} to {y.shape}")
 
 
 # TopK

@@ -24,16 +24,18 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"files", "notation", "on_demand", "quality", "random"}
+LOW = {"files", "notation", "on_demand", "plugins", "quality", "random", "values"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
 ROOMS = {
     "raysim.files": (set(), set()),
-    "raysim.notation": (set(), set()),
+    "raysim.plugins": (set(), set()),
+    "raysim.notation": ({"plugins"}, set()),
     "raysim.random": (set(), set()),
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.quality": (set(), set()),
+    "raysim.values": (set(), {"torch"}),
     "raysim.codecs": (LOW, {"torch", "numba"}),
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
@@ -51,6 +53,7 @@ ROOMS = {
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
+    "raysim.testing": ({"codecs", "compressors", "schedules", "notation"}, {"torch"}),
     "raysim.recipes": (set(), set()),
     "raysim.show": ({"network", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
