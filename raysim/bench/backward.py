@@ -19,6 +19,7 @@ from raysim.bench.workload import bench_config
 from raysim.config import RunConfig, read_config
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.stage import Stage
+from raysim.values import only
 
 WARMUP = 5
 
@@ -87,7 +88,7 @@ def _seconds(config: RunConfig, pairs: int) -> list[list[tuple[float, float, flo
             for pair in range(-WARMUP, pairs):
                 seconds = {}
                 for side in (0, 1) if pair % 2 else (1, 0):
-                    y = sides[side].forward(0, x, 0, targets)
+                    y = only(sides[side].forward(0, x, 0, targets))
                     gradient = None if index == last else torch.randn_like(y)
                     start = time.thread_time()
                     if side == 0:

@@ -82,12 +82,12 @@ class CodecTable:
     def pack_round(self, packets: Mapping[str, Packet]) -> Message:
         """Return the message of several packets under their names."""
         header, arrays = bytearray(), []
-        _write(header, len(packets))
+        write_number(header, len(packets))
         for name, packet in packets.items():
             number = self._number_of_name.get(name, 0)
-            _write(header, number)
+            write_number(header, number)
             if not number:
-                _write_text(header, name)
+                write_text(header, name)
             arrays += self._describe(packet, header)
         _write_lengths(header, arrays)
         return (bytes(header), *arrays)
@@ -98,7 +98,7 @@ class CodecTable:
         Raises ValueError where the header is malformed or does not fit the arrays, before any memory is asked for.
         """
         header, *arrays = message
-        reader = _Reader(header)
+        reader = Reader(header)
         codec, dtype, shape, present = self._read(reader, max_values)
         reader.check_arrays(arrays, len(present))
         return Packet(codec, dict(zip(present, arrays, strict=True)), shape, dtype)
@@ -106,7 +106,7 @@ class CodecTable:
     def unpack_round(self, message: Message, max_values: int) -> dict[str, Packet]:
         """Return the packets of a message of `pack_round`, of at most `max_values` values each; raises like `unpack`."""
         header, *arrays = message
-        reader = _Reader(header)
+        reader = Reader(header)
         described = {}
         for _ in range(reader.number()):
             number = reader.number()
@@ -126,13 +126,13 @@ class CodecTable:
     def _describe(self, packet: Packet, header: bytearray) -> list[np.ndarray]:
         """Append the description of a packet to `header`, and return its arrays in the order of their names."""
         number, names = self._entry_of(packet)
-        _write(header, 4 * number + _DTYPES.index(packet.dtype))
+        write_number(header, 4 * number + _DTYPES.index(packet.dtype))
         if not number:
-            _write_text(header, repr(packet.codec))
-        _write(header, len(packet.shape))
+            write_text(header, repr(packet.codec))
+        write_number(header, len(packet.shape))
         for size in packet.shape:
-            _write(header, size)
-        _write(header, sum(1 << place for place, name in enumerate(names) if name not in packet.arrays))
+            write_number(header, size)
+        write_number(header, sum(1 << place for place, name in enumerate(names) if name not in packet.arrays))
         return [packet.arrays[name] for name in names if name in packet.arrays]
 
     def _entry_of(self, packet: Packet) -> tuple[int, tuple[str, ...]]:
@@ -147,7 +147,7 @@ class CodecTable:
             )
         return 0, names
 
-    def _read(self, reader: _Reader, max_values: int) -> tuple[Codec, str, tuple[int, ...], list[str]]:
+    def _read(self, reader: Reader, max_values: int) -> tuple[Codec, str, tuple[int, ...], list[str]]:
         """Read a description: codec, dtype, shape, and the names of the arrays that the packet holds."""
         number, dtype = divmod(reader.number(), 4)
         if number > len(self.entries):
@@ -170,26 +170,28 @@ def _entry_of_notation(text: str) -> Entry:
     return Entry.of(parse(text, CODECS))
 
 
-def _write(header: bytearray, number: int) -> None:
+def write_number(header: bytearray, number: int) -> None:
+    """Append a number to a header."""
     while number > 127:
         header.append(number & 127 | 128)
         number >>= 7
     header.append(number)
 
 
-def _write_text(header: bytearray, text: str) -> None:
+def write_text(header: bytearray, text: str) -> None:
+    """Append a text to a header."""
     data = text.encode()
-    _write(header, len(data))
+    write_number(header, len(data))
     header += data
 
 
 def _write_lengths(header: bytearray, arrays: Sequence[np.ndarray]) -> None:
     for array in arrays[:-1]:
-        _write(header, array.nbytes)
+        write_number(header, array.nbytes)
 
 
-class _Reader:
-    """Reads a header from its start; raises ValueError where that is malformed."""
+class Reader:
+    """Reads a header from its start; raises ValueError where the header is malformed."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
@@ -219,6 +221,14 @@ class _Reader:
         self._place += length
         return data.decode()
 
+    def take(self, length: int) -> bytes:
+        """Return the next bytes."""
+        if self._place + length > len(self._header):
+            raise ValueError(f"A header must have the {length} bytes that it states, but ends before.")
+        data = self._header[self._place : self._place + length]
+        self._place += length
+        return data
+
     def check_arrays(self, arrays: Sequence[np.ndarray], count: int) -> None:
         """Read the lengths, and check that they are those of the arrays and the end of the header."""
         if len(arrays) != count:
@@ -230,6 +240,10 @@ class _Reader:
             length = self.number()
             if length != array.nbytes:
                 raise ValueError(f"An array of a message must have the stated {length} bytes, but has {array.nbytes}.")
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Check that nothing is left to read."""
         if self._place != len(self._header):
             raise ValueError(
                 f"A header must have {self._place} bytes, as it states itself, but has {len(self._header)}."

@@ -47,16 +47,26 @@ class LinkCost(NamedTuple):
     first_encode_s: float
     first_decode_s: float
 
+    def with_exact(self, exact_bytes: int) -> LinkCost:
+        """Return the cost with tensors that are sent as they are in the same message."""
+        return self._replace(
+            dense_bytes=self.dense_bytes + exact_bytes,
+            first_bytes=self.first_bytes + exact_bytes,
+            wire_bytes=self.wire_bytes + exact_bytes,
+        )
+
 
 def link_costs(
     config: RunConfig,
     shapes: Sequence[tuple[int, ...]],
+    exact_bytes: Sequence[int],
     codec_bytes_per_s: float | None,
     notes: list[str],
 ) -> tuple[LinkCost, ...]:
     """Return the cost of messages on every link, encoded and decoded by the real compressors on this machine.
 
-    Their seconds are measured, or, with `codec_bytes_per_s`, those of their counted work at that speed.
+    `exact_bytes`: of the tensors that cross each boundary beside the activation. Seconds are measured, or, with
+    `codec_bytes_per_s`, those of the codecs' counted work at that speed.
     """
     dtype = DTYPES[config.dtype]
     largest = max((math.prod(shape) * dtype.itemsize for shape in shapes), default=0)
@@ -72,11 +82,12 @@ def link_costs(
     links: list[LinkCost] = []
     try:
         warm()
-        for boundary, (methods, shape) in enumerate(zip(config.compressors(), shapes, strict=True)):
+        for boundary, (methods, shape, exact) in enumerate(zip(config.compressors(), shapes, exact_bytes, strict=True)):
             key = repr(methods), tuple(shape)
             if key not in measured:
                 measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
-            links += [link._replace(boundary=boundary) for link in measured[key]]
+            forward, backward = (link._replace(boundary=boundary) for link in measured[key])
+            links += [forward.with_exact(exact), backward]
     finally:
         torch.set_num_threads(before)
     notes += [

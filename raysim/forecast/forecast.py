@@ -210,7 +210,7 @@ def _forecast(
         notes.append(
             f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, as given."
         )
-    links = link_costs(config, parts.boundary_shapes, codec_bytes_per_s, notes)
+    links = link_costs(config, parts.boundary_shapes, parts.boundary_exact_bytes, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
     steady = replace(steady, transport=transport)

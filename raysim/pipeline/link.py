@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.codecs.exact import attach, detach
 from raysim.codecs.message import Message, wire_bytes
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, Decision, State
+from raysim.values import Value, join, split
 
 EVALUATION_MODES = ("off", "on", "on_direct")
 
@@ -38,7 +40,8 @@ class LinkAccount(NamedTuple):
 class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary.
 
-    `max_values`: of the largest message; one that claims more is refused.
+    `max_values`: of the largest message; one that claims more is refused. `beside`: whether tensors cross beside the
+    compressed one, see `raysim.values`.
     """
 
     def __init__(
@@ -50,10 +53,12 @@ class Link:
         sender: bool,
         device: torch.device,
         max_values: int = 1 << 32,
+        beside: bool = False,
     ) -> None:
         self.compressor = compressor
         self.table = compressor.table
         self.max_values = max_values
+        self.beside = beside
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
@@ -66,15 +71,19 @@ class Link:
         self._told: Context | None = None  # with the last message that was sent
         self._account = self._empty_account()
 
-    def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
-        """Return the message of `x` and move the memory; with `measure`, also account what the receiver will lack.
+    def send(self, value: Value, context: Context, *, measure: bool = False) -> Message:
+        """Return the message of a value and move the memory; with `measure`, also account what the receiver will lack.
 
-        Raises NonFiniteError where `x` holds NaN or infinity: then nothing has moved.
+        Raises NonFiniteError where the value holds NaN or infinity: then nothing has moved.
         """
         start, work = time.perf_counter(), work_bytes()
+        x, name, beside = split(value)
         packet, changes = self.compressor.encode(x, self.state, context)
-        message = self.table.pack(packet)
-        self._add(wire_bytes(message), x.nbytes, time.perf_counter() - start, work_bytes() - work)
+        packed = self.table.pack(packet)
+        message = attach(packed, name, beside)
+        exact_bytes = wire_bytes(message) - wire_bytes(packed)  # a dense message has them too
+        seconds, done = time.perf_counter() - start, work_bytes() - work
+        self._add(wire_bytes(message), x.nbytes + exact_bytes, seconds, done)
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
@@ -82,30 +91,36 @@ class Link:
         self._told = context
         return message
 
-    def receive(self, message: Message, context: Context) -> Tensor:
-        """Return the tensor of a message and move the memory; it may be a read-only view of the message's memory.
+    def receive(self, message: Message, context: Context) -> Value:
+        """Return the value of a message and move the memory; it may be a read-only view of the message's memory.
 
         Raises ValueError where the message is malformed.
         """
         start, work = time.perf_counter(), work_bytes()
-        x, changes = self.compressor.decode(self.unpack(message), self.state, context, self.device)
-        self._add(wire_bytes(message), x.nbytes, time.perf_counter() - start, work_bytes() - work)
+        packed, name, beside = self._detach(message)
+        packet = self.table.unpack(packed, self.max_values)
+        x, changes = self.compressor.decode(packet, self.state, context, self.device)
+        exact_bytes = wire_bytes(message) - wire_bytes(packed)
+        seconds, done = time.perf_counter() - start, work_bytes() - work
+        self._add(wire_bytes(message), x.nbytes + exact_bytes, seconds, done)
         self._move(changes)
-        return x
+        return join(x, name, beside)
 
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message of this link; raises ValueError where it is malformed."""
-        return self.table.unpack(message, self.max_values)
+        return self.table.unpack(self._detach(message)[0], self.max_values)
 
-    def send_evaluation(self, x: Tensor, mode: str, key: int) -> Message:
-        """Return the message of `x` in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+    def send_evaluation(self, value: Value, mode: str, key: int) -> Message:
+        """Return the message of a value in an evaluation mode: no memory is read or moved, and nothing is accounted."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
-        return self.table.pack(codec.encode(x, key))
+        x, name, beside = split(value)
+        return attach(self.table.pack(codec.encode(x, key)), name, beside)
 
-    def receive_evaluation(self, message: Message) -> Tensor:
-        """Return the tensor of a message of `send_evaluation`."""
-        return self.unpack(message).decode(self.device)
+    def receive_evaluation(self, message: Message) -> Value:
+        """Return the value of a message of `send_evaluation`."""
+        packed, name, beside = self._detach(message)
+        return join(self.table.unpack(packed, self.max_values).decode(self.device), name, beside)
 
     def load(self, state: State) -> None:
         """Take a state, and forget all of a step that broke off."""
@@ -143,6 +158,10 @@ class Link:
                 memory_norm2=sum(float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
             )
         return account
+
+    def _detach(self, message: Message) -> tuple[Message, str, dict[str, Tensor]]:
+        """Return the message of the packet alone, its name, and the tensors beside it."""
+        return detach(message, self.max_values, self.device) if self.beside else (message, "", {})
 
     def _move(self, changes: State) -> None:
         if self.compressor.commits_at == "step":

@@ -19,6 +19,7 @@ from raysim.pipeline.plan import Plan
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import under
 from raysim.schedules.actions import Action, needs, phase
+from raysim.values import Value
 
 
 class Links:
@@ -35,9 +36,15 @@ class Links:
             for method, (direction, source, target) in zip(methods, ways, strict=True):
                 for stage, sender in ((source, True), (target, False)):
                     if stage in stages:
-                        max_values = rows * math.prod(plan.boundary_shapes[boundary])
+                        exact_bytes = plan.boundary_exact_bytes[boundary] if direction == "forward" else 0
                         self.ends[boundary, direction, sender] = Link(
-                            method, boundary, direction, sender=sender, device=device, max_values=max_values
+                            method,
+                            boundary,
+                            direction,
+                            sender=sender,
+                            device=device,
+                            max_values=rows * max(math.prod(plan.boundary_shapes[boundary]), 8 * exact_bytes),
+                            beside=exact_bytes > 0,
                         )
         self._phases = {
             action: phase(row, place)
@@ -57,7 +64,7 @@ class Links:
             return self.ends[action.stage if sender else action.stage - 1, "forward", sender]
         return self.ends[action.stage - 1 if sender else action.stage, "backward", sender]
 
-    def send(self, action: Action, step: int, y: Tensor) -> Message:
+    def send(self, action: Action, step: int, y: Value) -> Message:
         """Return the message of what an action computed; raises DivergedError where that holds NaN or infinity."""
         link = self.end(action, sender=True)
         try:
@@ -69,8 +76,8 @@ class Links:
         self._remember_support(link, action.microbatch, message)
         return message
 
-    def receive(self, action: Action, step: int, message: Message) -> Tensor:
-        """Return the tensor that an action works on."""
+    def receive(self, action: Action, step: int, message: Message) -> Value:
+        """Return the value that an action works on."""
         link = self.end(action, sender=False)
         x = link.receive(message, self._context(action, link, step))
         self._remember_support(link, action.microbatch, message)

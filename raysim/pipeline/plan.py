@@ -35,6 +35,7 @@ class Plan:
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
     boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
+    boundary_exact_bytes: tuple[int, ...]  # of the tensors that cross a boundary beside the activation
     tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
@@ -235,6 +236,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
         boundary_shapes=parts.boundary_shapes,
+        boundary_exact_bytes=parts.boundary_exact_bytes,
         tied=tied_owners(parts),
         elementwise=find_elementwise(parts.stages, tied_owners(parts)),
         memories=stage_memories(config, parts, len(data.train)),
@@ -305,8 +307,13 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
 
 
 def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError where messages that double in some steps would meet a memory of their shape."""
+    """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
     twins = [method for method in plan.replica_methods if method.twin and plan.num_replicas > 1]
+    if twins and any(plan.boundary_exact_bytes):
+        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
+    for boundary, (forward, _) in enumerate(plan.compressors):
+        if forward.needs_sensitivity and plan.boundary_exact_bytes[boundary]:
+            raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
     for compressor in (one for ends in plan.compressors for one in ends):
         if twins and not compressor.any_shape:
             raise ConfigError(
@@ -352,7 +359,11 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     schedule = config.parsed_schedule
     rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
     messages = [
-        [copies * math.prod(parts.boundary_shapes[b]) * itemsize for b in (stage - 1, stage) if 0 <= b < num_stages - 1]
+        [
+            copies * math.prod(parts.boundary_shapes[b]) * itemsize + parts.boundary_exact_bytes[b]
+            for b in (stage - 1, stage)
+            if 0 <= b < num_stages - 1
+        ]
         for stage in range(num_stages)
     ]
     saved_bytes, kept_bytes = ([copies * each for each in one] for one in (parts.saved_bytes, parts.kept_bytes))
@@ -370,13 +381,14 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     for stage, module in enumerate(parts.stages):
         in_flight, waiting = held[stage]
         computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
-        weights = copies * 4 * sum(parameter.numel() for parameter in module.parameters())
+        weights = copies * sum(parameter.nbytes for parameter in module.parameters())
+        trained = copies * sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers,
-                gradients_bytes=weights,
+                gradients_bytes=trained,
                 optimizer_bytes=4
                 * sum(
                     slot_values(config.optimizer, parameter.shape, elementwise=name in elementwise[stage])

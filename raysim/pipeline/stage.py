@@ -15,6 +15,7 @@ from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, make_optimizer
 from raysim.pipeline.state import under
+from raysim.values import Value, join, only, split
 from raysim.workloads.backward import Caught, input_gradient, run_branches
 from raysim.workloads.losses import Loss
 
@@ -27,6 +28,7 @@ class _Saved(NamedTuple):
     key: int
     targets: Tensor | None
     buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
+    value: Value | None  # all that the stage received; kept for recomputation only
 
 
 class Stage:
@@ -68,23 +70,26 @@ class Stage:
         self._restorable: list[_BatchNorm] = []
         self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
 
-    def forward(self, microbatch: int, x: Tensor, key: int, targets: Tensor | None = None) -> Tensor:
+    def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
+
+        The activation is one tensor, or several of which one holds floating-point numbers, see `raysim.values`.
 
         Of a `twin` step it holds two: of the present parameters, then of those of the step before; so does `x`, but data.
         """
-        x = x.detach()
+        received, name, beside = split(value)
+        x = received.detach()
         if not self.first:  # nobody wants the gradient of the data
             x.requires_grad_()
         if self.config.recompute:
             buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
             with torch.no_grad():
-                y = self._compute(x, key, targets)
-            self._saved[microbatch] = _Saved(x, None, key, targets, buffers)
+                sent = self._compute(join(x, name, beside), key, targets)
+            self._saved[microbatch] = _Saved(x, None, key, targets, buffers, join(x, name, beside))
         else:
-            y = self._compute(x, key, targets)
-            self._saved[microbatch] = _Saved(x, y, key, targets, {})
-        return y.detach()
+            sent = self._compute(join(x, name, beside), key, targets)
+            self._saved[microbatch] = _Saved(x, split(sent)[0], key, targets, {}, None)
+        return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
         """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
@@ -120,7 +125,8 @@ class Stage:
         saved = self._saved.pop(microbatch)
         y = saved.y
         if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
-            y = self._compute(saved.x, saved.key, saved.targets, saved.buffers)
+            assert saved.value is not None
+            y = split(self._compute(saved.value, saved.key, saved.targets, saved.buffers))[0]
         if gradient is None:
             gradient = torch.full_like(y, self.config.gradient_scale / self.config.num_microbatches)
         return saved.x, y, gradient
@@ -223,11 +229,11 @@ class Stage:
         for kept in (self._saved, self._caught, self._arrived):
             kept.clear()
 
-    def infer(self, x: Tensor) -> Tensor:
+    def infer(self, value: Value) -> Value:
         """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""
-        x = (
-            x.clone()
-        )  # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
+        received, name, beside = split(value)
+        # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
+        x = join(received.clone(), name, beside)
         with torch.no_grad():
             self.module.eval()
             for norm in self._estimated:
@@ -256,18 +262,19 @@ class Stage:
                 buffer.copy_(buffers[name])
         self._restorable, self._aside = [], []
 
-    def _compute(self, x: Tensor, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Tensor:
+    def _compute(self, x: Value, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Value:
         if not self.twin:
             return self._compute_with(x, key, targets, buffers)
-        present, past = (x, x) if self.first else x.chunk(2)
+        present, past = (x, x) if self.first else only(x).chunk(2)
         aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # statistics are the present's
         both = (
             self._compute_with(present, key, targets, buffers),
             self._compute_with(past, key, targets, {**self._previous, **aside}),
         )
-        return torch.stack(both) if self.last else torch.cat(both)
+        outputs = [only(each) for each in both]
+        return torch.stack(outputs) if self.last else torch.cat(outputs)
 
-    def _compute_with(self, x: Tensor, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Tensor:
+    def _compute_with(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
         """Return the activation or the loss, of the module with `tensors` in the place of its own."""
         torch.default_generator.manual_seed(
             key
@@ -278,10 +285,11 @@ class Stage:
         if targets is None:
             return y
         assert self.loss is not None
-        return self.loss(y, targets, self.divisor)
+        return self.loss(only(y), targets, self.divisor)
 
-    def _call(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
+    def _call(self, x: Value, tensors: dict[str, Tensor] | None = None) -> Value:
         low_precision = self._dtype != torch.float32
         with torch.autocast(self.device.type, self._dtype, enabled=low_precision):
-            y: Tensor = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
-        return y.to(self._dtype) if low_precision and not self.last else y
+            value = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
+        y, name, beside = split(value)
+        return join(y.to(self._dtype) if low_precision and not self.last else y, name, beside)

@@ -25,6 +25,7 @@ from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
 from raysim.schedules.actions import Action, needs, sends
+from raysim.values import Value, only
 from raysim.workloads.metrics import count
 from raysim.workloads.splits import Data, Split
 
@@ -170,7 +171,7 @@ class Worker:
     def _infer(self, index: int, split: str, batch: int, mode: str, message: Message | None) -> Message | Evaluated:
         stage = self.stages[index]
         if message is None:
-            x = self._evaluation_inputs(split, batch)
+            x: Value = self._evaluation_inputs(split, batch)
         else:
             x = self.links.ends[index - 1, "forward", False].receive_evaluation(message)
         y = stage.infer(x)
@@ -181,8 +182,9 @@ class Worker:
             except NonFiniteError:
                 where = f"activation at boundary {index}, forward"
                 raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
+        outputs = only(y)
         targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-        return Evaluated(len(targets), self.plan.task.sums(y, targets))
+        return Evaluated(len(targets), self.plan.task.sums(outputs, targets))
 
     def parameters(self) -> np.ndarray:
         """Return the parameters of all stages, as bytes of safetensors."""
@@ -279,7 +281,7 @@ class Worker:
         cpu_s = time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
         return time.perf_counter(), cpu_s
 
-    def _compute(self, action: Action, x: Tensor | None) -> Tensor | None:
+    def _compute(self, action: Action, x: Value | None) -> Value | None:
         """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
         stage, microbatch = self.stages[action.stage], action.microbatch
         if action.op == "F":
@@ -290,31 +292,30 @@ class Worker:
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, place)
             if stage.last and self.plan.task.has_ignored and stage.divisor is None:
                 stage.divisor = self._divisor()
-            y: Tensor | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+            y: Value | None = stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
         elif action.op == "W":
             stage.backward_weights(microbatch)
             y = None
-        elif action in self._apart:
-            y = stage.backward_input(microbatch, x)
         else:
-            y = stage.backward(microbatch, x)
+            gradient = None if x is None else only(x)
+            y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, gradient)
         self._synchronize()
         return y
 
-    def _send(self, action: Action, y: Tensor | None) -> Message | None:
+    def _send(self, action: Action, y: Value | None) -> Message | None:
         """Return the message of what was computed, where the action sends one; the last forward's loss is kept instead."""
         if sends(action, self.plan.num_stages):
             assert y is not None
             return self.links.send(action, self.step, y)
         if action.op == "F":
             assert y is not None
-            loss = float(y.view(-1)[0])  # of a twin step, that of the present parameters
+            loss = float(only(y).view(-1)[0])  # of a twin step, that of the present parameters
             if not math.isfinite(loss):
                 raise DivergedError(self.step, str(action), "loss")
             self._losses[action.microbatch] = loss
         return None
 
-    def _receive(self, action: Action, message: Message | None) -> Tensor | None:
+    def _receive(self, action: Action, message: Message | None) -> Value | None:
         """Return what the action works on: a decoded message, or the data; None where it starts from what the stage holds."""
         if needs(action, self.plan.num_stages) is not None:
             assert message is not None

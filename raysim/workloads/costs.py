@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from raysim.values import Value, join, only, sent_bytes, split
 from raysim.workloads.backward import caught_bytes
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.splits import DataShape
@@ -29,12 +30,13 @@ class LayerCost(NamedTuple):
     output_shape: tuple[int, ...]
     output_dtype: torch.dtype
     output_bytes: int
+    exact_bytes: int = 0  # of the tensors of integers and booleans beside the output, as they are sent
 
 
 class Shadow:
     """A copy of a model on fake tensors, in training mode, and the cost of each of its layers for `batch` samples.
 
-    Raises ValueError naming the layer that fails, or that does not return one tensor.
+    Raises ValueError naming the layer that fails, or that returns neither one tensor nor named ones.
 
     >>> from raysim.workloads.data import DataShape
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -77,42 +79,55 @@ class Shadow:
                 found[storage(x)] = x.untyped_storage().nbytes()
             return x
 
-        shape, dtype = (
-            self._input if start == 0 else (self.layers[start - 1].output_shape, self.layers[start - 1].output_dtype)
-        )
+        received = self._values[start]
         with self._mode, torch.enable_grad(), saved_tensors_hooks(keep, lambda x: x):
-            source = x = torch.empty(shape, dtype=dtype, requires_grad=start > 0 and dtype.is_floating_point)
+            like, name, beside = split(received)
+            source = torch.empty_like(like, requires_grad=start > 0 and like.is_floating_point())
+            x = join(source, name, beside)
             for index in range(start, stop):
                 x = self._run(index, x)
-                alive.append(x)
+                alive.append(split(x)[0])
             if stop == len(self.layers):
-                alive.append(self._loss(x, example_targets(self._loss, x, self._shape)))
+                y = only(x)
+                alive.append(self._loss(y, example_targets(self._loss, y, self._shape)))
             caught = caught_bytes(alive[-1], source) if start > 0 else 0
         return sum(found.values()), caught
 
     def _count(self) -> list[LayerCost]:
         layers = []
         with self._mode, torch.no_grad():
-            x = torch.empty(self._input[0], dtype=self._input[1])
+            x: Value = torch.empty(self._input[0], dtype=self._input[1])
+            self._values: list[Value] = [x]  # that layers are given
             for index, name in enumerate(self._modules):
                 with FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS) as counter:
                     x = self._run(index, x)
-                size = x.numel() * x.element_size()
-                layers.append(LayerCost(name, counter.get_total_flops(), tuple(x.shape), x.dtype, size))
+                self._values.append(x)
+                y, _, beside = split(x)
+                size, exact = y.numel() * y.element_size(), sum(sent_bytes(each) for each in beside.values())
+                layers.append(LayerCost(name, counter.get_total_flops(), tuple(y.shape), y.dtype, size, exact))
         return layers
 
-    def _run(self, index: int, x: Tensor) -> Tensor:
+    def _run(self, index: int, x: Value) -> Value:
         name = list(self._modules)[index]
         try:
             y = self._copies[index](x)
         except (Exception, SystemExit) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise ValueError(f"Layer `{name}` failed on a tensor of shape {tuple(x.shape)}: {reason}.") from error
-        if not isinstance(y, Tensor):
+            on = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"the tensors {', '.join(x)}"
+            raise ValueError(f"Layer `{name}` failed on {on}: {reason}.") from error
+        last = index == len(self._copies) - 1
+        named = isinstance(y, dict) and all(isinstance(each, Tensor) for each in y.values()) and not last
+        if not isinstance(y, Tensor) and not named:
+            kinds = "one tensor" if last else "one tensor, or a dictionary of named tensors"
             raise ValueError(
-                f"Layer `{name}` must return one tensor, but got {type(y).__name__}. Wrap it in a module that does."
+                f"Layer `{name}` must return {kinds}, but got {type(y).__name__}. Wrap it in a module that does."
             )
-        return y
+        try:
+            split(y)
+        except ValueError as error:
+            raise ValueError(f"Layer `{name}`: {error}") from None
+        found: Value = y
+        return found
 
 
 def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:

@@ -40,7 +40,9 @@ class Partition:
     cuts: tuple[str, ...]
     """The names of the last layers of all stages but the last."""
     boundary_shapes: tuple[tuple[int, ...], ...]
-    """For each cut, the shape of the tensor that crosses it for one microbatch."""
+    """For each cut, the shape of the compressed tensor that crosses it for one microbatch."""
+    boundary_exact_bytes: tuple[int, ...]
+    """For each cut, the bytes of the tensors of integers and booleans that cross it beside, for one microbatch."""
     num_parameters: tuple[int, ...]
     """For each stage, how many numbers it learns; what is tied counts in each of its stages."""
     flops_forward: tuple[int, ...]
@@ -114,6 +116,7 @@ def partition(
         stages=[copy.deepcopy(part) for part in parts],
         cuts=tuple(names[end - 1] for end in ends[:-1]),
         boundary_shapes=tuple(shadow.layers[end - 1].output_shape for end in ends[:-1]),
+        boundary_exact_bytes=tuple(shadow.layers[end - 1].exact_bytes for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
         saved_bytes=tuple(saved for saved, _ in held),
@@ -172,6 +175,9 @@ def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
     if isinstance(cuts, str) or not isinstance(cuts, Sequence):
         raise ValueError(f"`cuts` must be a list of names of layers, but got {cuts!r}.")
     known = ", ".join(names)
+    cuts = [
+        cut.replace(".", "/") if isinstance(cut, str) and cut not in names else cut for cut in cuts
+    ]  # of a submodule
     for cut in cuts:
         if cut not in names:
             raise ValueError(f"`cuts` must name layers of the model ({known}), but got {cut!r}.")
@@ -199,13 +205,16 @@ def _check_boundaries(layers: list[LayerCost], ends: list[int], batch: int) -> N
 
 
 def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
-    """Return the parameters that several parts use; raises ValueError for a shared buffer: its copies would drift."""
+    """Return the trained parameters that several parts use: copies of a frozen one stay equal by themselves.
+
+    Raises ValueError for a shared buffer, whose copies would drift.
+    """
     owners: dict[Tensor, tuple[int, str]] = {}
     tied = []
     for stage, part in enumerate(parts):
         for name, parameter in part.named_parameters():
             owner, owner_name = owners.setdefault(parameter, (stage, name))
-            if owner != stage:
+            if owner != stage and parameter.requires_grad:
                 tied.append(Tied(owner, owner_name, stage, name))
         for name, buffer in part.named_buffers():
             owner, owner_name = owners.setdefault(buffer, (stage, name))
