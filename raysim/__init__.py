@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from raysim.distributed import ddp, fsdp, pipelining
     from raysim.records import Run
     from raysim.training.checkpoint import load_weights
+    from raysim.training.export import save_pretrained
     from raysim.training.run import train
 
 _PACKAGES = ("analysis", "sweeps")
@@ -38,6 +39,7 @@ _HOMES = {
     "load_weights": "raysim.training.checkpoint",
     "parse": "raysim.compressors",
     "read_config": "raysim.config",
+    "save_pretrained": "raysim.training.export",
     "train": "raysim.training.run",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "parse",
     "pipelining",
     "read_config",
+    "save_pretrained",
     "sweeps",
     "train",
 ]

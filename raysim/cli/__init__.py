@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, keys, price, sweep, train
+from raysim.cli import bench, conclude, export, keys, price, sweep, train
 from raysim.cli.shared import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -28,6 +28,7 @@ for command in (
     price.profile,
     conclude.report,
     train.recipes,
+    export.export,
     keys.keys,
     price.validate,
 ):

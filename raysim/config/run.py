@@ -54,7 +54,7 @@ class RunConfig(Strict):
     name: str = Field(default="run", json_schema_extra=role("place"))
     """Folder under `results/`; a recipe's own name where it comes from one."""
     model: Named = Named(name="cnn")
-    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, or `package.module:function` for an `nn.Sequential`."""
+    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
     data: Named = Named(name="digits")
     """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
     loss: Named | None = None

@@ -1,8 +1,8 @@
 """Models by name or by import path, and their initialisation from the seed alone.
 
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
-after any of them (`partition`). Those of images are in `vision`, those of text in `gpt` and
-`recurrent`. The key of the seed comes from
+after any of them (`partition`). Models of images are in `vision`, models of text in `gpt` and `recurrent`. Models of
+transformers (`hf`) and other modules (`traced`) are made into such layers. The key of the seed comes from
 `raysim.random.derive_key`, as all keys do.
 """
 
@@ -20,10 +20,13 @@ from torch.overrides import TorchFunctionMode
 from raysim.notation import shown, suggestion
 from raysim.random import derive_key
 from raysim.workloads.gpt import gpt, gpt2
+from raysim.workloads.hf.chain import chain
+from raysim.workloads.hf.load import hf
 from raysim.workloads.mlp import mlp
 from raysim.workloads.options import bind_options, import_function
 from raysim.workloads.recurrent import lstm
 from raysim.workloads.splits import DataShape
+from raysim.workloads.traced import traced
 from raysim.workloads.vision import cnn, resnet18, resnet101, vgg16
 
 __all__ = ["MODELS", "build_model"]
@@ -32,6 +35,7 @@ MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "cnn": cnn,
     "gpt": gpt,
     "gpt2": gpt2,
+    "hf": hf,
     "lstm": lstm,
     "mlp": mlp,
     "resnet18": resnet18,
@@ -44,7 +48,8 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
     """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
 
     `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
-    data's shape if it has an argument `shape`, and returns an `nn.Sequential`. Raises ValueError naming what is wrong.
+    data's shape if it has an argument `shape`. It returns an `nn.Sequential` of layers, a model of transformers, or any module
+    that torch.fx can trace. Raises ValueError naming what is wrong.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
@@ -70,11 +75,18 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
             if name in MODELS:
                 raise
             raise ValueError(f"Model `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
-    if not isinstance(model, nn.Sequential):
-        raise ValueError(
-            f"Model `{name}` must return an nn.Sequential, to be cut between layers, but got {type(model).__name__}."
-        )
-    return model
+        return _as_layers(name, model, shape)
+
+
+def _as_layers(name: str, model: object, shape: DataShape) -> nn.Sequential:
+    """Return a model as layers that can be cut apart; raises ValueError for one that cannot be."""
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        return model
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"Model `{name}` must return an nn.Module, but got {type(model).__name__}.")
+    if hasattr(model, "base_model_prefix") and hasattr(model, "config"):
+        return chain(model, shape.padding)
+    return traced(model, shape)
 
 
 _SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is made of arguments alone

@@ -61,6 +61,7 @@ def test_every_recipe_is_tried_here():
         "vgg16-cifar100",
         "topics-lstm",
         "optimus-cc",
+        "hf",
     }
 
 
@@ -142,6 +143,19 @@ def test_gpt2_trains_on_ray(ray, gpt2, tmp_path):
     backward = run.links[run.links["direction"] == "backward"]
     headers = backward["wire_bytes"] - 8 * 52 * 4  # 8 samples, a tenth of 32 x 16 values each, and no positions
     assert headers.between(backward["packets"], 8 * backward["packets"]).all()
+
+
+def test_a_model_of_transformers_trains_by_its_recipe(gpt2, tmp_path):
+    model, text = gpt2
+    run = train(
+        *["hf", f"model.path={model}", "data=text", f"data.path={text / 'train.txt'}", f"data.tokenizer={model}"],
+        *["data.length=16", "data.train_samples=16", "data.test_samples=4", "forward=Quantize(8)"],
+        engine="inline",
+        out=tmp_path / "run",
+    )
+    assert run.status == "finished"
+    assert run.row["num_stages"] == 4
+    assert np.isfinite(run.steps["loss"]).all()
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""A run's model as a folder that transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raysim.config import ConfigError
+from raysim.records import Run
+from raysim.training.checkpoint import load_weights
+from raysim.workloads.data import load_data
+from raysim.workloads.hf.chain import chain, original_names
+from raysim.workloads.hf.load import load_model
+from raysim.workloads.hf.lora import add_lora
+
+
+def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool = False) -> None:
+    """Write the model of a run as transformers' `save_pretrained` does, with the weights of the newest checkpoint.
+
+    LoRA's matrices are added to the weights that they adapt; with `adapter` they are written alone, as peft does. Raises
+    ConfigError where the run's model is not `hf`, or has no adapter, CheckpointError where no checkpoint can be read.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    if run.row["model"] != "hf":
+        raise ConfigError(
+            f"Only a run with `model` = 'hf' can be exported, but that in {run.folder} has {run.row['model']!r}."
+        )
+    options, data = _options(run.row, "model"), _options(run.row, "data")
+    if run.row.get("bottleneck") is not None:
+        raise ConfigError(
+            f"The model in {run.folder} has layers of its `bottleneck`, which transformers does not know."
+        )
+    lora = options.pop("lora", None)
+    if adapter and lora is None:
+        raise ConfigError(f"The run in {run.folder} has no `model.lora`, and so no adapter.")
+    weights = load_weights(str(run.folder))
+    try:
+        shape = load_data(run.row["data"], data, run.row["seed"]).shape
+        model = load_model(shape, **options)
+        adapted = None if lora is None else add_lora(model, lora)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    layers = chain(model, shape.padding)
+    layers.load_state_dict(weights)
+    names = original_names(layers, model)
+    with torch.no_grad():
+        for name, buffer in layers.named_buffers():
+            if name in names:  # BatchNorm statistics: layers have their own
+                model.get_buffer(names[name]).copy_(buffer)
+    if adapted is None:
+        model.save_pretrained(folder)
+    elif adapter:
+        adapted.save_pretrained(folder)
+    else:
+        adapted.merge_and_unload().save_pretrained(folder)
+
+
+def _options(row: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return the options of a model or a data set that a run was given."""
+    prefix = f"{section}."
+    return {
+        key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and value is not None
+    }

@@ -1,0 +1,1 @@
+"""Hugging Face models as chains of layers that a pipeline can cut."""

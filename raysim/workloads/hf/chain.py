@@ -1,0 +1,184 @@
+"""A transformers model as a chain of layers: `embedding`, `block0`.., `head`.
+
+Each layer runs the model's own code. The embedding is the model up to its first block, the head is the model from its last
+block on, and each block gets the arguments (masks, rotary embeddings) that the model's own forward would pass to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from raysim.values import Value, join, split
+from raysim.workloads.hf.holes import filled, holes, without
+from raysim.workloads.hf.layout import Layout, layout_of
+
+
+def chain(model: Any, padding: int | None = None) -> nn.Sequential:
+    """Return the layers of a transformers model with a head; they share its parameters and have buffers of their own.
+
+    `padding`: the token that fills up short samples. The mask of the other tokens then crosses each boundary beside the hidden
+    state. Raises ValueError for a model that cannot be cut.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> layers = chain(GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=16)))
+    >>> [name for name, _ in layers.named_children()]
+    ['embedding', 'block0', 'block1', 'head']
+    """
+    layout = layout_of(model.config, model.base_model)
+    arguments = Arguments(model.base_model, layout)
+    layers: dict[str, nn.Module] = {"embedding": Embedding(model, layout, padding)}
+    for index, block in enumerate(model.base_model.get_submodule(layout.blocks)):
+        layers[f"block{index}"] = Block(block, arguments, index)
+    layers["head"] = Head(model, layout)
+    found = nn.Sequential(OrderedDict(layers))
+    held = {id(parameter) for parameter in found.parameters()}
+    missing = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
+    if missing:
+        kind = model.config.model_type
+        raise ValueError(f"A model of type {kind!r} cannot be cut: its parameter `{missing[0]}` belongs to no layer.")
+    return found
+
+
+def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
+    """Return the name that each parameter and buffer of `chain(model)` has in the model.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
+    >>> original_names(chain(model), model)["block0.block.ln_1.weight"]
+    'transformer.h.0.ln_1.weight'
+    """
+    blocks = f"{model.base_model_prefix}.{layout_of(model.config, model.base_model).blocks}"
+    names = {}
+    for name in layers.state_dict():
+        layer, _, rest = name.split(".", 2)
+        names[name] = f"{blocks}.{layer.removeprefix('block')}.{rest}" if layer.startswith("block") else rest
+    return names
+
+
+class Embedding(nn.Module):
+    """The model up to its first block."""
+
+    def __init__(self, model: Any, layout: Layout, padding: int | None = None) -> None:
+        super().__init__()
+        self.padding = padding
+        base = model.base_model_prefix
+        heads = [name for name, _ in model.named_children() if name != base]
+        after = [f"{base}.{name}" for name in layout.after]
+        self.model = _trimmed(model, [*_block_names(model, layout), *after, *heads])
+        self._holes = holes(self.model)
+        self._first = f"{base}.{layout.blocks}.0"
+
+    def forward(self, x: Tensor) -> Value:
+        """Return the first hidden state of token ids or pictures, with the mask where there is padding."""
+        base = self.model.base_model
+        mask = None if self.padding is None else x != self.padding
+        with filled(self._holes):
+            base(**{base.main_input_name: x}, **_mask_input(mask))
+            hidden: Tensor = self.model.get_submodule(self._first).arrived
+        return hidden if mask is None else {"hidden": hidden, "mask": mask}
+
+
+class Block(nn.Module):
+    """A block of the model, with the arguments that the model's forward passes to it."""
+
+    def __init__(self, block: nn.Module, arguments: Arguments, index: int) -> None:
+        super().__init__()
+        self.block = block
+        self.index = index
+        self.arguments = arguments
+
+    def forward(self, value: Value) -> Value:
+        """Return the next hidden state."""
+        x, name, beside = split(value)
+        args, kwargs = self.arguments.of(self.index, x, beside.get("mask"))
+        y = self.block(x, *args, **kwargs)
+        return join(y[0] if isinstance(y, tuple) else y, name, beside)
+
+
+class Head(nn.Module):
+    """The model from its last block on."""
+
+    def __init__(self, model: Any, layout: Layout) -> None:
+        super().__init__()
+        before = [f"{model.base_model_prefix}.{name}" for name in layout.before]
+        self.model = _trimmed(model, [*_block_names(model, layout), *before])
+        self._holes = holes(self.model)
+
+    def forward(self, value: Value) -> Tensor:
+        """Return the logits of the last hidden state."""
+        x, _, beside = split(value)
+        with filled(self._holes, x):
+            y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(beside.get("mask"))).logits
+        return y
+
+
+class Arguments:
+    """The arguments of each block besides the hidden state, as the model's own forward computes them.
+
+    They depend on the shape of the hidden state and on the mask, so they are computed once for each shape or mask, by a copy
+    of the model that has no parameters. This is not a module: all blocks of a stage share it.
+    """
+
+    def __init__(self, base: Any, layout: Layout) -> None:
+        blocks = [f"{layout.blocks}.{index}" for index in range(len(base.get_submodule(layout.blocks)))]
+        self._model = _trimmed(base, [*layout.before, *blocks, *layout.after]).eval()
+        self._holes = holes(self._model)
+        self._blocks = [self._model.get_submodule(name) for name in blocks]
+        self._key: Any = None  # of the arguments at hand
+        self._mask: Tensor | None = None
+        self._kept: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def of(self, index: int, x: Tensor, mask: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the named arguments of a block for a hidden state like `x`."""
+        key = (tuple(x.shape), x.dtype, x.device)
+        if key != self._key or mask is not self._mask:
+            self._key, self._mask, self._kept = key, mask, self._compute(x, mask)
+        return self._kept[index]
+
+    def _compute(self, x: Tensor, mask: Tensor | None) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        with unset_fake_temporarily(), torch.no_grad():  # masks have values, also where costs are counted
+            hidden = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+            if isinstance(mask, FakeTensor):
+                mask = torch.ones(mask.shape, dtype=torch.bool, device=x.device)
+                mask[:, -1] = False  # as where there is padding
+            self._model.to(x.device)
+            with filled(self._holes, hidden):
+                self._model(**_hidden_input(self._model, hidden), **_mask_input(mask))
+                return [block.arguments for block in self._blocks]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_key": None, "_mask": None, "_kept": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Arguments:
+        found = memo[id(self)] = Arguments.__new__(Arguments)
+        with unset_fake_temporarily():
+            found.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return found
+
+
+def _block_names(model: Any, layout: Layout) -> list[str]:
+    path = f"{model.base_model_prefix}.{layout.blocks}"
+    return [f"{path}.{index}" for index in range(len(model.get_submodule(path)))]
+
+
+def _trimmed(model: Any, names: list[str]) -> Any:
+    """Return the model without the named modules, and without a cache of keys and values."""
+    found = without(model, names)
+    if hasattr(found.config, "use_cache"):
+        found.config.use_cache = False
+    return found
+
+
+def _hidden_input(model: Any, x: Tensor) -> dict[str, Tensor]:
+    """Return the hidden state as the input that a model takes in the place of token ids or pictures."""
+    return {"inputs_embeds" if model.main_input_name == "input_ids" else model.main_input_name: x}
+
+
+def _mask_input(mask: Tensor | None) -> dict[str, Tensor]:
+    return {} if mask is None else {"attention_mask": mask.long()}

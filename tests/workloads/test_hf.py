@@ -1,0 +1,357 @@
+"""Models of transformers: cut into stages they compute what transformers computes, and what cannot be cut is refused."""
+
+import re
+
+import pytest
+import torch
+from engines import staged_gradients
+from hf_variants import CAUSAL, FAMILIES, PADDED, PICTURES, TEXT
+from torch import nn
+
+from raysim import load_weights, save_pretrained, train
+from raysim.config import make_config
+from raysim.engine.inline import InlineEngine
+from raysim.pipeline.plan import prepare, replica_shapes
+from raysim.random import derive_key
+from raysim.values import join, split
+from raysim.workloads.data import Data, DataShape, batch_ids
+from raysim.workloads.hf.chain import chain, original_names
+from raysim.workloads.hf.load import hf, load_model
+from raysim.workloads.models import build_model
+from raysim.workloads.partition import partition
+
+BATCH = 8
+
+
+def example(shape, batch=BATCH):
+    generator = torch.Generator().manual_seed(1)
+    if shape is TEXT:
+        tokens = torch.randint(shape.num_classes, (batch, shape.input_shape[0] + 1), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+    if shape is PADDED:
+        x = torch.randint(1, shape.num_tokens, (batch, shape.input_shape[0]), generator=generator)
+        lengths = torch.arange(batch) % shape.input_shape[0] + 1
+        x[torch.arange(shape.input_shape[0]) >= lengths[:, None]] = shape.padding
+        return x, torch.randint(shape.num_classes, (batch,), generator=generator)
+    x = torch.randn(batch, *shape.input_shape, generator=generator)
+    return x, torch.randint(shape.num_classes, (batch,), generator=generator)
+
+
+class Made:
+    """Samples that are there already."""
+
+    def __init__(self, x, targets):
+        self.x, self.y = x, targets
+
+    def __len__(self):
+        return len(self.x)
+
+    def inputs(self, ids, epoch, key, training):
+        return self.x[ids]
+
+    def targets(self, ids):
+        return self.y[ids]
+
+
+def plain_model(config, shape, seed=0):
+    """Return the model as transformers has it, with the weights of a run of that seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_key(seed, "model"))
+        return load_model(shape, config=config)
+
+
+def mask_of(x):
+    """Return what transformers wants to know of padding."""
+    return {"attention_mask": (x != PADDED.padding).long()} if not x.is_floating_point() else {}
+
+
+def transformers_loss(model, x, targets):
+    if model.config.num_labels == PADDED.num_classes:
+        return model(x, labels=targets, **mask_of(x)).loss
+    if targets.dim() == 2:  # a language model's targets are shifted already
+        return model(x, labels=targets, shift_labels=targets.contiguous()).loss
+    return model(x, labels=targets).loss
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_in_a_row_are_the_model_bit_for_bit(family):
+    config, shape = FAMILIES[family]
+    model = load_model(shape, config=config)
+    layers = chain(model, shape.padding)
+    x, targets = example(shape)
+    logits = model(x, **(mask_of(x) if shape is PADDED else {})).logits
+    assert torch.equal(layers(x), logits)
+    transformers_loss(model, x, targets).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    nn.functional.cross_entropy(layers(x).flatten(0, -2), targets.flatten()).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    assert found
+    for name, gradient in found.items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+LAYOUTS = [(2, "1F1B"), (3, "ZBH1"), (4, "1F1B"), (4, "ZBH1")]
+
+
+def run_of(config, **changes):
+    return {
+        "model": {"name": "hf", "config": config},
+        "num_stages": 4,
+        "batch_size": BATCH,
+        "num_microbatches": 4,
+        "steps": 1,
+        **changes,
+    }
+
+
+def engine_of(run, shape):
+    engine = InlineEngine(prepare(make_config(run), Data(Made(*example(shape)), Made(*example(shape)), shape)))
+    engine.start()
+    return engine
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(family):
+    """Bit for bit; only tied weights, whose two gradients are added up in another order, may differ by rounding."""
+    config, shape = FAMILIES[family]
+    x, targets = example(shape)
+    model = plain_model(config, shape)
+    losses = []
+    for microbatch in range(4):
+        ids = batch_ids(BATCH, BATCH, seed=0, step=0)[1][2 * microbatch : 2 * microbatch + 2]
+        loss = transformers_loss(model, x[ids], targets[ids])
+        losses.append(loss.item())
+        loss.backward(torch.tensor(0.25))  # of four microbatches
+    names = original_names(chain(model, shape.padding), model)
+    tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
+    for num_stages, schedule in LAYOUTS:
+        engine = engine_of(run_of(config, num_stages=num_stages, schedule=schedule), shape)
+        reports, step = [], engine.step
+        engine.step = lambda *arguments, step=step, reports=reports: reports.extend(step(*arguments))
+        found = staged_gradients(engine)
+        engine.close()
+        assert [loss for report in reports for loss in report.losses] == losses
+        assert {names[name] for name in found} >= {name for name, p in model.named_parameters() if p.grad is not None}
+        for name, gradient in found.items():
+            expected = model.get_parameter(names[name]).grad
+            if names[name] in tied:
+                assert torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7), name
+            else:
+                assert torch.equal(gradient, expected), name
+
+
+LORA = {"rank": 2, "targets": ["q_proj", "v_proj", "up_proj"]}
+
+
+def test_lora_trains_its_matrices_alone_and_nothing_else_costs_memory_or_traffic():
+    model = {"name": "hf", "config": FAMILIES["llama tied"][0], "lora": LORA}
+    run = run_of(
+        FAMILIES["llama tied"][0], model=model, num_replicas=2, num_microbatches=2, optimizer={"name": "adamw"}
+    )
+    workload = prepare(make_config(run), Data(Made(*example(TEXT)), Made(*example(TEXT)), TEXT))
+    assert workload.plan.tied == ()  # frozen copies stay equal by themselves
+    for stage, (module, memory) in enumerate(zip(workload.modules, workload.plan.memories, strict=True)):
+        adapters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        assert all("lora_" in name for name in adapters)
+        size = sum(p.nbytes for p in adapters.values())
+        assert memory.gradients_bytes == size
+        assert memory.optimizer_bytes == 2 * size
+        assert memory.weights_bytes >= sum(p.nbytes for p in module.parameters())
+        assert replica_shapes(stage, module, workload.plan).keys() == adapters.keys()
+    assert any(memory.gradients_bytes for memory in workload.plan.memories)
+
+
+def test_gradients_under_lora_are_those_of_peft():
+    config = FAMILIES["llama"][0]
+    x, targets = example(TEXT)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_key(0, "model"))
+        model = load_model(TEXT, config=config, lora=LORA)
+    for microbatch in range(4):
+        ids = batch_ids(BATCH, BATCH, seed=0, step=0)[1][2 * microbatch : 2 * microbatch + 2]
+        transformers_loss(model, x[ids], targets[ids]).backward(torch.tensor(0.25))
+    names = original_names(chain(model), model)
+    engine = engine_of(run_of(config, model={"name": "hf", "config": config, "lora": LORA}), TEXT)
+    found = staged_gradients(engine)
+    engine.close()
+    assert found
+    assert all(torch.equal(gradient, model.get_parameter(names[name]).grad) for name, gradient in found.items())
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
+def test_a_finished_run_is_saved_for_transformers_with_its_logits(lora, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    config = {**CAUSAL["llama tied"], "max_position_embeddings": 16}
+    model = {"name": "hf", "config": config, **({"lora": lora} if lora else {})}
+    data = {"name": "topics", "length": 12, "train_samples": 32, "test_samples": 8}
+    run = train(
+        make_config(
+            run_of(config, model=model, data=data, steps=3, optimizer={"name": "adamw", "learning_rate": 1e-2})
+        ),
+        engine="inline",
+        out=tmp_path / "run",
+    )
+    save_pretrained(run, tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    layers = hf(DataShape((12,), "int64", 256, target_shape=(12,)), config=config, lora=lora)
+    layers.load_state_dict(load_weights(run.folder))
+    x = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        expected = layers.eval()(x)
+        found = loaded.eval()(x).logits
+    assert torch.equal(found, expected) if lora is None else torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    again = train(  # and goes on from there
+        make_config(run_of(config, model={"name": "hf", "path": str(tmp_path / "saved")}, data=data)),
+        engine="inline",
+        out=tmp_path / "again",
+    )
+    assert again.status == "finished"
+    if lora is not None:
+        save_pretrained(run, tmp_path / "adapter", adapter=True)
+        assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+def test_a_classifier_of_padded_texts_sends_its_mask_in_bits():
+    config = FAMILIES["bert"][0]
+    engine = engine_of(run_of(config, forward="Quantize(8)"), PADDED)
+    plan = engine.workload.plan
+    assert plan.boundary_exact_bytes == (3, 3, 3)  # of 2 x 12 bits
+    reports = engine.step(0)
+    engine.close()
+    sent = [link for report in reports for link in report.links if link.sender and link.direction == "forward"]
+    assert len(sent) == 3
+    hidden = 4 * 2 * 12 * 16
+    assert all(hidden + 3 < link.dense_bytes / link.packets < hidden + 3 + 64 for link in sent)
+
+
+def test_batchnorm_statistics_are_saved_too(tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    config = FAMILIES["resnet"][0]
+    data = {"name": "digits", "train_samples": 32, "test_samples": 8}
+    run = train(make_config(run_of(config, data=data, num_stages=3, steps=2)), engine="inline", out=tmp_path / "run")
+    save_pretrained(run, tmp_path / "saved")
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "saved")
+    weights = load_weights(run.folder)
+    assert torch.equal(
+        loaded.resnet.embedder.embedder.normalization.running_mean,
+        weights["embedding.model.resnet.embedder.embedder.normalization.running_mean"],
+    )
+    assert loaded.resnet.embedder.embedder.normalization.running_mean.any()
+
+
+LLAMA = CAUSAL["llama"]
+_BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+REFUSED = {
+    "nothing": ({}, "`model.path` or `model.config` must be given with `model` = 'hf'."),
+    "a type": (
+        {"config": {"model_type": "lama"}},
+        "such as 'llama' or 'gpt2', but got 'lama'. Did you mean `llama`?",
+    ),
+    "a key": (
+        {"config": {**LLAMA, "hiden_size": 3}},
+        "of a model of type 'llama'. Did you mean `model.config.hidden_size`?",
+    ),
+    "a value": ({"config": {**LLAMA, "hidden_size": "x"}}, "`model.config`: Validation error for field 'hidden_size'"),
+    "a vocabulary": (
+        {"config": {**LLAMA, "vocab_size": 20}},
+        "The data has 64 tokens, but 'the configuration' knows 20.",
+    ),
+    "a length": (
+        {"config": {**LLAMA, "max_position_embeddings": 8}},
+        "at most the positions of 'the configuration' (8), but got 12.",
+    ),
+    "a folder": ({"path": "/nowhere"}, "`model.path` must be a folder that exists or a hub name, but got '/nowhere'."),
+    "a file": ({"config": "nowhere.json"}, "`model.config` 'nowhere.json' cannot be read"),
+    "an encoder-decoder": (
+        {"config": {"model_type": "t5"}},
+        "A model of type 't5' has no causal language model in transformers.",
+    ),
+    "an unknown layout": (
+        {"config": {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 2}},
+        "A model of type 'mamba' cannot be cut: its configuration has no pipeline plan of transformers",
+    ),
+    "attention that looks ahead": (
+        {
+            "config": {
+                "model_type": "bert",
+                "hidden_size": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 16,
+            }
+        },
+        "A model of type 'bert' cannot learn to predict the next token",
+    ),
+    "a size": (
+        {"config": {**LLAMA, "hidden_size": 400_000, "num_hidden_layers": 90}},
+        "GB for its parameters, but this machine has",
+    ),
+    "attention": (
+        {"config": LLAMA, "attention": "flash"},
+        "`model.attention` must be one of sdpa, eager, but got 'flash'.",
+    ),
+    "a rank": (
+        {"config": LLAMA, "lora": {"rank": 0}},
+        "`model.lora.rank` must be an integer of at least 1, but got 0.",
+    ),
+    "an option of lora": (
+        {"config": LLAMA, "lora": {"rnk": 1}},
+        "Known: rank, alpha, dropout, targets. Did you mean `model.lora.rank`?",
+    ),
+    "targets": ({"config": LLAMA, "lora": {"targets": ["wq"]}}, "`model.lora.targets` fits no layers of a llama"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(case):
+    options, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        build_model("hf", options, TEXT, seed=0)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_weights_that_do_not_match_are_refused(tmp_path):
+    small, other = {**LLAMA, "num_hidden_layers": 2}, {"num_hidden_layers": 3}
+    load_model(TEXT, config=small).save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match="lacks the weights"):
+        hf(TEXT, path=str(tmp_path / "small"), config=other)
+    load_model(PICTURES, config=FAMILIES["vit"][0]).save_pretrained(tmp_path / "vit")
+    hundred = PICTURES._replace(num_classes=100)
+    with pytest.raises(ValueError, match=r"`model\.path` .* cannot be loaded|lacks the weights"):
+        hf(hundred, path=str(tmp_path / "vit"))
+    assert hf(hundred, path=str(tmp_path / "vit"), new_head=True)[-1].model.classifier.out_features == 100
+    with pytest.raises(ValueError, match=r"The data has pictures of 3 x 32 x 32, but .* takes 3 channels of 16 x 16\."):
+        hf(PICTURES._replace(input_shape=(3, 32, 32)), path=str(tmp_path / "vit"))
+
+
+def test_the_saved_memory_that_is_promised_is_what_autograd_keeps():
+    """Counted on fake tensors beforehand, and on real ones here: masks and rotary embeddings among them."""
+    for family in ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert"):
+        config, shape = FAMILIES[family]
+        layers = hf(shape, config=config)
+        parts = partition(layers, shape, num_stages=2, batch=2)
+        x, targets = example(shape, 2)
+        for stage, module in enumerate(parts.stages):
+            x, name, beside = split(x)
+            x = join(x.detach().requires_grad_(stage > 0), name, beside)
+            kept = {}
+            held = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
+
+            def keep(tensor, kept=kept, held=held):
+                place = tensor.untyped_storage()
+                if place.data_ptr() not in held:
+                    kept[place.data_ptr()] = (place.nbytes(), tensor)
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                y = module(x)
+                if stage == 1:
+                    loss = nn.functional.cross_entropy(y.flatten(0, -2), targets.flatten())
+            saved = sum(size for size, _ in kept.values())
+            assert saved == pytest.approx(parts.saved_bytes[stage], rel=0.1), (family, stage)
+            x = y
+        loss.backward()
