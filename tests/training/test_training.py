@@ -203,6 +203,7 @@ def test_every_field_changes_the_run(small, tmp_path, field):
                 run.actions["step"].tolist(),
                 run.row["name"],
                 run.evals["predictions"].tolist(),
+                run.evals.columns.tolist(),
                 checkpoints(run.folder / "checkpoints")[0].step,
             )
         )
