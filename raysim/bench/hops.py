@@ -18,7 +18,7 @@ from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.reports import StepReport
-from raysim.schedules.actions import Action, needs
+from raysim.schedules.actions import Action, dependency
 from raysim.show.terminal import console
 
 SMALL = {"name": "gpt", "num_blocks": 4, "width": 32, "num_heads": 4, "tied": False}
@@ -66,7 +66,7 @@ def hops_of(reports: list[StepReport], num_stages: int) -> list[float]:
         action = Action(one.stage, one.op, one.microbatch)
         started[action] = one.start_s
         made[action] = one.start_s + one.decode_s + one.compute_wall_s + one.encode_s
-    sources = {action: needs(action, num_stages) for action in started}
+    sources = {action: dependency(action, num_stages) for action in started}
     return [started[action] - made[source] for action, source in sources.items() if source is not None]
 
 

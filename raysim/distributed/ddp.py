@@ -249,8 +249,12 @@ class Gradients:
         return method
 
     def _check(self, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        if method.parts or method.twin:
-            why = "replicas go by parameters of their own" if method.parts else "it compares the gradients of two steps"
+        if method.decentralized or method.uses_previous_gradients:
+            why = (
+                "replicas go by parameters of their own"
+                if method.decentralized
+                else "it compares the gradients of two steps"
+            )
             raise ValueError(
                 f"`method` cannot be {method!r} in a hook, which sees gradients alone: {why}. Use `raysim.train`."
             )

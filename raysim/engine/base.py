@@ -18,7 +18,7 @@ from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.reports import Evaluated, Fault, StepReport
 from raysim.pipeline.signals import Signals
-from raysim.schedules.actions import order
+from raysim.schedules.actions import topological_order
 
 NO_SIGNALS = Signals()
 Ref = Any  # a value inline, a reference on Ray
@@ -70,7 +70,7 @@ class Engine(ABC):
         faults = [outcome for outcome in outcomes if isinstance(outcome, Fault)]
         faults = [fault for fault in faults if not isinstance(fault.error, SenderStoppedError)] or faults
         if faults:
-            actions = order(self.plan.rows, self.plan.num_stages)
+            actions = topological_order(self.plan.rows, self.plan.num_stages)
             raise min(faults, key=lambda f: actions.index(f.action) if f.action else len(actions)).error from None
         return outcomes
 
@@ -85,7 +85,7 @@ class Engine(ABC):
 
     def evaluating(self, mode: str, split: str = "test", num_batches: int | None = None) -> Iterator[Evaluated]:
         """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last are those of the split."""
-        if self.plan.parts:
+        if self.plan.decentralized:
             per = len(self.plan.rows)
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
             self._fetch([self._submit(w, "take_mean", *held[w::per]) for w in range(per)])

@@ -220,7 +220,7 @@ def replica_costs(
     count = config.num_replicas
     costs = []
     for stage, (method, mine) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
-        if method.twin:
+        if method.uses_previous_gradients:
             raise ConfigError(
                 f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
                 "some. Record a run, and `raysim replay` it."

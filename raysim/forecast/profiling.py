@@ -17,7 +17,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.forecast.costs import replica_costs
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.plan import Workload, prepare, replica_shapes
+from raysim.pipeline.plan import Workload, averaged_shapes, prepare
 
 WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
 
@@ -81,8 +81,10 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
 def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
     """Return the bytes a second that the codecs of links and replica methods go over; 0 where there are none."""
     work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
-    if config.num_replicas > 1 and not any(method.twin for method in config.replica_methods()):
-        shapes = [replica_shapes(stage, module, workload.plan) for stage, module in enumerate(workload.modules)]
+    if config.num_replicas > 1 and not any(method.uses_previous_gradients for method in config.replica_methods()):
+        shapes = [
+            averaged_shapes(stage, module, config, workload.plan.tied) for stage, module in enumerate(workload.modules)
+        ]
         work += [
             (cost.coded_bytes, cost.method_s) for cost in replica_costs(config, shapes, None, []) if cost.coded_bytes
         ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.schedules.actions import Action, Row, needs, sends
+from raysim.schedules.actions import Action, Row, dependency, sends
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def read_overheads(
         for before, action in (
             (before, action) for row in rows for before, action in zip([None, *row], row, strict=False)
         ):
-            here, source = place[step, replica, action], needs(action, num_stages)
+            here, source = place[step, replica, action], dependency(action, num_stages)
             if sends(action, num_stages):
                 within.append(end[here] - start[here] - busy[here])
             ready = end[place[step, replica, source]] if source else -np.inf

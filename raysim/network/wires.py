@@ -13,7 +13,7 @@ from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.timeline import alone_s
 from raysim.network.topology import Network
-from raysim.schedules.actions import order
+from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import Table
 from raysim.schedules.families import Schedule
 
@@ -239,5 +239,5 @@ def share_wires(
 def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
     """Raise ValueError with the action that blocks where not all actions ran."""
     if count < replicas * len(table.op):
-        order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
+        topological_order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
         raise AssertionError(f"{schedule!r} has an order, but {count} of {len(table.op)} actions ran.")

@@ -14,7 +14,7 @@ from raysim.codecs.warm import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.plan import Plan, replica_shapes
+from raysim.pipeline.plan import Plan, averaged_shapes
 from raysim.pipeline.replicas import (
     CONTROL_VALUES,
     TIED_TABLE,
@@ -137,7 +137,7 @@ class Averaging:
             tied = module.get_parameter(plan.tied_name(group.tied, index))
             rounds = sum_over_owners(tied.grad, member, len(group.members), self.device)
             return Exchange(group, member, rounds, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
-        shapes = replica_shapes(index, module, plan)
+        shapes = averaged_shapes(index, module, plan.config, plan.tied)
         table = plan.replica_methods[index].table(shapes)
         max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
         rounds = self._rounds(index, step, step_s)
@@ -148,7 +148,7 @@ class Averaging:
         config, plan = self.plan.config, self.plan
         module = self.stages[index].module
         gradients = {}
-        for name in replica_shapes(index, module, plan):
+        for name in averaged_shapes(index, module, plan.config, plan.tied):
             parameter = module.get_parameter(name)
             gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         method = plan.replica_methods[index]
@@ -165,7 +165,7 @@ class Averaging:
             learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
-            parameters={name: module.get_parameter(name) for name in gradients} if method.parts else None,
+            parameters={name: module.get_parameter(name) for name in gradients} if method.decentralized else None,
             previous=self.stages[index].previous_gradients(),
         )
         return method.average(gradients, self._memories[index], context)
@@ -217,7 +217,9 @@ def _rehearse(method: ReplicaMethod) -> None:
     """Average a small matrix over two replicas, past any warm-up of the method, twice."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
     context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
-    following = next((step for step in range(2**40 + 1, 2**40 + 100) if method.looks_back(step, 0)), 2**40 + 1)
+    following = next(
+        (step for step in range(2**40 + 1, 2**40 + 100) if method.needs_previous_gradients(step, 0)), 2**40 + 1
+    )
     memories: list[Memory] = [{}, {}]
     for step in (context.step, following):  # the first may be dense, to have something to differ from
         contexts = [context._replace(replica=replica, step=step) for replica in range(2)]

@@ -18,7 +18,7 @@ from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import under
-from raysim.schedules.actions import Action, needs, phase
+from raysim.schedules.actions import Action, dependency, phase
 from raysim.values import Value
 
 
@@ -114,7 +114,7 @@ class Links:
     def _context(self, action: Action, link: Link, step: int) -> Context:
         config, microbatch = self.plan.config, action.microbatch
         epoch, ids = self.plan.microbatch(step, microbatch, self.replica)
-        sends = action if link.sender else needs(action, self.plan.num_stages)
+        sends = action if link.sender else dependency(action, self.plan.num_stages)
         assert sends is not None, f"{action} receives nothing"
         return Context(
             direction=link.direction,

@@ -83,15 +83,17 @@ class Plan:
         """The replica method of each stage."""
         return self.config.replica_methods()
 
-    def looks_back(self, step: int) -> bool:
+    def needs_previous_gradients(self, step: int) -> bool:
         """Return whether a step also needs gradients at the parameters of the step before."""
         seed = self.config.seed
-        return self.num_replicas > 1 and any(method.looks_back(step, seed) for method in self.replica_methods)
+        return self.num_replicas > 1 and any(
+            method.needs_previous_gradients(step, seed) for method in self.replica_methods
+        )
 
     @property
-    def parts(self) -> bool:
+    def decentralized(self) -> bool:
         """Whether replicas keep parameters of their own."""
-        return self.num_replicas > 1 and any(method.parts for method in self.replica_methods)
+        return self.num_replicas > 1 and any(method.decentralized for method in self.replica_methods)
 
     @cached_property
     def groups(self) -> list[list[Group]]:
@@ -259,11 +261,6 @@ def task_of(config: RunConfig, shape: DataShape) -> Task:
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 
 
-def replica_shapes(stage: int, module: nn.Module, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Return `averaged_shapes` of a stage of a plan."""
-    return averaged_shapes(stage, module, plan.config, plan.tied)
-
-
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order.
 
@@ -293,22 +290,22 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
         return
     if plan.config.fused_embedding and not plan.tied:
         raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
-    if plan.parts and plan.tied:
-        method = next(method for method in plan.replica_methods if method.parts)
+    if plan.decentralized and plan.tied:
+        method = next(method for method in plan.replica_methods if method.decentralized)
         raise ConfigError(
             f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
         )
     momentum = plan.config.optimizer.momentum if plan.config.optimizer.name == "sgd" else None
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         try:
-            method.check(replica_shapes(stage, module, plan), plan.num_replicas, momentum)
+            method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
 
 def _check_twins(plan: Plan) -> None:
     """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
-    twins = [method for method in plan.replica_methods if method.twin and plan.num_replicas > 1]
+    twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
     if twins and any(plan.boundary_exact_bytes):
         raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
     for boundary, (forward, _) in enumerate(plan.compressors):
@@ -338,7 +335,7 @@ def tied_owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
     num_stages, num_microbatches = len(parts.stages), config.num_microbatches
-    twin = config.num_replicas > 1 and any(method.twin for method in config.replica_methods())
+    twin = config.num_replicas > 1 and any(method.uses_previous_gradients for method in config.replica_methods())
     copies = 2 if twin else 1  # of what the parameters make and hold: those of the step before take part
     itemsize = DTYPES[config.dtype].itemsize
     residuals, references = [0] * num_stages, [0] * num_stages

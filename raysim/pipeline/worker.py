@@ -24,7 +24,7 @@ from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
-from raysim.schedules.actions import Action, needs, sends
+from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
 from raysim.workloads.metrics import count
 from raysim.workloads.splits import Data, Split
@@ -80,7 +80,7 @@ class Worker:
     def _begin(self, step: int) -> None:
         self.step = step
         for stage in self.stages.values():
-            stage.begin(twin=self.plan.looks_back(step))
+            stage.begin(twin=self.plan.needs_previous_gradients(step))
         self.links.begin()
         self._has_run = False
         self._losses: dict[int, float] = {}
@@ -131,7 +131,7 @@ class Worker:
                 scale = min(1.0, config.clip_norm / (norm + 1e-6))
             rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
             for index, stage in self.stages.items():
-                if self.plan.looks_back(step + 1):
+                if self.plan.needs_previous_gradients(step + 1):
                     stage.keep_parameters()
                 stage.place(self.averaging.parameters(index))
                 stage.update(rate, scale, self.averaging.with_momentum(index))
@@ -239,7 +239,7 @@ class Worker:
 
     def _act(self, action: Action) -> Turns[None]:
         """Take the letter that an action needs, run the action, and send what it makes."""
-        source, message = needs(action, self.plan.num_stages), None
+        source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
             (message,) = yield Take(self.plan.worker(self.replica, source.stage), tuple(source))
         profiled = self.plan.profiles(self.step)
@@ -270,7 +270,7 @@ class Worker:
 
     def _work(self, stage: int) -> str | None:
         """Return what a stage's actions do in this step beside one forward or backward, for the records."""
-        if self.plan.looks_back(self.step):
+        if self.plan.needs_previous_gradients(self.step):
             return "twin"
         return "sensitivity" if stage - 1 in self._sensitivities else None
 
@@ -317,7 +317,7 @@ class Worker:
 
     def _receive(self, action: Action, message: Message | None) -> Value | None:
         """Return what the action works on: a decoded message, or the data; None where it starts from what the stage holds."""
-        if needs(action, self.plan.num_stages) is not None:
+        if dependency(action, self.plan.num_stages) is not None:
             assert message is not None
             return self.links.receive(action, self.step, message)
         if action.op != "F":

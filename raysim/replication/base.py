@@ -59,8 +59,10 @@ class ReplicaContext(NamedTuple):
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
-    parameters: Gradients | None = None  # of this replica, for a method with which replicas `part`
-    previous: Gradients | None = None  # at the parameters of the step before, on this step's samples: if `looks_back`
+    parameters: Gradients | None = None  # of this replica, for a method that is `decentralized`
+    previous: Gradients | None = (
+        None  # at the parameters of the step before, on this step's samples: if `needs_previous_gradients`
+    )
 
 
 @dataclass
@@ -78,8 +80,10 @@ class ReplicaMethod(Notation, ABC):
     """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
 
     compresses: ClassVar[bool] = True  # whether anything but an uncompressed mean is computed
-    twin: ClassVar[bool] = False  # whether some steps look back
-    parts: ClassVar[bool] = False  # whether replicas go by parameters of their own, each by its own gradient
+    uses_previous_gradients: ClassVar[bool] = False  # whether some steps do, see `needs_previous_gradients`
+    decentralized: ClassVar[bool] = (
+        False  # whether each replica keeps parameters of its own, stepped by its own gradient
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -96,8 +100,8 @@ class ReplicaMethod(Notation, ABC):
     ) -> Generator[Round, Received, Averaged]:
         """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
 
-        All replicas yield equally often, and return the same gradients bit for bit, unless they `part`. Raises NonFiniteError at NaN or
-        infinity.
+        All replicas yield equally often, and return the same gradients bit for bit unless the method is `decentralized`.
+        Raises NonFiniteError at NaN or infinity.
         """
 
     def entries(self) -> tuple[Entry, ...]:
@@ -108,7 +112,7 @@ class ReplicaMethod(Notation, ABC):
         """Return the table of a group whose gradients have these names."""
         return CodecTable(self.entries(), names=names)
 
-    def looks_back(self, step: int, seed: int) -> bool:
+    def needs_previous_gradients(self, step: int, seed: int) -> bool:
         """Whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
         return False
 

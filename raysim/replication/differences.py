@@ -143,14 +143,14 @@ class MARINA(Differences):
     estimate; in steps that a coin of all replicas picks, g itself (Gorbunov et al. 2021, 2102.07845, here VR-MARINA's estimate).
 
     C must be unbiased. `probability` of a step with g is 1/(1 + w) where None, w the relative variance of C. All other steps take
-    the compute of two, and twice the messages between stages: `looks_back`.
+    the compute of two, and twice the messages between stages: `needs_previous_gradients`.
 
     >>> from raysim.codecs import RandomK
     >>> MARINA(RandomK(0.25, unbiased=True)).chance
     0.25
     """
 
-    twin: ClassVar[bool] = True
+    uses_previous_gradients: ClassVar[bool] = True
 
     probability: float | None = None
 
@@ -176,7 +176,7 @@ class MARINA(Differences):
     def _variance(self, numel: int) -> float:
         return self.codec.relative_variance(numel) or 0.0
 
-    def looks_back(self, step: int, seed: int) -> bool:
+    def needs_previous_gradients(self, step: int, seed: int) -> bool:
         if step <= self.warmup:
             return False
         coin = np.random.default_rng(derive_key(seed, "MARINA", step)).random()
@@ -188,7 +188,7 @@ class MARINA(Differences):
     def compress(
         self, gradients: Gradients, memory: Memory, context: ReplicaContext
     ) -> Generator[Round, Received, Averaged]:
-        if self.looks_back(context.step, context.seed) and context.previous is not None:
+        if self.needs_previous_gradients(context.step, context.seed) and context.previous is not None:
             previous = context.previous
             _, means = yield from self._exchange({name: g - previous[name] for name, g in gradients.items()}, context)
             estimate = {name: remembered(memory, "mean", name, g) + means[name] for name, g in gradients.items()}

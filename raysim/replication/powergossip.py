@@ -37,7 +37,7 @@ class PowerGossip(Layered):
     [1, 3]
     """
 
-    parts: ClassVar[bool] = True
+    decentralized: ClassVar[bool] = True
 
     rank: int = 1
     iterations: int = 1

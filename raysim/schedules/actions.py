@@ -41,10 +41,10 @@ class Action(NamedTuple):
 Row = list[Action]  # what one worker runs, in order
 
 
-def needs(action: Action, num_stages: int) -> Action | None:
-    """Return the neighbour's action whose packet `action` consumes, or None where all it takes is its own stage's.
+def dependency(action: Action, num_stages: int) -> Action | None:
+    """Return the neighbour's action whose packet `action` consumes, or None where it depends on its own stage alone.
 
-    >>> print(needs(Action(1, "B", 0), num_stages=3), needs(Action(2, "B", 0), num_stages=3))
+    >>> print(dependency(Action(1, "B", 0), num_stages=3), dependency(Action(2, "B", 0), num_stages=3))
     2B0 None
     """
     if action.op == "F":
@@ -92,7 +92,7 @@ def peak_in_flight(row: Row) -> int:
     return peak
 
 
-def order(rows: Sequence[Row], num_stages: int) -> Row:
+def topological_order(rows: Sequence[Row], num_stages: int) -> Row:
     """Return all actions in one order that respects every row and every packet.
 
     Raises ValueError with the action that blocks, and what it waits for, where no such order exists.
@@ -118,7 +118,7 @@ def order(rows: Sequence[Row], num_stages: int) -> Row:
 
 
 def _prerequisites(action: Action, num_stages: int) -> list[Action]:
-    packet = needs(action, num_stages)
+    packet = dependency(action, num_stages)
     before = {"B": "F", "W": "B"}.get(action.op)
     own = [action._replace(op=before)] if before else []
     return own + ([packet] if packet else [])
@@ -174,4 +174,4 @@ def check_rows(rows: Sequence[Row]) -> None:
             for op in "FB":
                 if Action(stage, op, microbatch) not in seen:
                     raise ValueError(f"Every action must be in a schedule once, but {stage}{op}{microbatch} is not.")
-    order(rows, num_stages)
+    topological_order(rows, num_stages)

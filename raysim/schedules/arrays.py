@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.schedules.actions import order
+from raysim.schedules.actions import topological_order
 from raysim.schedules.families import Schedule
 
 OPS = "FBW"
@@ -51,7 +51,7 @@ def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Ta
         stages = [np.full(len(ops), stage, np.int32) for stage, (ops, _) in enumerate(parts)]
     else:
         rows = schedule.rows(num_stages, num_microbatches)
-        order(rows, num_stages)
+        topological_order(rows, num_stages)
         parts = [
             (
                 np.array([OPS.index(action.op) for action in row], np.uint8),

@@ -15,7 +15,7 @@ from raysim.network.memory import (
     packets_in_flight,
     reference_bytes,
 )
-from raysim.schedules.actions import needs, order, peak_in_flight
+from raysim.schedules.actions import dependency, peak_in_flight, topological_order
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 GB = 10**9
@@ -110,23 +110,25 @@ def test_packets_never_exceed_their_bound(schedule: Schedule, p: int, m: int, ra
     """Run the rows in a random order that respects them: no stage has more packets waiting than the bound says."""
     rows = schedule.rows(p, m)
     bound = packets_in_flight([peak_in_flight([action for action in row if action.op != "W"]) for row in rows])
-    order(rows, p)
+    topological_order(rows, p)
     heads, done, waiting = [0] * p, set(), [0] * p
     while any(head < len(row) for head, row in zip(heads, rows, strict=True)):
         ready = []
         for s in range(p):
             if heads[s] < len(rows[s]):
-                packet = needs(rows[s][heads[s]], p)
+                packet = dependency(rows[s][heads[s]], p)
                 if packet is None or packet in done:
                     ready.append(s)
         s = random.choice(ready)  # type: ignore[attr-defined]
         action = rows[s][heads[s]]
         heads[s] += 1
         done.add(action)
-        packet = needs(action, p)
+        packet = dependency(action, p)
         if packet is not None:
             waiting[packet.stage] -= 1
-        if any(needs(row[i], p) == action for i_row, row in enumerate(rows) for i in range(heads[i_row], len(row))):
+        if any(
+            dependency(row[i], p) == action for i_row, row in enumerate(rows) for i in range(heads[i_row], len(row))
+        ):
             waiting[s] += 1
         assert waiting[s] <= bound[s]
 

@@ -20,7 +20,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Transport
-from raysim.schedules.actions import Action, Row, needs, sends
+from raysim.schedules.actions import Action, Row, dependency, sends
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 FREE = parse_network("free")
@@ -65,7 +65,7 @@ def reference(
         for worker, row in enumerate(rows):
             while heads[worker] < len(row):
                 action = row[heads[worker]]
-                packet = needs(action, p)
+                packet = dependency(action, p)
                 if packet is not None and packet not in arrive:
                     break
                 free[worker] = max(free[worker], arrive[packet] if packet else 0.0) + cost(action)

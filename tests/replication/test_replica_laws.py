@@ -281,7 +281,7 @@ def test_l10_marina_is_unbiased_given_its_past() -> None:
     draws, count, estimate = 1000, 2, normal(4, 5, seed=1)
     now, before = ([{"weight": normal(4, 5, seed=seed + i)} for i in range(count)] for seed in (10, 20))
     method = MARINA(RandomK(0.25, unbiased=True), probability=0.01, min_values=1)
-    steps = [step for step in range(1, 2 * draws) if method.looks_back(step, 3)][:draws]
+    steps = [step for step in range(1, 2 * draws) if method.needs_previous_gradients(step, 3)][:draws]
     expected = estimate + sum(a["weight"] - b["weight"] for a, b in zip(now, before, strict=True)) / count
     total = torch.zeros(4, 5, dtype=torch.float64)
     for step in steps:
@@ -302,12 +302,14 @@ def test_l10_marina_s_coin_is_one_for_all_and_as_likely_as_stated() -> None:
     ]:
         method = parse_replica_method(notation)
         assert method.chance == pytest.approx(chance, rel=1e-6)
-        heads = sum(not method.looks_back(step, 7) for step in range(1, 4001)) / 4000
+        heads = sum(not method.needs_previous_gradients(step, 7) for step in range(1, 4001)) / 4000
         assert heads == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000) + 1e-9)
-        assert not any(method.looks_back(0, seed) for seed in range(50))
-    assert [parse_replica_method("MARINA(Natural, warmup=9)").looks_back(step, 1) for step in range(10)] == [False] * 10
+        assert not any(method.needs_previous_gradients(0, seed) for seed in range(50))
+    assert [
+        parse_replica_method("MARINA(Natural, warmup=9)").needs_previous_gradients(step, 1) for step in range(10)
+    ] == [False] * 10
     one, other = MARINA(RandomK(0.5, unbiased=True)), MARINA(RandomK(0.5, unbiased=True), min_values=5)
-    assert all(one.looks_back(step, 4) == other.looks_back(step, 4) for step in range(100))
+    assert all(one.needs_previous_gradients(step, 4) == other.needs_previous_gradients(step, 4) for step in range(100))
 
 
 def test_marina_refuses_what_is_biased_or_of_unknown_variance() -> None:

@@ -52,7 +52,7 @@ def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: V
         results = team.step(step, given)
         for result, own in zip(results, given, strict=True):
             assert list(result.gradients) == list(SHAPES)
-            parts = variant.method.parts and step >= variant.method.warmup
+            parts = variant.method.decentralized and step >= variant.method.warmup
             compressed = variant.method.compressed_shapes(SHAPES) if parts else {}
             for name, x in result.gradients.items():
                 assert torch.equal(x, own[name] if name in compressed else results[0].gradients[name])

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.schedules.actions import Action, Row, check_rows, needs, order, peak_in_flight, phase, sends
+from raysim.schedules.actions import (
+    Action,
+    Row,
+    check_rows,
+    dependency,
+    peak_in_flight,
+    phase,
+    sends,
+    topological_order,
+)
 from raysim.schedules.csv import rows_from_csv, rows_to_csv
 from raysim.schedules.families import ZBH1, Custom, GPipe, Interleaved1F1B, OneFOneB, Schedule, parse_schedule
 
@@ -36,13 +45,13 @@ def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> No
         for m in range(num_microbatches):
             forward, backward = position[Action(stage, "F", m)], position[Action(stage, "B", m)]
             assert forward < backward < position.get(Action(stage, "W", m), backward + 1)
-    merged = order(rows, num_stages)
+    merged = topological_order(rows, num_stages)
     assert Counter(merged) == Counter(action for row in rows for action in row)
     place = {action: index for index, action in enumerate(merged)}
     for row in rows:
         assert [place[action] for action in row] == sorted(place[action] for action in row)
     for action in merged:
-        packet = needs(action, num_stages)
+        packet = dependency(action, num_stages)
         assert packet is None or place[packet] < place[action]
 
 
@@ -161,7 +170,7 @@ def test_no_extra_warmup_is_one_f_one_b_and_a_large_one_is_gpipe() -> None:
 def test_needs_and_sends_agree() -> None:
     for p in range(1, 7):
         actions = [Action(s, op, 0) for s in range(p) for op in "FB"]
-        consumed = Counter(packet for a in actions if (packet := needs(a, p)))
+        consumed = Counter(packet for a in actions if (packet := dependency(a, p)))
         assert consumed == Counter(a for a in actions if sends(a, p))
         assert sum(consumed.values()) == 2 * (p - 1)
 
@@ -173,22 +182,22 @@ def rows_of(*lines: str) -> list[Row]:
 
 def test_deadlock_is_refused_with_the_action_that_blocks() -> None:
     with pytest.raises(ValueError, match=r"^The schedule deadlocks: 0B0 waits for 1B0; 1F1 waits for 0F1\.$"):
-        order(rows_of("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), 2)
+        topological_order(rows_of("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), 2)
 
 
 def test_backward_before_its_forward_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0B0 waits for 0F0\.$"):
-        order(rows_of("0B0 0F0"), 1)
+        topological_order(rows_of("0B0 0F0"), 1)
 
 
 def test_missing_forward_is_refused_downstream() -> None:
     with pytest.raises(ValueError, match=r"0B0 waits for 0F0 and 1B0; 1F0 waits for 0F0"):
-        order(rows_of("0B0", "1F0 1B0"), 2)
+        topological_order(rows_of("0B0", "1F0 1B0"), 2)
 
 
 def test_action_given_twice_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0F0 runs twice\.$"):
-        order(rows_of("0F0 0F0 0B0"), 1)
+        topological_order(rows_of("0F0 0F0 0B0"), 1)
 
 
 @given(st.integers(0, 10**6), st.sampled_from("FBW"), st.integers(0, 10**6))

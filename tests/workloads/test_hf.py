@@ -11,7 +11,7 @@ from torch import nn
 from raysim import load_weights, save_pretrained, train
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.plan import prepare, replica_shapes
+from raysim.pipeline.plan import averaged_shapes, prepare
 from raysim.random import derive_key
 from raysim.values import join, split
 from raysim.workloads.data import Data, DataShape, batch_ids
@@ -159,7 +159,7 @@ def test_lora_trains_its_matrices_alone_and_nothing_else_costs_memory_or_traffic
         assert memory.gradients_bytes == size
         assert memory.optimizer_bytes == 2 * size
         assert memory.weights_bytes >= sum(p.nbytes for p in module.parameters())
-        assert replica_shapes(stage, module, workload.plan).keys() == adapters.keys()
+        assert averaged_shapes(stage, module, workload.plan.config, workload.plan.tied).keys() == adapters.keys()
     assert any(memory.gradients_bytes for memory in workload.plan.memories)
 
 
