@@ -73,3 +73,12 @@ def test_citations_name_papers() -> None:
         if path.exists() and path != Path(__file__):
             found = CITATION.search(path.read_text())
             assert not found, f"{path}: {found.group() if found else ''}"
+
+
+def test_the_glossary_has_every_term_once_in_one_sentence() -> None:
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()[6:]]
+    terms = [term for term, _ in rows]
+    assert terms == sorted(set(terms), key=lambda term: term.replace("-", "").lower())
+    for _, meaning in rows:
+        assert meaning.endswith(".")
+        assert ". " not in meaning
