@@ -1,8 +1,10 @@
-"""Files that users name: read whole, and refused where they have no end or are far larger than the text that is asked for."""
+"""Files: read whole, and refused where they have no end; written whole, or not at all."""
 
 from __future__ import annotations
 
 import errno
+import os
+from contextlib import suppress
 from pathlib import Path
 
 LARGEST_BYTES = 64 * 2**20  # of a text: the profile of a run with thousands of actions has a hundredth of it
@@ -39,3 +41,29 @@ def is_file(path: str | Path) -> bool:
         return Path(path).is_file()
     except OSError:
         return False
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write a file beside its place, wait until it is on disk, and rename it into place: it is there whole or not at all.
+
+    Raises OSError with the file's name; the draft is removed, so that a full disk is no fuller than before.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_through(draft, data)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_through(path: Path, data: bytes | memoryview) -> None:
+    """Write a file, and wait until it is on disk; raises OSError with the file's name."""
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -25,7 +25,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.ray import UNWATCHED, free_resources
+from raysim.engine.signals import signals_after
 from raysim.records import RecordsError, Run
+from raysim.training.ending import SIGNALS
 from sweeps.objectives import as_mapping
 from sweeps.room import Need, Share, choose_engine, fit
 from sweeps.rows import Rows, TrialRow
@@ -77,7 +79,7 @@ class Sweep:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
         self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
-        self.interrupted = False
+        self.signal: int | None = None  # that asked for the end
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a row has changed."""
         self.began_with = 0  # configurations that an earlier session has ended
@@ -127,8 +129,8 @@ class Sweep:
                 self._send(always=True)
         if self._stop.reason is not None:
             raise SweepError(self._stop.reason)
-        if self.interrupted:
-            raise KeyboardInterrupt
+        if self.signal is not None:
+            raise KeyboardInterrupt(self.signal)
 
     def _settle(self) -> None:
         """Settle the prices of the study, with the records of all its runs."""
@@ -138,8 +140,8 @@ class Sweep:
             ):  # of a bucket that does not answer now: the rows say that they are not settled
                 self.ledger.settle(analysis.load(self.store.out if self.store.remote else self.folder))
 
-    def _interrupt(self) -> None:
-        self.interrupted = True
+    def _interrupt(self, number: int) -> None:
+        self.signal = number
 
     def _tune(self) -> None:
         self.search = LedgerSearch(self.ledger, self.share.jobs, self._spec)
@@ -236,19 +238,21 @@ class Sweep:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self.address:
             try:
-                context = ray.init(address=self.address, **options)
+                with signals_after():
+                    context = ray.init(address=self.address, **options)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0].rstrip(".")
                 raise ConfigError(f"The cluster at `address` = {self.address!r} cannot be joined: {reason}.") from None
         else:
-            context = ray.init(
-                address="local",
-                num_cpus=os.cpu_count(),
-                include_dashboard=self.dashboard,
-                dashboard_host="127.0.0.1",
-                _system_config=None if self.dashboard else UNWATCHED,
-                **options,
-            )
+            with signals_after():
+                context = ray.init(
+                    address="local",
+                    num_cpus=os.cpu_count(),
+                    include_dashboard=self.dashboard,
+                    dashboard_host="127.0.0.1",
+                    _system_config=None if self.dashboard else UNWATCHED,
+                    **options,
+                )
         self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
         try:
             yield
@@ -301,7 +305,7 @@ class _Stop(tune.Stopper):
     def stop_all(self) -> bool:
         if self.reason is None:
             self.reason = self._sweep.ledger.lacking()
-        stopping = self.reason is not None or self._sweep.interrupted
+        stopping = self.reason is not None or self._sweep.signal is not None
         self._sweep.search.stopping |= stopping
         return stopping
 
@@ -391,15 +395,17 @@ def _settings() -> Iterator[None]:
 
 
 @contextmanager
-def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the sweep in order, and the second at once."""
+def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
+    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second at once."""
 
     def handle(number: int, frame: Any) -> None:
-        interrupt()
-        print("\nending: what goes on is kept for a resume", file=sys.stderr)
-        signal.signal(number, signal.default_int_handler)
+        interrupt(number)
+        for each in SIGNALS:
+            signal.signal(each, signal.default_int_handler)
+        with suppress(OSError):  # the terminal may have gone
+            print("\nending: trials under way are kept for a resume", file=sys.stderr)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         for number in before:
             signal.signal(number, handle)

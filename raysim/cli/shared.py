@@ -19,6 +19,7 @@ from raysim.notation import shown
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
+    from raysim.training.ending import Ending
 
 
 def _complete_recipe(typed: str) -> list[str]:
@@ -172,6 +173,19 @@ def write_trace_file(events: Iterator[dict[str, Any]], file: Path, what: str) ->
     from raysim.network.trace import write_trace
 
     typer.echo(f"Trace of {what}: {file}, {write_trace(events, file):,} events")
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[Ending]:
+    """Yield what signals ask for the end; before anything has begun they end the command, with one sentence."""
+    from raysim.training.ending import Ending
+
+    ending = Ending()
+    with ending.on_signals():
+        try:
+            yield ending
+        except KeyboardInterrupt:
+            fail("interrupted before anything began.", ending.exit_code)
 
 
 def end_on_sigterm() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, check_ours, fail
+from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail, os_sentence
 
 
 def sweep(
@@ -39,7 +39,7 @@ def sweep(
     """
     check_ours("sweeps")
     check_ours("analysis")
-    with bad_input_in_one_sentence():
+    with bad_input_in_one_sentence(), ending_on_signals() as ending:
         from sweeps.reading import read_study
 
         chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
@@ -66,8 +66,11 @@ def sweep(
                 if second is not None:
                     show_sweep(second)
                 show_confirmation(second)
-        except KeyboardInterrupt:
-            fail(f"interrupted. To go on: {again}", 130)
+        except KeyboardInterrupt as error:
+            ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
+            fail(f"interrupted. To go on: {again}", ending.exit_code)
+        except OSError as error:
+            fail(f"the sweep failed: {os_sentence(error)} Once that is mended: to go on, {again}", 1)
         except SweepError as error:
             fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
 

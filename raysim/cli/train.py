@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import Recipe, bad_input_in_one_sentence, end_on_sigterm, fail
+from raysim.cli.shared import Recipe, bad_input_in_one_sentence, ending_on_signals, fail, os_sentence
+
+if TYPE_CHECKING:
+    from raysim.training.ending import Ending
 
 
 def train(
@@ -22,53 +24,48 @@ def train(
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
-    with bad_input_in_one_sentence():
-        from raysim.config import ConfigError, read_config
-        from raysim.training.start import check_start
-        from raysim.workloads.data import bind_data
+    with bad_input_in_one_sentence(), ending_on_signals() as ending:
+        _train(recipe, overrides or [], engine, out, resume, ending)
 
-        config = read_config(recipe, overrides or [])
-        check_start(out, engine, resume=resume)
-        try:
-            bind_data(config.data.name, config.data.options)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        # torch from here on
-        from raysim.pipeline.errors import StageError, WorkerLostError
-        from raysim.pipeline.state import CheckpointError
-        from raysim.show.training import show_training, tables
-        from raysim.training.run import Training
 
-        def again(folder: Path) -> str:
-            words = [
-                "raysim",
-                "train",
-                recipe,
-                *(overrides or []),
-                "--engine",
-                engine,
-                "--out",
-                str(folder),
-                "--resume",
-            ]
-            return shlex.join(words)
+def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resume: bool, ending: Ending) -> None:
+    from raysim.config import ConfigError, read_config
+    from raysim.training.start import check_start
+    from raysim.workloads.data import bind_data
 
-        training = Training(config, out=out, engine=engine, resume=resume)
-        end_on_sigterm()
-        try:
-            show_training(training)
-        except KeyboardInterrupt:
-            fail(f"interrupted. To go on: {again(training.folder)}", 130)
-        except WorkerLostError as error:
-            fail(f"the run failed: {error}. To go on: {again(training.folder)}", 1)
-        except (StageError, CheckpointError) as error:
-            fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
-        from raysim.records import Run
+    config = read_config(recipe, overrides)
+    check_start(out, engine, resume=resume)
+    try:
+        bind_data(config.data.name, config.data.options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    # torch from here on
+    from raysim.pipeline.errors import StageError, WorkerLostError
+    from raysim.pipeline.state import CheckpointError
+    from raysim.show.training import show_training, tables
+    from raysim.training.run import Training
 
-        run = Run(training.folder)
-        tables(run)
-        if run.status == "diverged":
-            fail(f"the run diverged: {run.row['error']}.", 1)
+    training = Training(config, out=out, engine=engine, resume=resume, ending=ending)
+    words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]
+    again = f"To go on: {shlex.join(words)}"
+    try:
+        show_training(training)
+    except KeyboardInterrupt:
+        fail(f"interrupted. {again}", ending.exit_code)
+    except WorkerLostError as error:
+        fail(f"the run failed: {error}. {again}", 1)
+    except (StageError, CheckpointError) as error:
+        fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
+    except OSError as error:  # of its folder, or of the terminal
+        if ending.wanted:
+            fail(f"interrupted. {again}", ending.exit_code)
+        fail(f"the run failed: {os_sentence(error)} Once that is mended: {again[0].lower()}{again[1:]}", 1)
+    from raysim.records import Run
+
+    run = Run(training.folder)
+    tables(run)
+    if run.status == "diverged":
+        fail(f"the run diverged: {run.row['error']}.", 1)
 
 
 def recipes() -> None:

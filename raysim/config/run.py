@@ -135,6 +135,8 @@ class RunConfig(Strict):
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
     """How long a start, a step or a few evaluation batches may take before the stages are given up."""
+    grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
+    """How long SIGTERM, SIGINT or SIGHUP leave the step under way and a checkpoint, before the run ends without them."""
 
     @field_validator("model", "data", mode="before")
     @classmethod

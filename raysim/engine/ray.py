@@ -18,6 +18,7 @@ from raysim.config import ConfigError
 from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.room import check_room, host_memory_bytes
+from raysim.engine.signals import signals_after
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -156,21 +157,25 @@ class RayEngine(Engine):
         self._private = not address
         if address:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                with signals_after():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError) as error:
                 raise ConfigError(
                     f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {_reason(error)}."
                 ) from None
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
-        ray.init(
-            address="local",
-            num_cpus=max(wanted, os.cpu_count() or 1),  # our own Ray: stages may share cores, and their records say so
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _system_config=UNWATCHED,
-        )
+        with signals_after():
+            ray.init(
+                address="local",
+                num_cpus=max(
+                    wanted, os.cpu_count() or 1
+                ),  # our own Ray: stages may share cores, and their records say so
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _system_config=UNWATCHED,
+            )
 
     def _place(self) -> list[str]:
         """Return the node of each worker, neighbours side by side.

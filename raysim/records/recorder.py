@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.records.schema import OCCASIONAL, SCHEMAS, run_schema, schema_of
-from raysim.records.tables import RecordsError, part_files, read_table, write_table
+from raysim.records.tables import UNREADABLE, RecordsError, part_files, read_table, write_table
 
 
 class Recorder:
@@ -25,6 +26,7 @@ class Recorder:
         self._parts = folder / "parts"
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
         self._next_part = 0
+        self._hashes: dict[str, str] = {}  # SHA-256 of the parts, by name, as far as they are known
         self._lock: IO[str] | None = None
 
     def open(self) -> None:
@@ -32,6 +34,8 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._acquire()
+            for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
+                draft.unlink()  # of a process that was killed
             self._reopen()
             numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
             self._next_part = max(numbers, default=-1) + 1
@@ -65,14 +69,10 @@ class Recorder:
             file.close()
 
     def _reopen(self) -> None:
-        """Make whole tables the first of their parts: a run that was killed between its compaction and its end goes on."""
+        """Drop whole tables: a run that was killed in its compaction goes on with its parts, which are all there."""
         self._parts.mkdir(exist_ok=True)
         for table in SCHEMAS:
-            whole = self.folder / f"{table}.parquet"
-            if whole.is_file():
-                for path in self._parts.glob(f"{table}-*.parquet"):
-                    path.unlink()
-                whole.rename(self._parts / f"{table}-00000.parquet")
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Keep a row for the next flush."""
@@ -83,24 +83,49 @@ class Recorder:
         for table, rows in self._rows.items():
             if rows:
                 path = self._parts / f"{table}-{self._next_part:05d}.parquet"
-                write_table(pa.Table.from_pylist(list(rows), schema_of(table, self.measures)), path)
+                made = pa.Table.from_pylist(list(rows), schema_of(table, self.measures))
+                self._hashes[path.name] = write_table(made, path)
                 rows.clear()
         self._next_part += 1
+
+    def parts(self) -> dict[str, str]:
+        """Return the SHA-256 of every part on disk, by name: a checkpoint lists them as the records that it stands on."""
+        for path in self._parts.glob("*-*.parquet"):
+            if path.name not in self._hashes:
+                self._hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return dict(sorted(self._hashes.items()))
+
+    def check_parts(self, listed: Mapping[str, str]) -> None:
+        """Raise RecordsError where a part that a checkpoint lists is missing or is not as it was written."""
+        for name, digest in listed.items():
+            path = self._parts / name
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise RecordsError(f"{path} is not what was written")
 
     def forget(self, step: int) -> None:
         """Drop what a restarted or resumed run does again: rows of `step` and later, evaluations of it among them.
 
-        Part by part, so that being killed in between leaves nothing that doing it again would not mend.
+        A part that cannot be read is dropped too: those that the checkpoint of `step` stands on were checked before. Part
+        by part, so that being killed in between leaves nothing that doing it again would not mend.
         """
         for table in SCHEMAS:
             self._rows[table].clear()
             for path in self._parts.glob(f"{table}-*.parquet"):
-                part = pq.read_table(path, schema=schema_of(table, self.measures))
+                schema = schema_of(table, self.measures)
+                try:
+                    part = pq.read_table(path, schema=schema, page_checksum_verification=True)
+                except UNREADABLE:
+                    part = schema.empty_table()
                 kept = part.filter(pc.less(part["step"], step))
                 if kept.num_rows == 0:
                     path.unlink()
+                    self._hashes.pop(path.name, None)
                 elif kept.num_rows < part.num_rows:
-                    write_table(kept, path)
+                    self._hashes[path.name] = write_table(kept, path)
 
     def discard(self) -> None:
         """Remove what the start of a run has written, and the folder where nothing else is in it: it did not begin."""
@@ -115,10 +140,14 @@ class Recorder:
         write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
 
     def compact(self) -> None:
-        """Make one file a table of the parts, then drop the parts, which nobody reads from then on."""
+        """Make one file a table of the parts, which nobody reads from then on; `drop_parts` removes them."""
         self.flush()
         for table in SCHEMAS:
             rows = read_table(part_files(self.folder, table), table, self.measures)
             if rows.num_rows or table not in OCCASIONAL:
                 write_table(rows, self.folder / f"{table}.parquet")
+
+    def drop_parts(self) -> None:
+        """Remove the parts, once `run.parquet` says that the run is over: until then it may go on from them."""
         shutil.rmtree(self._parts)
+        self._hashes.clear()

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.places import Place, PlaceError, arrow_source, open_place
 from raysim.quality import Measure, measures_of
 from raysim.records.schema import OCCASIONAL
-from raysim.records.tables import RecordsError, read_table, table_files
+from raysim.records.tables import UNREADABLE, RecordsError, read_table, table_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,9 +75,12 @@ class Run:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
         try:
             path, system = arrow_source(self.folder / "run.parquet")
-            rows: list[dict[str, Any]] = pq.read_table(path, filesystem=system).to_pylist()
-        except (OSError, pa.ArrowInvalid) as error:
+            table = pq.read_table(path, filesystem=system, page_checksum_verification=True)
+            rows: list[dict[str, Any]] = table.to_pylist()
+        except UNREADABLE as error:
             raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
+        if len(rows) != 1 or "status" not in rows[0]:
+            raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(rows)}.")
         return rows[0]
 
     @property
@@ -128,7 +130,7 @@ class Run:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
             table = read_table(files, name, self.measures)
-        except (OSError, pa.ArrowInvalid) as error:
+        except UNREADABLE as error:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
         frame: pd.DataFrame = table.to_pandas()
         return frame

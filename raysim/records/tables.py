@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raysim.files import write_whole
 from raysim.places import Place, arrow_source
 from raysim.records.schema import SCHEMA_VERSION, schema_of
+
+UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
 
 
 class RecordsError(ValueError):
     """A run's folder cannot be written or read; the sentence names its path and the cause."""
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file whole and rename it into place; the schema version is in its metadata."""
+def write_table(table: pa.Table, path: Path) -> str:
+    """Write a Parquet file, whole or not at all, and return its SHA-256; raises OSError.
+
+    The schema version is in its metadata, and a checksum with every page, so that damage is noticed when it is read.
+    """
     metadata = {**(table.schema.metadata or {}), b"raysim_schema_version": str(SCHEMA_VERSION).encode()}
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table.replace_schema_metadata(metadata), draft, compression="zstd")
-    draft.replace(path)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
+    content = sink.getvalue()
+    write_whole(path, memoryview(content))
+    return hashlib.sha256(content).hexdigest()
 
 
 def table_files(folder: Place, table: str) -> list[Place]:
@@ -44,4 +52,9 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
     if not files:
         return schema.empty_table()
     sources = [arrow_source(file) for file in files]
-    return pa.concat_tables([pq.read_table(path, schema=schema, filesystem=fs) for path, fs in sources])
+    rows = pa.concat_tables(
+        [pq.read_table(path, schema=schema, filesystem=fs, page_checksum_verification=True) for path, fs in sources]
+    )
+    if rows["step"].null_count:
+        raise pa.ArrowInvalid("it has rows without a step")
+    return rows

@@ -10,14 +10,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from raysim.files import write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
+from raysim.records import RecordsError
 
 FORMAT = 2
 KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
@@ -31,26 +33,33 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(
-    folder: Path, step: int, parts: Iterable[np.ndarray], signals: Mapping[str, Any] | None = None
+    folder: Path,
+    step: int,
+    parts: Iterable[np.ndarray],
+    signals: Mapping[str, Any] | None = None,
+    records: Mapping[str, str] | None = None,
 ) -> Checkpoint:
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
 
-    `signals`: what the step before says to adaptive methods, which have yet to see it, as JSON.
+    `signals`: those of the step before for adaptive methods, which have yet to see them, as JSON. `records`: the SHA-256 of
+    the files that hold the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
     for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
         shutil.rmtree(unfinished, ignore_errors=True)
     draft.mkdir(parents=True)
-    files = {}
-    for worker, part in enumerate(parts):
-        name = f"worker-{worker}.safetensors"
-        _write(draft / name, part.data)
-        files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
-    _write(
-        draft / "manifest.json",
-        json.dumps({"format": FORMAT, "step": step, "signals": signals, "files": files}, indent=1).encode(),
-    )
+    try:
+        files = {}
+        for worker, part in enumerate(parts):
+            name = f"worker-{worker}.safetensors"
+            write_through(draft / name, part.data)
+            files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
+        manifest = {"format": FORMAT, "step": step, "signals": signals, "records": dict(records or {}), "files": files}
+        write_through(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
+    except OSError:  # a full disk is no fuller than before
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
     aside = folder / f".{path.name}.old"
     if path.exists():  # written again by a run that went back: out of the way whole, too
         path.rename(aside)
@@ -88,9 +97,7 @@ def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
                 f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error})."
             ) from None
         if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
-            raise CheckpointError(
-                f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written. Remove it to resume from the one before."
-            )
+            raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written.")
         parts.append(part)
     return parts
 
@@ -99,6 +106,39 @@ def read_signals(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the signals of the step before a checkpoint, None where it has none; raises CheckpointError."""
     signals: dict[str, Any] | None = _manifest(checkpoint).get("signals")
     return signals
+
+
+def read_records(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the SHA-256 of the files of records that a checkpoint stands on, by name; raises CheckpointError."""
+    listed = _manifest(checkpoint).get("records")
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"The checkpoint {checkpoint.path} does not list its records: it is of an older raysim.")
+    return listed
+
+
+def newest_whole(
+    folder: Path, check: Callable[[Mapping[str, str]], None]
+) -> tuple[tuple[Checkpoint, list[np.ndarray]] | None, list[str]]:
+    """Return the newest checkpoint that is whole and whose records `check` accepts, with its parts; and the faults of newer ones.
+
+    `check` raises RecordsError. None where there is no checkpoint; raises CheckpointError where there are some, and none is whole.
+    """
+    faults: list[str] = []
+    for checkpoint in reversed(checkpoints(folder)):
+        try:
+            parts = read_checkpoint(checkpoint)
+            try:
+                check(read_records(checkpoint))
+            except RecordsError as error:
+                raise CheckpointError(
+                    f"The records of the checkpoint {checkpoint.path} are damaged: {error}."
+                ) from None
+            return (checkpoint, parts), faults
+        except CheckpointError as error:
+            faults.append(str(error))
+    if faults:
+        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(faults)}")
+    return None, []
 
 
 def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -113,13 +153,6 @@ def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
     return CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).")
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load_weights(run_folder: str | Path) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -28,11 +29,19 @@ from raysim.records import SCHEMA_VERSION, Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.training.budgets import Budgets, sensitivities
-from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals, write_checkpoint
+from raysim.training.checkpoint import (
+    Checkpoint,
+    checkpoints,
+    newest_whole,
+    read_checkpoint,
+    read_signals,
+    write_checkpoint,
+)
 from raysim.training.clock import Clock
+from raysim.training.ending import Ending
 from raysim.training.fidelity import fidelity_warning
 from raysim.training.progress import print_progress
-from raysim.training.start import check_start, run_folder
+from raysim.training.start import check_start, is_unbegun, run_folder
 from raysim.training.tables import action_rows, collective_rows, decision_rows, link_rows, step_row
 from raysim.workloads.chance import chance
 from raysim.workloads.data import Data
@@ -97,7 +106,8 @@ def train(
 class Training:
     """One run: checked when made, done by iterating over `events`.
 
-    `engine`: a name, or what makes one, such as of actors that outlive the run. `data`: loaded before, for many runs.
+    `engine`: a name, or what makes one, such as of actors that outlive the run. `data`: loaded before, for many runs. `ending`: it
+    asks for the end of the run, at the next step and with a checkpoint.
     """
 
     def __init__(
@@ -108,8 +118,12 @@ class Training:
         engine: str | Callable[[Workload], Engine] = "ray",
         resume: bool = False,
         data: Data | None = None,
+        ending: Ending | None = None,
     ) -> None:
         check_start(out, engine if isinstance(engine, str) else "ray", resume=resume)
+        resume = resume and out is not None and not is_unbegun(run_folder(out))
+        self._ending = ending or Ending()
+        self._faults: list[str] = []  # of newer checkpoints than that which it goes on from
         self.config = config
         self._began = time.perf_counter()
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
@@ -120,6 +134,7 @@ class Training:
         self._parts: list[Any] | None = None
         self._resumed = resume
         self._reached = 0  # the most steps done, over all restarts
+        self._clock_zero: float | None = None  # when the workers were up
         self._signals = Signals()  # of the last step
         if resume:
             self._find_resumable()
@@ -159,10 +174,10 @@ class Training:
     def _events(self) -> Generator[Event]:
         before_s = float(self._row["seconds"])
         status, error_text = "failed", None
-        self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
         try:
-            self._start()
-            self._clock_zero = time.perf_counter()
+            self._ending.begin(self.config.grace_s)
+            self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
+            yield from self._go_back()
             yield from self._train()
             status = "finished"
         except DivergedError as error:
@@ -178,6 +193,7 @@ class Training:
             error_text = str(error) or type(error).__name__
             raise
         finally:
+            self._ending.finish()
             try:
                 self.engine.close()
             finally:
@@ -189,25 +205,44 @@ class Training:
                     self._row |= {"status": status, "error": error_text, "seconds": seconds}
                     self._finish(compact=status in ("finished", "diverged"))
 
-    def _start(self) -> None:
-        try:
-            self.engine.start()
-        except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
-            raise _RefusedError(str(error)) from None
-        self._row["start_s"] += time.perf_counter() - self._began
-        self._row["device_kind"] = self.engine.device_kind
+    def _start(self, *, again: bool) -> None:
+        """Bring up the workers, `again` after a loss; the time until they first are up is the start of the run."""
+        if again:
+            assert isinstance(self.engine, RayEngine)
+            self.engine.restart()
+        else:
+            try:
+                self.engine.start()
+            except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
+                raise _RefusedError(str(error)) from None
+        self._ending.check()
+        if self._clock_zero is None:
+            self._clock_zero = time.perf_counter()
+            self._row["start_s"] += self._clock_zero - self._began
+            self._row["device_kind"] = self.engine.device_kind
+
+    def _go_back(self) -> Iterator[Event]:
+        """Say which checkpoints are damaged, and remove them: the run goes on from the one before."""
+        if not self._faults:
+            return
+        assert self._checkpoint is not None
+        for newer in checkpoints(self._checkpoints):
+            if newer.step > self._checkpoint.step:
+                shutil.rmtree(newer.path)
+        reason = f"{' '.join(self._faults)} The run goes on from step {self._checkpoint.step}, and does again what came after it."
+        self._row["warning"] = self._row["warning"] or reason
+        yield Event("warning", {"step": self._checkpoint.step, "reason": reason})
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""
         lost, losses, farthest = False, 0, -1
         while True:
             try:
-                if lost:
-                    assert isinstance(self.engine, RayEngine)
-                    self.engine.restart()
+                self._start(again=lost)
                 yield from self._steps(self._restore())
                 return
             except WorkerLostError as error:
+                self._ending.check()  # the same signal may have ended the workers
                 losses = 1 if self._reached > farthest else losses + 1
                 farthest = self._reached
                 if losses == LOSSES_IN_A_ROW or not isinstance(self.engine, RayEngine):
@@ -235,12 +270,15 @@ class Training:
             step += 1
             self._reached = max(self._reached, step)
             late = time.monotonic() - last_kept > KEEP_EVERY_S
-            if step == self.plan.num_steps or (every and (step % every == 0 or late or self._evaluates(step))):
+            wanted = step == self.plan.num_steps or self._ending.wanted
+            if wanted or (every and (step % every == 0 or late or self._evaluates(step))):
                 self._keep(step)  # before an evaluation, which may take longer than the steps it would lose
                 last_flush = last_kept = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
                 self.recorder.flush()
                 last_flush = time.monotonic()
+            if step < self.plan.num_steps:
+                self._ending.check()
             if self._evaluates(step):
                 yield from self._evaluate(step)
 
@@ -253,7 +291,9 @@ class Training:
         """Write the records, then the checkpoint in which `step` begins: what it stands for is on disk before it."""
         self.recorder.flush()
         parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
-        self._checkpoint = write_checkpoint(self._checkpoints, step, parts, self._signals.as_json())
+        self._checkpoint = write_checkpoint(
+            self._checkpoints, step, parts, self._signals.as_json(), self.recorder.parts()
+        )
         self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
 
     def _restore(self) -> int:
@@ -287,13 +327,12 @@ class Training:
         kept = ("run_id", "started_at", "restarts", "seconds", "start_s", "warning")
         self._row |= {key: old[key] for key in kept if key in old}
         self._row["resumed"] = old["resumed"] + 1
-        found = checkpoints(self._checkpoints)
-        if found:
-            self._checkpoint = found[-1]
-            try:
-                self._parts = read_checkpoint(found[-1])
-            except CheckpointError as error:
-                raise ConfigError(str(error)) from None
+        try:
+            found, self._faults = newest_whole(self._checkpoints, self.recorder.check_parts)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
+        if found is not None:
+            self._checkpoint, self._parts = found
 
     def _check_same(self, key: str, old: object, new: object) -> None:
         if old != new:
@@ -331,6 +370,7 @@ class Training:
             self.recorder.add("collectives", transfer)
         for decision in decision_rows(self.plan, step, reports):
             self.recorder.add("decisions", decision)
+        assert self._clock_zero is not None
         shifts = [offset + self._clock_zero for offset in self._offsets_s]
         for action in action_rows(step, reports, shifts):
             self.recorder.add("actions", action)
@@ -361,6 +401,7 @@ class Training:
                 self.engine.evaluate(mode, "train", batches)
                 self.engine.batchnorm("use")
             for total in self.engine.evaluating(mode):
+                self._ending.check()
                 yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
             if batchnorm == "estimated":
                 self.engine.batchnorm("restore")
@@ -373,6 +414,12 @@ class Training:
 
     def _finish(self, *, compact: bool) -> None:
         """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
+        try:
+            self._write_end(compact=compact)
+        finally:
+            self.recorder.close()
+
+    def _write_end(self, *, compact: bool) -> None:
         if compact:
             self.recorder.compact()
             run = Run(self.folder)
@@ -387,7 +434,8 @@ class Training:
         else:
             self.recorder.flush()
         self.recorder.write_run(self._row)
-        self.recorder.close()
+        if compact:
+            self.recorder.drop_parts()
 
 
 class _RefusedError(Exception):

@@ -20,6 +20,8 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
     if out is None:
         return
     folder = run_folder(out)
+    if is_unbegun(folder):
+        return
     if not resume:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(f"The folder {folder} is not empty. Give another `out`, or `resume` the run in it.")
@@ -32,6 +34,19 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
         raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
     if status in ("finished", "diverged"):
         raise ConfigError(f"The run in {folder} is {status}: there is nothing to resume.")
+
+
+def is_unbegun(folder: Path) -> bool:
+    """Return whether a folder holds no more than the first moments of a run that was killed in them: it may be taken over."""
+    if not folder.is_dir():
+        return False
+    found = list(folder.iterdir())
+    return bool(found) and all(
+        path.name == ".lock"
+        or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
+        or path.name.startswith(".run.parquet.")
+        for path in found
+    )
 
 
 def run_folder(out: str | Path) -> Path:

@@ -187,6 +187,23 @@ def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
     same_records(run, undisturbed)
 
 
+def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):
+    config = small()
+    training = Training(config, out=tmp_path / "run")
+    fetch, lost = training.engine._fetch, []
+
+    def kill_first(refs):
+        if not lost:
+            lost.append(training.engine._actors[1])
+            ray.kill(lost[0])
+        return fetch(refs)
+
+    training.engine._fetch = kill_first
+    restarts = [event for event in training.events() if event.kind == "restart"]
+    assert len(restarts) == Run(training.folder).row["restarts"] == 1
+    same_records(Run(training.folder), train(config, engine="inline", out=tmp_path / "whole"))
+
+
 @pytest.mark.slow
 def test_five_kills_at_random_steps(ray, small, tmp_path):
     config = small(forward="EF21(TopK(0.3))", backward="ErrorFeedback(TopK(0.2))", steps=30, checkpoint_every_steps=4)

@@ -44,7 +44,7 @@ ROOMS = {
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
     "raysim.places": (set(), {"pyarrow"}),
-    "raysim.records": ({*TENSORS, "places", "config"}, {"pyarrow", "pandas"}),
+    "raysim.records": ({*TENSORS, "places", "config", "files"}, {"pyarrow", "pandas"}),
     "raysim.pipeline": (RUNS, {"torch", "safetensors"}),
     "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),

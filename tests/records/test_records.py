@@ -156,6 +156,7 @@ def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
     for part in (tmp_path / "parts").glob("*.parquet"):
         assert pq.read_schema(part).metadata[b"raysim_schema_version"] == b"2"
     recorder.compact()
+    recorder.drop_parts()
     recorder.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "actions.parquet",
@@ -215,22 +216,23 @@ def test_being_killed_while_a_part_is_written_leaves_no_half_part(tmp_path: Path
     add(recorder, 0, 2)
     recorder.flush()
 
-    def half(table: pa.Table, path: Path, **options: object) -> None:
-        Path(path).write_bytes(b"PAR1 and no more")
+    def half(descriptor: int) -> None:
         raise Killed
 
     add(recorder, 2, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", half)
+        patch.setattr(os, "fsync", half)
         with pytest.raises(Killed):
             recorder.flush()
     abandon(recorder)
     assert list((tmp_path / "parts").glob(".steps-*"))  # the draft
     assert steps_of(tmp_path) == [0, 1]
     again = open_recorder(tmp_path)
+    assert not list((tmp_path / "parts").glob(".*"))
     again.forget(2)
     add(again, 2, 4)
     again.compact()
+    again.drop_parts()
     again.close()
     assert steps_of(tmp_path) == [0, 1, 2, 3]
     assert not (tmp_path / "parts").exists()
@@ -271,12 +273,12 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
     calls = 0
     original = recorder_module.write_table
 
-    def killed_at_second(table: pa.Table, path: Path) -> None:
+    def killed_at_second(table: pa.Table, path: Path) -> str:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise Killed
-        original(table, path)
+        return original(table, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(recorder_module, "write_table", killed_at_second)
@@ -304,12 +306,12 @@ def crash_in_write(number: int) -> Callable:
     def arrange(patch: pytest.MonkeyPatch) -> None:
         original, calls = recorder_module.write_table, 0
 
-        def write(table: pa.Table, path: Path) -> None:
+        def write(table: pa.Table, path: Path) -> str:
             nonlocal calls
             calls += 1
             if calls > number:
                 raise Killed
-            original(table, path)
+            return original(table, path)
 
         patch.setattr(recorder_module, "write_table", write)
 
@@ -348,11 +350,18 @@ def test_wherever_a_compaction_is_killed_nothing_is_lost(tmp_path: Path, crash: 
         CRASHES[crash](patch)
         if crash == "after the parts went":
             recorder.compact()
+            recorder.drop_parts()
+        elif "parts" in crash:
+            recorder.compact()
+            with pytest.raises(Killed):
+                recorder.drop_parts()
         else:
             with pytest.raises(Killed):
                 recorder.compact()
     abandon(recorder)
     assert steps_of(tmp_path) == list(range(9))
+    if "parts" in crash:  # they go when the run is over, and nothing is resumed
+        return
     # the run that resumes it finds its steps, whether or not it has any left to do
     again = open_recorder(tmp_path)
     assert steps_of(tmp_path) == list(range(9))
@@ -361,6 +370,7 @@ def test_wherever_a_compaction_is_killed_nothing_is_lost(tmp_path: Path, crash: 
     again.forget(7)
     add(again, 7, 10)
     again.compact()
+    again.drop_parts()
     again.close()
     assert steps_of(tmp_path) == list(range(10))
     assert Run(tmp_path).evals["step"].tolist() == [3, 6, 10]
@@ -456,6 +466,7 @@ def test_folders_named_like_partitions_are_only_folders(tmp_path: Path) -> None:
     recorder.forget(1)
     assert steps_of(folder) == [0]
     recorder.compact()
+    recorder.drop_parts()
     recorder.close()
     assert steps_of(folder) == [0]
     assert Run(folder).steps.columns.tolist() == list(GOLDEN["steps"])
@@ -471,3 +482,78 @@ def test_every_key_of_a_run_is_described_and_has_a_column() -> None:
     assert run_schema(one) == run_schema(lists)
     assert {key.name for key in run_keys()} == set(one)
     assert all(key.meaning for key in run_keys())
+
+
+def test_a_checkpoint_s_parts_are_checked_by_their_hashes(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    add(recorder, 0, 3)
+    recorder.flush()
+    listed = recorder.parts()
+    assert sorted(listed) == sorted(path.name for path in (tmp_path / "parts").iterdir())
+    add(recorder, 3, 6)
+    recorder.flush()
+    recorder.check_parts(listed)  # later parts do not matter
+    abandon(recorder)
+    again = open_recorder(tmp_path)
+    assert again.parts().items() >= listed.items()  # of files that it has not written itself
+    for damage in ("cut", "flip", "empty", "gone"):
+        name = next(iter(listed))
+        path = tmp_path / "parts" / name
+        content = path.read_bytes()
+        half = len(content) // 2
+        flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+        path.write_bytes({"cut": content[:half], "flip": flipped, "empty": b"", "gone": b""}[damage])
+        if damage == "gone":
+            path.unlink()
+        with pytest.raises(RecordsError, match="cannot be read" if damage == "gone" else "is not what was written"):
+            again.check_parts(listed)
+        path.write_bytes(content)
+    again.check_parts(listed)
+    again.close()
+
+
+def test_damage_to_a_table_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    add(recorder, 0, 50)
+    recorder.compact()
+    recorder.drop_parts()
+    recorder.close()
+    path = tmp_path / "steps.parquet"
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
+        try:
+            found = Run(tmp_path).steps["step"].tolist()
+        except RecordsError:
+            continue
+        assert found == list(range(50)), place
+
+
+def test_a_full_disk_leaves_no_draft_and_the_file_of_before(tmp_path: Path, monkeypatch) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            recorder.write_run(ROW | {"status": "finished"})
+    assert error.value.filename == str(tmp_path / "run.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "parts", "run.parquet"]
+    assert Run(tmp_path).status == "running"
+    recorder.close()
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_run_has_one_row(tmp_path: Path, rows: int) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    recorder.close()
+    row = pq.read_table(tmp_path / "run.parquet")
+    pq.write_table(pa.concat_tables([row] * rows) if rows else row.slice(0, 0), tmp_path / "run.parquet")
+    with pytest.raises(RecordsError, match=f"must have one row, of a run, but has {rows}"):
+        _ = Run(tmp_path).status

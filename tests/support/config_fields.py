@@ -90,4 +90,5 @@ FIELD_CHANGES: dict[str, Change] = {
     "evaluate_batchnorm_batches": Change({"evaluate_batchnorm_batches": 1}, "records"),
     "profile_every_steps": Change({"profile_every_steps": 3}, "records"),
     "timeout_s": Change({"timeout_s": 60}, "placement"),
+    "grace_s": Change({"grace_s": 5}, "placement"),
 }

@@ -73,6 +73,7 @@ def write_run(
             row |= {f"final_loss_{mode}": loss, f"final_accuracy_{mode}": accuracy}
     if over:
         recorder.compact()
+        recorder.drop_parts()
         row |= {"wire_bytes": wire_bytes * steps, "dense_bytes": 1000 * steps, "steps_done": steps}
     else:
         recorder.flush()

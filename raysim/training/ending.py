@@ -1,0 +1,79 @@
+"""Ending a run in order: SIGTERM of Slurm, Kubernetes and spot machines, SIGHUP of a terminal that closes, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ending:
+    """The first signal asks for the end, which a run reaches at its next step; KeyboardInterrupt is the end at once.
+
+    It is raised where nothing runs yet, at a second signal, and once the time of `begin` has passed.
+
+    >>> ending = Ending()
+    >>> with ending.on_signals():
+    ...     ending.begin(grace_s=60.0)
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     ending.finish()
+    >>> ending.wanted, ending.exit_code
+    (True, 143)
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._grace_s = 0.0
+        self._finishing = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a process that a signal ends: 128 and its number, by default that of Ctrl-C."""
+        return 128 + (self.signal or signal.SIGINT)
+
+    def begin(self, grace_s: float) -> None:
+        """Give a run that begins `grace_s` seconds from a signal on."""
+        self._grace_s = grace_s
+
+    def finish(self) -> None:
+        """Leave what remains of a run, its last records, alone: further signals do nothing."""
+        self._finishing = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt where the end is asked for."""
+        if self.wanted:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take the signals of the process until the block ends; only its main thread may."""
+        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._run_out)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: Any) -> None:
+        if self._finishing:
+            return
+        again = self.wanted
+        self.signal = self.signal or number
+        if again or not self._grace_s:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+
+    def _run_out(self, _number: int, _frame: Any) -> None:
+        if not self._finishing:
+            raise KeyboardInterrupt

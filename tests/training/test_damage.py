@@ -1,0 +1,120 @@
+"""Records and checkpoints that are damaged after they were written: a resumed run says so, and goes back or is refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from runs import same_records
+
+from raysim.config import ConfigError
+from raysim.records import Run
+from raysim.training.checkpoint import checkpoints
+from raysim.training.run import Training, train
+
+CHANGES = {"forward": "ErrorFeedback(TopK(0.3))", "steps": 9, "evaluate_every_steps": 4}
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: content[:60] + bytes([content[60] ^ 4]) + content[61:],
+    "gone": None,
+}
+
+
+def damage(path, how):
+    change = DAMAGES[how]
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run that was interrupted after seven steps, with checkpoints at 4 and 6, and the whole run."""
+    from configurations import SMALL
+
+    from raysim.config import make_config
+
+    folder = tmp_path_factory.mktemp("damage")
+    config = make_config({**SMALL, **CHANGES})
+    whole = train(config, engine="inline", out=folder / "whole")
+    training = Training(config, engine="inline", out=folder / "broken")
+    events = training.events()
+    while next(events).row["step"] != 6:
+        pass
+    events.close()
+    assert [found.step for found in checkpoints(folder / "broken" / "checkpoints")] == [4, 6]
+    return config, whole, folder / "broken"
+
+
+def parts(folder):
+    return sorted(path.name for path in (folder / "parts").iterdir())
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_run_goes_back_to_the_checkpoint_whose_records_are_whole(runs, tmp_path, how):
+    config, whole, broken = runs
+    for name in ("steps-00002.parquet", "links-00002.parquet"):  # written between the checkpoints at 4 and 6
+        folder = tmp_path / name
+        shutil.copytree(broken, folder)
+        assert name in parts(folder)
+        damage(folder / "parts" / name, how)
+        training = Training(config, engine="inline", out=folder, resume=True)
+        events = list(training.events())
+        assert events[0].kind == "warning"
+        reason = events[0].row["reason"]
+        assert name in reason
+        assert "The run goes on from step 4, and does again what came after it." in reason
+        assert [event.row["step"] for event in events if event.kind == "step"] == [4, 5, 6, 7, 8]
+        assert Run(folder).row["warning"] == reason
+        same_records(Run(folder), whole)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_part_that_no_checkpoint_stands_on_is_written_again(runs, tmp_path, how):
+    config, whole, broken = runs
+    folder = tmp_path / "run"
+    shutil.copytree(broken, folder)
+    last = max(parts(folder), key=lambda name: name.rpartition("-")[2])
+    damage(folder / "parts" / last, how)
+    same_records(train(config, engine="inline", out=folder, resume=True), whole)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, tmp_path, how):
+    config, whole, broken = runs
+    folder = tmp_path / "run"
+    shutil.copytree(broken, folder)
+    damage(checkpoints(folder / "checkpoints")[-1].path / "worker-1.safetensors", how)
+    training = Training(config, engine="inline", out=folder, resume=True)
+    first, *_ = list(training.events())
+    assert "step-00000006 is corrupt" in first.row["reason"]
+    same_records(Run(folder), whole)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_where_no_checkpoint_has_its_records_the_run_is_refused_and_nothing_changes(runs, tmp_path, how):
+    config, _, broken = runs
+    folder = tmp_path / "run"
+    shutil.copytree(broken, folder)
+    damage(folder / "parts" / "steps-00000.parquet", how)
+    before = parts(folder)
+    with pytest.raises(ConfigError, match=r"^No checkpoint in .* is whole with its records\. ") as error:
+        train(config, engine="inline", out=folder, resume=True)
+    assert "steps-00000.parquet" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert parts(folder) == before
+    assert len(checkpoints(folder / "checkpoints")) == 2
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "parts"], [".lock", "parts", ".run.parquet.4711"]])
+def test_a_folder_of_a_run_that_was_killed_in_its_first_moments_is_taken_over(small, tmp_path, left, resume):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in left:
+        (folder / name).mkdir() if name == "parts" else (folder / name).touch()
+    run = train(small(), engine="inline", out=folder, resume=resume)
+    assert (run.status, run.row["resumed"]) == ("finished", 0)
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,113 @@
+"""Signals: a run that is asked to end does so at its next step, with a checkpoint, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from runs import same_records
+
+from raysim.records import Run
+from raysim.training.checkpoint import checkpoints
+from raysim.training.ending import SIGNALS, Ending
+from raysim.training.run import Training, train
+
+
+def interrupted(config, folder, number, moment):
+    """Train in this process, and send it a signal at a moment; return the exit code."""
+    ending = Ending()
+    with ending.on_signals():
+        training = Training(config, engine="inline", out=folder, ending=ending)
+        arrange, done = moment
+        arrange(training, lambda: done() or signal.raise_signal(number))
+        with pytest.raises(KeyboardInterrupt):
+            list(training.events())
+    return ending.exit_code
+
+
+def once():
+    """Return a function that is true from its second call on."""
+    calls = []
+
+    def done():
+        calls.append(None)
+        return len(calls) > 1
+
+    return done
+
+
+def before_call(name, nth):
+    """Arrange a signal just before the n-th call of a method of the engine."""
+
+    def arrange(training, send):
+        method, calls = getattr(training.engine, name), []
+
+        def call(*arguments, **options):
+            calls.append(None)
+            if len(calls) == nth:
+                send()
+            return method(*arguments, **options)
+
+        setattr(training.engine, name, call)
+
+    return arrange
+
+
+MOMENTS = {
+    "start": (before_call("start", 1), []),
+    "step": (before_call("step", 4), [4]),  # which is finished, and kept
+    "checkpoint": (before_call("state_of", 4), [4]),  # of the second one, which is finished
+    "evaluation": (before_call("evaluating", 1), [4]),  # which is dropped; its checkpoint came before it
+}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_ends_a_run_in_order_and_it_resumes_to_the_same_bits(small, tmp_path, number, moment):
+    config = small(steps=6, checkpoint_every_steps=2, evaluate_every_steps=4, forward="EF21(TopK(0.3))")
+    arrange, kept = MOMENTS[moment]
+    folder = tmp_path / "run"
+    assert interrupted(config, folder, number, (arrange, once())) == 128 + number
+    assert Run(folder).status == "interrupted"
+    assert [found.step for found in checkpoints(folder / "checkpoints")][-1:] == kept
+    resumed = train(config, engine="inline", out=folder, resume=True)
+    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
+
+
+def test_a_step_that_outlasts_the_grace_is_dropped(small, tmp_path):
+    config = small(grace_s=0.2, checkpoint_every_steps=2, timeout_s=60)
+
+    def arrange(training, send):
+        step = training.engine.step
+
+        def slow(number, signals):
+            if number == 3:
+                send()
+                time.sleep(30)
+            return step(number, signals)
+
+        training.engine.step = slow
+
+    began = time.monotonic()
+    assert interrupted(config, tmp_path / "run", signal.SIGTERM, (arrange, once())) == 143
+    assert time.monotonic() - began < 30
+    assert [found.step for found in checkpoints(tmp_path / "run" / "checkpoints")] == [2]
+    assert Run(tmp_path / "run").steps["step"].tolist() == [0, 1, 2]
+
+
+def test_signals_that_come_while_the_records_are_ended_change_nothing(small, tmp_path):
+    ending = Ending()
+    with ending.on_signals():
+        training = Training(small(), engine="inline", out=tmp_path / "run", ending=ending)
+        compact = training.recorder.compact
+        training.recorder.compact = lambda: (signal.raise_signal(signal.SIGTERM), compact())[1]
+        list(training.events())
+    assert Run(tmp_path / "run").status == "finished"
+
+
+def test_handlers_are_as_before_after_a_run(small, tmp_path):
+    before = [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)]
+    with Ending().on_signals():
+        pass
+    assert [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)] == before
