@@ -186,6 +186,7 @@ class Sweep:
             compute=self.study.compute,
             bundles=self.share.bundles(config, self.engine),
             watched=row.name is None,
+            folder=str(Path.cwd()),
         )
         return {"spec": spec._asdict(), "runs": spec.runs()}
 

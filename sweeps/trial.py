@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Generator
 from contextlib import suppress
@@ -49,6 +50,7 @@ class Spec(NamedTuple):
     compute: str
     bundles: list[dict[str, float]]
     watched: bool = True  # whether evaluations may end it early: not a baseline
+    folder: str = ""  # in which the sweep was started, where relative paths of data lead from
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, in the study's."""
@@ -87,6 +89,8 @@ class SweepTrial(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         values = json.loads(config["spec"])
         self._spec = Spec(**values)
+        if Path(self._spec.folder).is_dir():  # Tune has gone to a folder of its own
+            os.chdir(self._spec.folder)
         self._store = Store(self._spec.out)
         self._reports = self._run()
 

@@ -165,7 +165,7 @@ def images(
     are columns of Parquet. `augment` is of training alone: crop and flip `random` anew each epoch, `fixed`, or `none`. Pixels
     are normalised by `mean` and `std` of each channel, ImageNet's where not given.
     """
-    found = check_path("data.path", path)
+    found = check_path("data.path", path).absolute()  # workers may be elsewhere
     if found.is_file() or next(found.rglob("*.parquet"), None) is not None:
         sources = [open_rows_of(files) for files in split_files("data.path", found, (".parquet",))]
         return pictures_of(sources, column, label, size, augment, mean, std, train_samples, test_samples)

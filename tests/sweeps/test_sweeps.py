@@ -107,6 +107,24 @@ def test_warm_trials_are_fresh_runs_bit_for_bit(ray, tmp_path):
         same_records(Run(tmp_path / "out" / row.runs[0]), fresh)
 
 
+def test_relative_paths_lead_from_the_folder_of_the_sweep(tmp_path, monkeypatch):
+    """Tune puts each trial into a folder of its own."""
+    (tmp_path / "elsewhere").mkdir()
+    rows = "\n".join(f"{i},{i % 7},{3.5 * i}" for i in range(64))
+    (tmp_path / "table.csv").write_text(f"a,b,price\n{rows}\n")
+    data = {"name": "table", "path": "table.csv", "target": "price"}
+    config = make_config({**BASE, "name": "small", "data": data, "model": "mlp", "steps": 6, "profile_every_steps": 2})
+    values = config.model_dump(mode="json", exclude_none=True)
+    spec = Spec(0, values, [0], str(tmp_path), [{"name": "r2_on"}], "inline", "cpu", [], folder=str(tmp_path))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trial = SweepTrial({"spec": json.dumps(spec._asdict())})
+    while not (result := trial.train())["done"]:
+        pass
+    status, _, error, figures = json.loads(result["outcome"])
+    assert (status, error) == ("finished", None)
+    assert figures["r2_on"][0] == Run(tmp_path / "trials" / "0-s0").row["final_r2_on"]
+
+
 @pytest.mark.slow
 def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
     class Probe(SweepTrial):  # here, and not above: workers cannot import a test
