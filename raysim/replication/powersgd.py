@@ -105,14 +105,13 @@ class PowerSGD(Layered):
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
         left = yield from self._averaged("left", {name: m @ start[name] for name, m in matrices.items()}, context)
         bases = {name: orthonormal(mean) for name, mean in left.items()}
-        own = {name: m.T @ bases[name] for name, m in matrices.items()}
+        own = {
+            name: (bases[name].T @ m).T for name, m in matrices.items()
+        }  # BLAS is slow where the long matrix is turned
         right = yield from self._averaged("right", own, context)
         sides = {f"right/{name}": mean.float() for name, mean in right.items()} if self.warm_start else {}
-        return (
-            {name: bases[name] @ mean.T for name, mean in right.items()},
-            {name: bases[name] @ one.T for name, one in own.items()},
-            sides,
-        )
+        mean = {name: bases[name] @ thin.T for name, thin in right.items()}
+        return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
 
     def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
         """Return what `_both_sides` does, of one side only: onto the span of the other, which the last step averaged."""
