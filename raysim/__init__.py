@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raysim.compressors import parse
     from raysim.config import ConfigError, RunConfig, read_config
     from raysim.distributed import ddp, fsdp, pipelining
+    from raysim.probing import probe
     from raysim.records import Run
     from raysim.training.checkpoint import load_weights
     from raysim.training.export import save_pretrained
@@ -38,6 +39,7 @@ _HOMES = {
     "RunConfig": "raysim.config",
     "load_weights": "raysim.training.checkpoint",
     "parse": "raysim.compressors",
+    "probe": "raysim.probing",
     "read_config": "raysim.config",
     "save_pretrained": "raysim.training.export",
     "train": "raysim.training.run",
@@ -54,6 +56,7 @@ __all__ = [
     "nn",
     "parse",
     "pipelining",
+    "probe",
     "read_config",
     "save_pretrained",
     "sweeps",

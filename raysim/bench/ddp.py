@@ -33,7 +33,7 @@ from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
 from raysim.show.terminal import console
 from raysim.validate.hosts import Hosts, check_machine, network
-from raysim.workloads.models import loss as model_loss
+from raysim.workloads.losses import CrossEntropy
 
 WARMUP_STEPS = 4  # the first of torch's PowerSGD send everything
 PORT = 29_611
@@ -169,7 +169,7 @@ def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: i
         torch.manual_seed(0)
         model = DistributedDataParallel(perceptron(), bucket_cap_mb=BUCKET_MB)
         prepare_hook(model)
-        optimizer = make_optimizer(plan.config.optimizer, model.parameters())
+        optimizer = make_optimizer(plan.config.optimizer, model.named_parameters())
         assert optimizer is not None
         seconds = []
         for step in range(WARMUP_STEPS + steps):
@@ -177,7 +177,7 @@ def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: i
             split = workload.data.train
             dist.barrier()
             start = time.perf_counter()
-            model_loss(model(split.inputs(ids, 0, 0, True)), split.targets(ids)).backward()  # type: ignore[no-untyped-call]
+            CrossEntropy()(model(split.inputs(ids, 0, 0, True)), split.targets(ids)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             seconds.append(time.perf_counter() - start)

@@ -12,8 +12,8 @@ import raysim
 from raysim.nn import CompressedLink, end_step, insert_links, report, samples
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
 from raysim.pipeline.plan import prepare
+from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
-from raysim.workloads.models import loss as model_loss
 
 SETTINGS = {
     "dense": {},
@@ -53,7 +53,7 @@ def train(model, workload, optimizer, steps):
         for microbatch in range(config.num_microbatches):
             epoch, ids = plan.microbatch(step, microbatch)
             with samples(ids, epoch=epoch):
-                loss = model_loss(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
+                loss = CrossEntropy()(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
             (loss / config.num_microbatches).backward()
             found.append(loss.item())
         for group in optimizer.param_groups:
@@ -69,7 +69,7 @@ def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_pa
     config = small(**SETTINGS[setting])
     run = raysim.train(config, engine="inline", out=tmp_path / "run")
     model, workload = linked(config)
-    losses = train(model, workload, make_optimizer(config.optimizer, model.parameters()), range(config.steps))
+    losses = train(model, workload, make_optimizer(config.optimizer, model.named_parameters()), range(config.steps))
     assert losses == run.steps["loss"].tolist()
     sent = run.links.groupby(["boundary", "direction"])[["wire_bytes", "dense_bytes", "packets"]].sum()
     counted = report(model).set_index(["boundary", "direction"])
@@ -80,14 +80,14 @@ def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_pa
 def test_a_checkpoint_goes_on_with_the_same_bits(setting, small, tmp_path):
     config = small(**SETTINGS[setting])
     model, workload = linked(config)
-    optimizer = make_optimizer(config.optimizer, model.parameters())
+    optimizer = make_optimizer(config.optimizer, model.named_parameters())
     train(model, workload, optimizer, range(config.steps // 2))
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "kept.pt")
     rest = range(config.steps // 2, config.steps)
     expected = train(model, workload, optimizer, rest)
 
     again, _ = linked(config)
-    resumed = make_optimizer(config.optimizer, again.parameters())
+    resumed = make_optimizer(config.optimizer, again.named_parameters())
     kept = torch.load(tmp_path / "kept.pt", weights_only=True)
     again.load_state_dict(kept["model"])
     resumed.load_state_dict(kept["optimizer"])

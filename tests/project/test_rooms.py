@@ -54,6 +54,7 @@ ROOMS = {
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.testing": ({"codecs", "compressors", "schedules", "notation"}, {"torch"}),
+    "raysim.probing": ({"codecs", "compressors", "nn", "pipeline", "records", *LOW}, {"torch"}),
     "raysim.recipes": (set(), set()),
     "raysim.show": ({"network", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),

@@ -11,8 +11,8 @@ from raysim.config import make_config
 from raysim.distributed import ddp
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
 from raysim.pipeline.plan import prepare
+from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
-from raysim.workloads.models import loss as model_loss
 
 
 def losses(rank, world_size, values, method, options, resumes=False):
@@ -24,7 +24,7 @@ def losses(rank, world_size, values, method, options, resumes=False):
     def build():
         module = build_model(config.model.name, config.model.options, workload.data.shape, config.seed)
         model = DistributedDataParallel(module)
-        optimizer = make_optimizer(config.optimizer, model.parameters())
+        optimizer = make_optimizer(config.optimizer, model.named_parameters())
         given = {"optimizer": optimizer, "steps_per_epoch": plan.steps_per_epoch, "seed": config.seed, **options}
         return model, optimizer, ddp.hook(model, method, **given)
 
@@ -40,7 +40,7 @@ def losses(rank, world_size, values, method, options, resumes=False):
             for part, state in zip((model, optimizer, gradients), states, strict=True):
                 part.load_state_dict(state)
         epoch, ids = plan.microbatch(step, 0, rank)
-        loss = model_loss(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
+        loss = CrossEntropy()(model(split.inputs(ids, epoch, config.seed, True)), split.targets(ids))
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps)
