@@ -119,7 +119,8 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     for name, alias in aliases.items():
         source = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, source)
     example = "1F1B" if "1F1B" in names else "TopK(0.1)"
-    source = _QUOTED_OR_PATH.sub(lambda found: _alias(found, written), source)
+    source, paths = hide_paths(source)
+    written |= paths
     malformed = f"{text!r} is no {kind}: expected a name with arguments, such as '{example}'."
     if any(alias in text for alias in written):
         raise ValueError(malformed)
@@ -178,14 +179,22 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
 _QUOTED_OR_PATH = re.compile(rf"""'[^']*'|"[^"]*"|(?<![\w.]){plugins.PATH.pattern}""")
 
 
-def _alias(found: re.Match[str], written: dict[str, str]) -> str:
-    """Return an identifier for an import path, and remember which; texts in quotes stay as they are."""
-    text = found.group()
-    if text[0] in "'\"":
-        return text
-    alias = f"_own{len(written)}"
-    written[alias] = text
-    return alias
+def hide_paths(text: str) -> tuple[str, dict[str, str]]:
+    """Return a notation with identifiers in the place of import paths, and the paths by identifier.
+
+    >>> hide_paths("ErrorFeedback(mine:Half(2), key='a:b')")
+    ("ErrorFeedback(_own0(2), key='a:b')", {'_own0': 'mine:Half'})
+    """
+    paths: dict[str, str] = {}
+
+    def hidden(found: re.Match[str]) -> str:
+        if found.group()[0] in "'\"":
+            return found.group()
+        alias = f"_own{len(paths)}"
+        paths[alias] = found.group()
+        return alias
+
+    return _QUOTED_OR_PATH.sub(hidden, text), paths
 
 
 def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from raysim.notation import hide_paths
 
 
 class Method(NamedTuple):
@@ -35,6 +38,8 @@ def read_method(text: str) -> Method | None:
 
     >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
     0.1
+    >>> str(read_method("ErrorFeedback(mycodecs:Strided(4))"))
+    'ErrorFeedback(mycodecs:Strided(4))'
     >>> read_method('["TopK(0.1)", "Identity"]') is None
     True
     """
@@ -44,8 +49,9 @@ def read_method(text: str) -> Method | None:
         except (ValueError, TypeError):
             return None
         return read_method(str(each.pop())) if len(each) == 1 else None
+    source, paths = hide_paths(text)
     try:
-        found = _build(ast.parse(text, mode="eval").body)
+        found = _build(ast.parse(source, mode="eval").body, paths)
     except (SyntaxError, ValueError):
         return None
     return found if isinstance(found, Method) else None
@@ -55,15 +61,15 @@ def _write(value: Any) -> str:
     return str(value) if isinstance(value, Method) else repr(value)
 
 
-def _build(node: ast.expr) -> Any:
+def _build(node: ast.expr, paths: Mapping[str, str]) -> Any:
     match node:
         case ast.Name(id=name):
-            return Method(name)
+            return Method(paths.get(name, name))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
-            options = tuple((str(keyword.arg), _build(keyword.value)) for keyword in keywords)
-            return Method(name, tuple(_build(argument) for argument in arguments), options)
+            options = tuple((str(keyword.arg), _build(keyword.value, paths)) for keyword in keywords)
+            return Method(paths.get(name, name), tuple(_build(argument, paths) for argument in arguments), options)
         case ast.List() | ast.Tuple():
-            return tuple(_build(element) for element in node.elts)
+            return tuple(_build(element, paths) for element in node.elts)
     return ast.literal_eval(node)
 
 
