@@ -29,8 +29,8 @@ def waits() -> int:
 class Flight:
     """What is on its way from one GPU to the host: bytes of packets, and flags of what was found wrong.
 
-    Used as a context, as often as wanted: copies that codecs begin within it are awaited at its end, once for all of them. Flags
-    alone are not worth waiting for: they are read with the next bytes, or by `settle`.
+    Copies that codecs begin while it is open are awaited by `land`, once for all of them. Flags alone are not worth waiting for:
+    they are read with the next bytes, or by `settle`.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,11 @@ class Flight:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Flight]:
-        """Begin copies on this flight within the context, and land at its end."""
+        """Begin copies on this flight within the context."""
         before = current()
         _state.flight = self
         try:
             yield self
-            self.land()
         finally:
             _state.flight = before
 
@@ -135,6 +134,13 @@ def to_device(host: Tensor, device: torch.device | str) -> Tensor:
         return flight.up(host, device)
     _waits[0] += torch.device(device).type == "cuda"
     return host.to(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it; nothing is to be awaited of a CPU."""
+    if device.type == "cuda":
+        _waits[0] += 1
+        torch.cuda.synchronize(device)
 
 
 def check(bad: Tensor, error: Exception) -> None:

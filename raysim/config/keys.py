@@ -40,7 +40,7 @@ def keys_of(*roles: Role) -> frozenset[str]:
     """Return the names of the keys of some roles.
 
     >>> sorted(keys_of("seed", "arithmetic"))
-    ['device', 'seed', 'threads_per_stage']
+    ['deterministic', 'device', 'seed', 'threads_per_stage']
     """
     return frozenset(key.name for key in run_keys() if key.role in roles)
 

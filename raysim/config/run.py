@@ -102,7 +102,7 @@ class RunConfig(Strict):
     """`auto` takes a GPU where there is one."""
     tf32: bool = False
     """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
-    deterministic: bool = False
+    deterministic: bool = Field(default=False, json_schema_extra=role("arithmetic"))
     """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
     threads_per_stage: int = Field(default=1, ge=1, le=1024, json_schema_extra=role("arithmetic"))
     """CPU threads of a stage; another number gives other gradient bits."""

@@ -43,6 +43,7 @@ class StageActor:
         self._worker = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+            bound_memory()
         self._session = session
         self._mailbox.open(session)
         self._peers = dict(peers)
@@ -128,6 +129,15 @@ class StageActor:
                 self._mailbox.put(self._session, turn, index, key, (message, *send.everyone))
             else:
                 self._deliver[target].remote((self._session, turn, index, key, message), *everyone)
+
+
+def bound_memory() -> None:
+    """Bound this process to its share of the GPU's memory, where Ray gave it a share."""
+    import ray
+
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)  # type: ignore[no-untyped-call]
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share)
 
 
 def start_actor(**options: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from raysim.network.memory import StageMemory
+from raysim.pipeline.device import DeviceFacts, check_devices
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.reports import Evaluated, Fault, StepReport
@@ -41,6 +42,35 @@ class Engine(ABC):
     def all_memories(self) -> list[StageMemory]:
         """What every stage of every replica holds at its peak, in the order of `Plan.places`."""
         return [self.plan.memories[stage] for _, stage in self.plan.places]
+
+    def check_devices(self) -> DeviceFacts | None:
+        """Return the facts of the GPU of the first stage, None of a CPU.
+
+        Raises ConfigError where a GPU lacks the dtype of the run, or has no memory for the stages on it.
+        """
+        workers = range(self.num_workers)
+        facts = self._fetch([self._submit(worker, "device_facts") for worker in workers])
+        owners = [self.plan.worker(*place) for place in self.plan.places]
+        check_devices(self.plan.config, self.all_memories, owners, facts, self.gpu_share)
+        first: DeviceFacts | None = facts[0]
+        return first
+
+    def device_forecast_bytes(self) -> int:
+        """Return what the worker that needs most memory is expected to hold at its peak."""
+        needed = [0] * self.num_workers
+        for place, memory in zip(self.plan.places, self.all_memories, strict=True):
+            needed[self.plan.worker(*place)] += memory.total_bytes
+        return max(needed)
+
+    def device_peak_bytes(self) -> int:
+        """Return the most memory of a GPU that a worker has held at once, 0 on CPUs."""
+        peaks: list[int] = self._fetch([self._submit(w, "device_peak_bytes") for w in range(self.num_workers)])
+        return max(peaks)
+
+    @property
+    def gpu_share(self) -> float:
+        """The share of a GPU that bounds a worker."""
+        return 1.0
 
     def by_stage(self, nodes: Sequence[str]) -> list[str]:
         """Return the node of every stage of every replica, in the order of `Plan.places`, of the workers' nodes."""

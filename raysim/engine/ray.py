@@ -118,6 +118,10 @@ class RayEngine(Engine):
     def device_kind(self) -> str:
         return "cuda" if self._gpus else "cpu"
 
+    @property
+    def gpu_share(self) -> float:
+        return min(1.0, self._gpus or 1.0)
+
     def restart(self) -> None:
         """Bring up all workers anew, as another incarnation, at step 0."""
         self.incarnation += 1

@@ -198,8 +198,10 @@ def check_memory(
     memories: Sequence[StageMemory],
     capacity_bytes: int | Mapping[Any, int],
     nodes: Sequence[Hashable] | None = None,
+    *,
+    kind: str = "node",
 ) -> None:
-    """Raise ValueError with the arithmetic where the stages that share a node need more than its memory.
+    """Raise ValueError with the arithmetic where the stages that share a node, or another `kind` of place, need more than its memory.
 
     `memories[i]` lives on `nodes[i]` (by default all on one node); `capacity_bytes` is of every node, or a mapping from node to bytes.
     Replicas are listed like further stages.
@@ -216,7 +218,7 @@ def check_memory(
         parts = {name: sum(memory._parts()[name] for memory in here) for name in REMEDIES}
         largest = max(parts, key=lambda name: parts[name])
         arithmetic = "; ".join(memory.explain() for memory in here)
-        where = f" of node {node}" if nodes is not None else ""
+        where = f" of {kind} {node}" if nodes is not None else ""
         raise ValueError(
             f"The stages{where} must fit in {format_bytes(limit)}, but need {format_bytes(total)}: {arithmetic}. {REMEDIES[largest]}."
         )

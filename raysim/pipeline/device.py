@@ -60,12 +60,16 @@ def set_up(config: RunConfig, device: torch.device) -> None:
 
 
 def check_devices(
-    config: RunConfig, memories: Sequence[StageMemory], facts: Sequence[DeviceFacts | None], gpus: float
+    config: RunConfig,
+    memories: Sequence[StageMemory],
+    owners: Sequence[int],
+    facts: Sequence[DeviceFacts | None],
+    share: float,
 ) -> None:
     """Raise ConfigError where a GPU lacks the dtype, or the memory for the stages on it.
 
-    `facts[i]` are of the device of `memories[i]`, and `gpus` is the share of a GPU that a worker has, more than 0; stages of
-    one worker, or of several on one GPU, are added up against their share.
+    The stage of `memories[i]` is the worker's `owners[i]`, whose GPU `facts` tell by worker, and which may take the `share` of
+    its memory.
     """
     for one in facts:
         if one is not None and config.dtype == "bfloat16" and not one.bfloat16:
@@ -73,15 +77,13 @@ def check_devices(
                 f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {one.name} has {one.capability}. "
                 "Set `dtype` to 'float16' or 'float32'."
             )
-    on_gpus = [(memory, one) for memory, one in zip(memories, facts, strict=True) if one is not None]
-    capacities = {one.uuid: one.memory_bytes for _, one in on_gpus}
+    placed = [(memory, owner, one) for memory, owner in zip(memories, owners, strict=True) if (one := facts[owner])]
+    stages = [memory for memory, _, _ in placed]
     try:
-        check_memory([memory for memory, _ in on_gpus], capacities, [one.uuid for _, one in on_gpus])
-        if gpus < 1:
-            shares = {f"{one.name}, of which a stage has {gpus:g}": int(gpus * one.memory_bytes) for _, one in on_gpus}
-            for memory, one in on_gpus:
-                place = f"{one.name}, of which a stage has {gpus:g}"
-                check_memory([memory], shares, [place])
+        whole = {one.uuid: one.memory_bytes for _, _, one in placed}
+        check_memory(stages, whole, [one.uuid for _, _, one in placed], kind="GPU")
+        each = {owner: int(share * one.memory_bytes) for _, owner, one in placed}
+        check_memory(stages, each, [owner for _, owner, _ in placed], kind=f"the {share:g} GPU of worker")
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

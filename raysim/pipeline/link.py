@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from raysim.codecs.exact import attach, detach
 from raysim.codecs.message import Message, wire_bytes
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, Decision, State
+from raysim.pipeline.stopwatch import Moment, Stopwatch
 from raysim.values import Value, join, split
 
 EVALUATION_MODES = ("off", "on", "on_direct")
@@ -41,7 +41,7 @@ class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary.
 
     `max_values`: of the largest message; one that claims more is refused. `beside`: whether tensors cross beside the
-    compressed one, see `raysim.values`.
+    compressed one, see `raysim.values`. `stopwatch`: of the worker, by default its own.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Link:
         device: torch.device,
         max_values: int = 1 << 32,
         beside: bool = False,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.compressor = compressor
         self.table = compressor.table
@@ -64,9 +65,11 @@ class Link:
         self.sender = sender
         self.device = device
         self.state: State = {}
-        self.last_codec_s = 0.0  # of the last message
+        self.stopwatch = stopwatch or Stopwatch(device)
+        self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # when the codec began and ended, of the last message
         self.last_wire_bytes = 0
         self.last_dense_bytes = 0
+        self._coded: list[tuple[Moment, Moment]] = []  # of all messages of the step
         self._unpublished: list[State] = []
         self._told: Context | None = None  # with the last message that was sent
         self._account = self._empty_account()
@@ -76,14 +79,13 @@ class Link:
 
         Raises NonFiniteError where the value holds NaN or infinity: then nothing has moved.
         """
-        start, work = time.perf_counter(), work_bytes()
+        start, work = self.stopwatch.mark(), work_bytes()
         x, name, beside = split(value)
         packet, changes = self.compressor.encode(x, self.state, context)
         packed = self.table.pack(packet)
         message = attach(packed, name, beside)
         exact_bytes = wire_bytes(message) - wire_bytes(packed)  # a dense message has them too
-        seconds, done = time.perf_counter() - start, work_bytes() - work
-        self._add(wire_bytes(message), x.nbytes + exact_bytes, seconds, done)
+        self._add(wire_bytes(message), x.nbytes + exact_bytes, start, work_bytes() - work)
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
@@ -96,13 +98,12 @@ class Link:
 
         Raises ValueError where the message is malformed.
         """
-        start, work = time.perf_counter(), work_bytes()
+        start, work = self.stopwatch.mark(), work_bytes()
         packed, name, beside = self._detach(message)
         packet = self.table.unpack(packed, self.max_values)
         x, changes = self.compressor.decode(packet, self.state, context, self.device)
         exact_bytes = wire_bytes(message) - wire_bytes(packed)
-        seconds, done = time.perf_counter() - start, work_bytes() - work
-        self._add(wire_bytes(message), x.nbytes + exact_bytes, seconds, done)
+        self._add(wire_bytes(message), x.nbytes + exact_bytes, start, work_bytes() - work)
         self._move(changes)
         return join(x, name, beside)
 
@@ -126,6 +127,7 @@ class Link:
         """Take a state, and forget all of a step that broke off."""
         self.state = state
         self._unpublished.clear()
+        self._coded.clear()
         self._told = None
         self._account = self._empty_account()
 
@@ -140,6 +142,7 @@ class Link:
     ) -> LinkAccount:
         """Publish the changes that wait for the step's end, let the compressor decide; return the step's account, open the next.
 
+        A GPU must have done the work of the step.
         `step_s`, `floor`, `sensitivity`: what the step before this one says, see `Context`. `batch_size`: samples of a step, over all
         replicas.
         """
@@ -152,7 +155,10 @@ class Link:
             changes, decisions = self.compressor.end_step(self.state, told)
             self.compressor.commit(self.state, changes)
             self._account = self._account._replace(decisions=tuple(decisions))
-        account, self._account = self._account, self._empty_account()
+        seconds = self.stopwatch.seconds
+        codec_s = sum(seconds(end) - seconds(start) for start, end in self._coded)
+        self._coded.clear()
+        account, self._account = self._account._replace(codec_s=codec_s), self._empty_account()
         if measure and self.sender and self.state:
             account = account._replace(
                 memory_norm2=sum(float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
@@ -169,14 +175,15 @@ class Link:
         else:
             self.compressor.commit(self.state, changes)
 
-    def _add(self, num_bytes: int, dense_bytes: int, seconds: float, work: int) -> None:
-        self.last_codec_s, self.last_wire_bytes, self.last_dense_bytes = seconds, num_bytes, dense_bytes
+    def _add(self, num_bytes: int, dense_bytes: int, start: Moment, work: int) -> None:
+        self.last_coded = start, self.stopwatch.mark()
+        self._coded.append(self.last_coded)
+        self.last_wire_bytes, self.last_dense_bytes = num_bytes, dense_bytes
         account = self._account
         self._account = account._replace(
             packets=account.packets + 1,
             wire_bytes=account.wire_bytes + num_bytes,
             dense_bytes=account.dense_bytes + dense_bytes,
-            codec_s=account.codec_s + seconds,
             coded_bytes=account.coded_bytes + work,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, derive_key
+from raysim.codecs import NonFiniteError, derive_key, transfers
 from raysim.codecs.message import Message
 from raysim.codecs.sparse import Support
 from raysim.compressors import Context
@@ -18,6 +18,7 @@ from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.state import under
+from raysim.pipeline.stopwatch import Stopwatch
 from raysim.schedules.actions import Action, dependency, phase
 from raysim.values import Value
 
@@ -25,7 +26,9 @@ from raysim.values import Value
 class Links:
     """Sends and receives what the actions of one row need, and holds the memories of their compressors."""
 
-    def __init__(self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device, stopwatch: Stopwatch | None = None
+    ) -> None:
         self.plan = plan
         self.replica = replica
         self.device = device
@@ -45,6 +48,7 @@ class Links:
                             device=device,
                             max_values=rows * max(math.prod(plan.boundary_shapes[boundary]), 8 * exact_bytes),
                             beside=exact_bytes > 0,
+                            stopwatch=stopwatch,
                         )
         self._phases = {
             action: phase(row, place)
@@ -70,11 +74,15 @@ class Links:
         try:
             message = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
         except NonFiniteError:
-            what = "activation" if action.op == "F" else "gradient"
-            where = f"{what} at boundary {link.boundary}, {link.direction}"
-            raise DivergedError(step, str(action), where) from None
+            raise self.diverged(action, step) from None
         self._remember_support(link, action.microbatch, message)
         return message
+
+    def diverged(self, action: Action, step: int) -> DivergedError:
+        """Return the error of an action that sends NaN or infinity."""
+        link = self.end(action, sender=True)
+        what = "activation" if action.op == "F" else "gradient"
+        return DivergedError(step, str(action), f"{what} at boundary {link.boundary}, {link.direction}")
 
     def receive(self, action: Action, step: int, message: Message) -> Value:
         """Return the value that an action works on."""
@@ -135,5 +143,6 @@ class Links:
     def _remember_support(self, link: Link, microbatch: int, message: Message) -> None:
         """Keep the positions of a forward message, at both ends, for the gradient that comes back at them."""
         if self.plan.config.shared_indices and link.direction == "forward":
+            transfers.land()  # the sender reads what it has just encoded
             support = link.compressor.codec.support(link.unpack(message), self.device)
             self._supports[link.boundary, microbatch] = support

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
+from raysim.codecs.transfers import Flight, synchronize, to_device
 from raysim.pipeline.averaging import Averaging, warm
+from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.links import Links
 from raysim.pipeline.mail import Letter, Send, Take, Turns
@@ -24,10 +27,34 @@ from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
+from raysim.pipeline.stopwatch import Moment, Stopwatch
 from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
 from raysim.workloads.metrics import count
 from raysim.workloads.splits import Data, Split
+
+
+class _Profiled(NamedTuple):
+    """An action of a profiled step, whose moments are read when the step has ended."""
+
+    action: Action
+    start: Moment
+    decoded: Moment
+    computed: Moment
+    end: Moment
+    cpu_s: float
+    code: Moment
+    coded: Moment
+    wire_bytes: int
+    dense_bytes: int
+    work: str | None
+
+    def record(self, stopwatch: Stopwatch) -> ActionRecord:
+        """Return the record of the action."""
+        moments = (self.start, self.decoded, self.computed, self.end, self.code, self.coded)
+        start, decoded, computed, end, code, coded = map(stopwatch.seconds, moments)
+        times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
+        return ActionRecord(*self.action, *times, self.wire_bytes, self.dense_bytes, self.work)
 
 
 class Worker:
@@ -71,7 +98,10 @@ class Worker:
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
-        self.links = Links(plan, self.replica, list(self.stages), self.device)
+        self.stopwatch = Stopwatch(self.device)
+        self.flight = Flight()
+        self._overlaps = self.flight.takes(self.device)  # packets leave the device while it computes
+        self.links = Links(plan, self.replica, list(self.stages), self.device, self.stopwatch)
         self._apart = {
             action._replace(op="B") for action in plan.rows[place] if action.op == "W"
         }  # backwards in two parts
@@ -83,8 +113,11 @@ class Worker:
             stage.begin(twin=self.plan.needs_previous_gradients(step))
         self.links.begin()
         self._has_run = False
+        self._outgoing: list[tuple[Action, Letter]] = []
+        self._unread: dict[Action, Tensor] = {}  # losses that are still on the device
         self._losses: dict[int, float] = {}
-        self._actions: list[ActionRecord] = []
+        self._profiled: list[_Profiled] = []
+        self.stopwatch.begin()
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
             sensitivity.clear()
@@ -102,7 +135,11 @@ class Worker:
             self._check_step(step)
             for action in self.plan.rows[self.index % len(self.plan.rows)]:
                 yield from self._act(action)
+            yield from self._deliver()
+            self._read_losses()
             action = None
+            with self._blamed("end of the row"):
+                self.flight.settle()
             found = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
             self._measured = {boundary: value for boundary, value in found.items() if value is not None}
             yield from self.averaging.run(step, step_s)
@@ -136,10 +173,11 @@ class Worker:
                 stage.place(self.averaging.parameters(index))
                 stage.update(rate, scale, self.averaging.with_momentum(index))
             groups = self.averaging.end_step()
-            self._synchronize()
+            synchronize(self.device)
             links = self.links.end_step(step, signals)
             losses = [self._losses[m] for m in sorted(self._losses)]
-            report = StepReport(self.replica, losses, links, groups, self._actions, norm, self._measured)
+            actions = [one.record(self.stopwatch) for one in self._profiled]
+            report = StepReport(self.replica, losses, links, groups, actions, norm, self._measured)
         self._begin(step + 1)
         return report
 
@@ -241,32 +279,53 @@ class Worker:
         """Take the letter that an action needs, run the action, and send what it makes."""
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
+            yield from self._deliver()  # nobody may wait for a packet while this waits for another
             (message,) = yield Take(self.plan.worker(self.replica, source.stage), tuple(source))
         profiled = self.plan.profiles(self.step)
-        sent = None
-        marks = [self._mark(profiled)]
-        try:
+        where = f"stage {action.stage}, {action}, step {self.step}"
+        with self._blamed(where), self.flight.open():
+            start = self.stopwatch.mark()
             x = self._receive(action, message)
-            if profiled:
-                self._synchronize()
-            marks.append(self._mark(profiled))
+            decoded, cpu_s = self.stopwatch.mark(), self._cpu_s(profiled)
             y = self._compute(action, x)
-            marks.append(self._mark(profiled))
+            computed, cpu_s = self.stopwatch.mark(), self._cpu_s(profiled) - cpu_s
+        yield from self._deliver()  # on a GPU the packet before has left it while this was computed
+        with self._blamed(where), self.flight.open():
             sent = self._send(action, y)
+            end = self.stopwatch.mark()
+        if profiled:
+            link = self.links.end(action, sender=True) if sent is not None else None
+            coded = (*link.last_coded, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0.0, 0, 0)
+            work = self._work(action.stage)
+            self._profiled.append(_Profiled(action, start, decoded, computed, end, cpu_s, *coded, work))
+        if sent is not None:
+            target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
+            self._outgoing.append((action, Letter(target, tuple(action), sent)))
+        if not self._overlaps:
+            yield from self._deliver()
+
+    def _deliver(self) -> Turns[None]:
+        """Send what actions have made, when its bytes have left the device."""
+        if not self._outgoing:
+            return
+        action = self._outgoing[0][0]
+        with self._blamed(f"stage {action.stage}, {action}, step {self.step}"):
+            try:
+                self.flight.land()
+            except NonFiniteError:
+                raise self.links.diverged(action, self.step) from None
+        letters, self._outgoing = tuple(letter for _, letter in self._outgoing), []
+        yield Send(letters)
+
+    @contextmanager
+    def _blamed(self, where: str) -> Iterator[None]:
+        """Turn an error that says nothing of divergence into a StageError of a place."""
+        try:
+            yield
         except DivergedError:
             raise
         except Exception as error:
-            where = f"stage {action.stage}, {action}, step {self.step}"
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
-        if sent is not None:
-            target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
-            yield Send((Letter(target, tuple(action), sent),))
-        if profiled:
-            (start, _), (decoded, decoded_cpu), (computed, computed_cpu) = marks
-            link = self.links.end(action, sender=True) if sent is not None else None
-            coded = (link.last_codec_s, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0, 0)
-            times = (start, time.perf_counter(), decoded - start, computed - decoded, computed_cpu - decoded_cpu)
-            self._actions.append(ActionRecord(*action, *times, *coded, self._work(action.stage)))
 
     def _work(self, stage: int) -> str | None:
         """Return what a stage's actions do in this step beside one forward or backward, for the records."""
@@ -274,12 +333,11 @@ class Worker:
             return "twin"
         return "sensitivity" if stage - 1 in self._sensitivities else None
 
-    def _mark(self, profiled: bool) -> tuple[float, float]:
-        """Return the clock and, in profiled steps, the CPU seconds of what computes here."""
+    def _cpu_s(self, profiled: bool) -> float:
+        """Return, in profiled steps, the CPU seconds of what computes here."""
         if not profiled:
-            return time.perf_counter(), 0.0
-        cpu_s = time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
-        return time.perf_counter(), cpu_s
+            return 0.0
+        return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
 
     def _compute(self, action: Action, x: Value | None) -> Value | None:
         """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
@@ -299,7 +357,6 @@ class Worker:
         else:
             gradient = None if x is None else only(x)
             y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, gradient)
-        self._synchronize()
         return y
 
     def _send(self, action: Action, y: Value | None) -> Message | None:
@@ -309,11 +366,19 @@ class Worker:
             return self.links.send(action, self.step, y)
         if action.op == "F":
             assert y is not None
-            loss = float(only(y).view(-1)[0])  # of a twin step, that of the present parameters
+            self._unread[action] = only(y).view(-1)[0]  # of a twin step, that of the present parameters
+            if not self._overlaps:
+                self._read_losses()
+        return None
+
+    def _read_losses(self) -> None:
+        """Read the losses that have been computed; raises DivergedError where one is NaN or infinity."""
+        for action, value in self._unread.items():
+            loss = float(value)
             if not math.isfinite(loss):
                 raise DivergedError(self.step, str(action), "loss")
             self._losses[action.microbatch] = loss
-        return None
+        self._unread.clear()
 
     def _receive(self, action: Action, message: Message | None) -> Value | None:
         """Return what the action works on: a decoded message, or the data; None where it starts from what the stage holds."""
@@ -323,12 +388,11 @@ class Worker:
         if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
-        return self._split("train").inputs(ids, epoch, self.plan.config.seed, True).to(self.device)
+        return to_device(self._split("train").inputs(ids, epoch, self.plan.config.seed, True), self.device)
 
     def _targets(self, microbatch: int) -> Tensor:
-        return (
-            self._split("train").targets(self.plan.microbatch(self.step, microbatch, self.replica)[1]).to(self.device)
-        )
+        ids = self.plan.microbatch(self.step, microbatch, self.replica)[1]
+        return to_device(self._split("train").targets(ids), self.device)
 
     def _divisor(self) -> float:
         """Return the number of targets of this step that count, over all replicas, for each of their microbatches."""
@@ -375,6 +439,10 @@ class Worker:
             if before != wanted:
                 torch.set_num_threads(before)
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    def device_facts(self) -> DeviceFacts | None:
+        """Return the facts of the GPU that computes here, None of a CPU."""
+        return facts_of(self.device)
+
+    def device_peak_bytes(self) -> int:
+        """Return the most memory of the GPU that this process has held at once, 0 on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0

@@ -143,6 +143,12 @@ _KINDS: dict[str, pa.DataType] = {
 # Columns of `run.parquet` beside the configuration that may be null.
 _NULLABLE = {
     "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
+    "device_name": pa.string(),  # of a GPU, as the three that follow
+    "device_capability": pa.string(),
+    "driver": pa.string(),
+    "cuda": pa.string(),
+    "device_forecast_bytes": pa.int64(),  # of the worker that needs most of a GPU's memory
+    "device_peak_bytes": pa.int64(),  # the most that a worker held
     "diverged_step": pa.int64(),
     "diverged_at": pa.string(),
     "warning": pa.string(),  # the first one of the run, such as a link's fidelity below zero

@@ -213,6 +213,7 @@ class Training:
         else:
             try:
                 self.engine.start()
+                self._record_device()
             except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
                 raise _RefusedError(str(error)) from None
         self._ending.check()
@@ -232,6 +233,14 @@ class Training:
         reason = f"{' '.join(self._faults)} The run goes on from step {self._checkpoint.step}, and does again what came after it."
         self._row["warning"] = self._row["warning"] or reason
         yield Event("warning", {"step": self._checkpoint.step, "reason": reason})
+
+    def _record_device(self) -> None:
+        """Note which GPU computes, after it was found to do for the run; raises ConfigError where it does not."""
+        facts = self.engine.check_devices()
+        if facts is not None:
+            self._row |= {"device_name": facts.name, "device_capability": facts.capability}
+            self._row |= {"driver": facts.driver, "cuda": facts.cuda}
+            self._row["device_forecast_bytes"] = self.engine.device_forecast_bytes()
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""
@@ -281,6 +290,8 @@ class Training:
                 self._ending.check()
             if self._evaluates(step):
                 yield from self._evaluate(step)
+        if self.engine.device_kind == "cuda":
+            self._row["device_peak_bytes"] = self.engine.device_peak_bytes()
 
     def _evaluates(self, step: int) -> bool:
         """Return whether an evaluation follows the first `step` steps."""

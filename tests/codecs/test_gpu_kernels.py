@@ -128,8 +128,11 @@ def test_nan_and_infinity_are_refused(codec: Codec) -> None:
         x[1, 3] = bad
         with on_gpu(), pytest.raises(NonFiniteError):
             codec.encode(x.to(DEVICE), KEY)
-        with on_gpu(), pytest.raises(NonFiniteError), SlowFlight().open():
+        flight = SlowFlight()
+        with on_gpu(), flight.open():
             codec.encode(x.to(DEVICE), KEY)
+        with pytest.raises(NonFiniteError):
+            flight.land()
 
 
 @pytest.mark.parametrize("width", range(33))
@@ -180,8 +183,10 @@ def test_no_codec_reads_bytes_before_they_have_landed(variant: Variant) -> None:
     x, memory = normal(4, 60), normal(4, 60) * 0.1
     expected, left = variant.codec.encode_with_residual(x.clone(), x.dtype, KEY, memory)
     with on_gpu():
-        with SlowFlight().open():
+        flight = SlowFlight()
+        with flight.open():
             packet, held = variant.codec.encode_with_residual(x.to(DEVICE), x.dtype, KEY, memory.to(DEVICE))
+        flight.land()
         assert content(packet) == content(expected)
         assert patterns(held) == patterns(left)
 
@@ -214,6 +219,7 @@ def test_encoding_waits_once_and_decoding_never(codec: Codec, monkeypatch) -> No
         flight = SlowFlight()
         with flight.open(), _NoWaiting():
             packet = codec.encode(x.to(DEVICE), KEY)
+        flight.land()
         assert flight.waits == 1
         with flight.open(), _NoWaiting():
             packet.decode(DEVICE)
@@ -225,6 +231,7 @@ def test_encoding_waits_once_and_decoding_never(codec: Codec, monkeypatch) -> No
             flight = SlowFlight()
             with flight.open(), _NoWaiting():
                 codec.encode_with_residual(x.to(DEVICE), x.dtype, KEY, memory.to(DEVICE))
+            flight.land()
             assert flight.waits == 1
 
 

@@ -1,0 +1,40 @@
+"""The clock of what a worker computes: the host's, or that of a GPU, which is read when a step has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeAlias
+
+import torch
+
+Moment: TypeAlias = float | torch.cuda.Event
+"""A moment that was marked: seconds of the host's clock, or an event among the work of a GPU."""
+
+
+class Stopwatch:
+    """Marks moments without waiting for the device, and tells their seconds when it has come past them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step, while the device has nothing to do: its clock is set by the host's."""
+        if self._on_gpu:
+            self._start = self._event()
+            self._start_s = time.perf_counter()
+
+    def mark(self) -> Moment:
+        """Return the moment at which the device has done all that was asked of it so far."""
+        return self._event() if self._on_gpu else time.perf_counter()
+
+    def seconds(self, moment: Moment) -> float:
+        """Return a moment in seconds of `time.perf_counter`; a GPU must have come past it."""
+        if isinstance(moment, float):
+            return moment
+        return self._start_s + float(self._start.elapsed_time(moment)) / 1e3
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event

@@ -1,0 +1,82 @@
+"""Packets that leave a GPU while it computes: the same training, and a worker that waits for its device as seldom as can be."""
+
+import pytest
+import torch
+from engines import losses_of, start
+from gpu import DEVICE, SlowFlight
+from pipelines import DROPOUT, RUNS, TIED
+
+from raysim.codecs import kernels, transfers
+from raysim.pipeline.errors import DivergedError
+from raysim.pipeline.state import unpack_tensors
+
+pytest.importorskip("triton")
+if DEVICE == "cuda":
+    pytest.skip("the kernels are compiled here, and not interpreted", allow_module_level=True)
+
+COMPRESSED = {"forward": "TopK(0.3)", "backward": "ErrorFeedback(Quantize(4))"}
+LATE = {
+    "compressed": COMPRESSED,
+    "zero-bubble": RUNS["zero-bubble"],
+    "custom": RUNS["custom"],
+    "shared-indices": {"forward": "TopK(0.3)", "shared_indices": True, "backward": "Quantize(8)"},
+    "gpt-interleaved": {**DROPOUT, **COMPRESSED, "schedule": "Interleaved1F1B(2)", "num_stages": 4},
+    "tied": {**TIED, "forward": "Quantize(4)"},
+}
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Let the workers of a context compute as on a GPU: kernels of GPUs, and packets whose bytes come when they are awaited."""
+
+    def begin():
+        monkeypatch.setattr("raysim.pipeline.worker.Flight", SlowFlight)
+        return kernels.interpreted()
+
+    return begin
+
+
+def trained(config, steps=2):
+    engine = start(config)
+    losses = [loss for step in range(steps) for loss in losses_of(engine, step)]
+    return engine, losses, {name: x for part in engine.state() for name, x in unpack_tensors(part).items()}
+
+
+@pytest.mark.parametrize("changes", LATE.values(), ids=LATE)
+def test_packets_that_land_late_train_to_the_same_bits(small, late, changes):
+    config = small(**changes, profile_every_steps=2)
+    _, losses, state = trained(config)
+    with late():
+        _, late_losses, late_state = trained(config)
+    assert late_losses == losses
+    assert late_state.keys() == state.keys()
+    assert all(torch.equal(late_state[name], x) for name, x in state.items())
+
+
+def test_a_worker_waits_once_a_packet_and_once_a_step(small, late):
+    steps, config = 2, small(**COMPRESSED, profile_every_steps=0)
+    with late():
+        engine, _, _ = trained(config, steps)
+    microbatches = config.num_microbatches
+    for place, worker in enumerate(engine.workers):
+        sent = microbatches * (2 if 0 < place < len(engine.workers) - 1 else 1)
+        assert worker.flight.waits <= steps * (sent + 1)
+
+
+def test_a_cpu_is_never_waited_for(small):
+    before = transfers.waits()
+    trained(small(**COMPRESSED))
+    assert transfers.waits() == before == 0
+
+
+def test_divergence_is_found_where_it_is_without_waiting(small, late):
+    def broken():
+        engine = start(small(forward="Quantize(4)"))
+        next(iter(engine.workers[0].stages[0].module.parameters())).data.fill_(torch.nan)
+        with pytest.raises(DivergedError) as error:
+            engine.step(0)
+        return str(error.value)
+
+    expected = broken()
+    with late():
+        assert broken() == expected
