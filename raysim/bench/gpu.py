@@ -24,6 +24,11 @@ from raysim.pipeline.plan import Workload, prepare
 GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "tied": False}
 
 
+def available() -> bool:
+    """Return whether torch finds a GPU."""
+    return torch.cuda.is_available()
+
+
 def gpu_config(num_stages: int, device: str = "cuda", **changes: Any) -> RunConfig:
     """Return the bench's run: the shape of GPT-2 small, 8 microbatches of 4 samples of 256 bytes, in bfloat16 on the GPU."""
     return make_config(

@@ -28,9 +28,9 @@ def _check_device(device: str) -> None:
     if device not in ("cpu", "cuda"):
         fail(f"`--device` must be cpu or cuda, but got {device!r}.", 2)
     if device == "cuda":
-        import torch
+        from raysim.bench.gpu import available
 
-        if not torch.cuda.is_available():
+        if not available():
             fail("`--device` = cuda needs a GPU, and torch finds none here. Leave it out to measure on the CPU.", 2)
 
 

@@ -107,6 +107,12 @@ class Link:
         self._move(changes)
         return join(x, name, beside)
 
+    @property
+    def last_codec_s(self) -> float:
+        """The seconds that the codec took for the last message; a GPU must have done the work."""
+        start, end = self.last_coded
+        return self.stopwatch.seconds(end) - self.stopwatch.seconds(start)
+
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message of this link; raises ValueError where it is malformed."""
         return self.table.unpack(self._detach(message)[0], self.max_values)
