@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -17,6 +18,14 @@ def test_packages_list_their_exports():
     for package in (raysim, analysis):
         for name in package.__all__:
             assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize(
+    "room", ["codecs", "compressors", "replication", "schedules", "network", "workloads", "config", "records"]
+)
+def test_rooms_have_what_they_export(room):
+    package = import_module(f"raysim.{room}")
+    assert [name for name in getattr(package, "__all__", ()) if not hasattr(package, name)] == []
 
 
 def test_analysis_and_sweeps_are_reached_from_raysim():
