@@ -306,7 +306,7 @@ REFUSED_BY_THE_PLAN = {
     ),
     ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
     ("model=cnm",): (
-        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, lstm, mlp, resnet101, resnet18, vgg16; "
+        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, hf, lstm, mlp, resnet101, resnet18, vgg16; "
         "your own is written `package.module:function`."
     ),
     ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width. Did you mean `model.width`?",
