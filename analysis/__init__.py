@@ -1,4 +1,4 @@
-"""What runs have to say, in pandas: what they recorded, would take on other networks, and prove of the papers' claims.
+"""Analysis of runs in pandas: their records, their prices on other networks, and the evidence on the papers' claims.
 
 Imported lazily, so that `import analysis` brings in neither pandas nor numba.
 

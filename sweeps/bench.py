@@ -1,4 +1,4 @@
-"""What a sweep saves: configurations trained by one command, against the same ones by as many `raysim train` calls."""
+"""Benchmark of a sweep: configurations trained by one command, against the same ones by as many `raysim train` calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study asks of a trial: figures of its runs, priced on networks, and the bounds that they must keep."""
+"""Objectives and constraints of a study: figures of its runs, priced on networks, and the bounds that they must keep."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class Constraint:
 
     @property
     def name(self) -> str:
-        """How it is written in the rows, such as "loss_on within 0.01 of dense"."""
+        """Text in the rows, such as "loss_on within 0.01 of dense"."""
         if self.within is not None:
             return f"{self.objective} within {self.within:g} of {self.of}"
         return f"{self.objective} {'<=' if self.at_most is not None else '>='} {self._bound:g}"

@@ -16,7 +16,7 @@ PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch
 
 
 class Share(NamedTuple):
-    """What a stage reserves, and how many trials go on at once."""
+    """Resources that a stage reserves, and the number of trials at once."""
 
     cpus: float
     gpus: float

@@ -45,7 +45,7 @@ COLUMNS = pa.schema(
 
 @dataclass
 class TrialRow:
-    """What is known of one trial."""
+    """Facts about one trial."""
 
     trial: int
     seeds: list[int]

@@ -315,7 +315,7 @@ class _Stop(tune.Stopper):
 
 
 class _Watch(tune.Callback):
-    """What Tune tells nobody but its callbacks: why a trial was given up, and that none goes on."""
+    """Callback of Tune that records why a trial was given up, and whether any goes on."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep

@@ -161,7 +161,7 @@ class Ledger:
 
     @staticmethod
     def _facts(row: TrialRow) -> dict[str, Any]:
-        """Return what the dashboard shows of a trial beside its values."""
+        """Return the attributes of a trial in the dashboard."""
         facts = {"notation": row.notation, "status": row.status, "same_as": row.same_as, "error": row.error}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
@@ -340,7 +340,7 @@ class Ledger:
 
 
 class LedgerSearch(Searcher):
-    """What Tune asks for configurations, and tells results."""
+    """Searcher of Tune: it gives configurations and takes results."""
 
     def __init__(self, ledger: Ledger, jobs: int, spec: Callable[[TrialRow, RunConfig], Mapping[str, Any]]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a table while it goes, and the frontier at its end."""
+"""Display of a sweep in a terminal: a table while it goes, and the frontier at its end."""
 
 from __future__ import annotations
 

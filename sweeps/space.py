@@ -1,4 +1,4 @@
-"""What a study searches: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
+"""The space of a study: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
 
 A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. What stands
 for a hole is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A hole

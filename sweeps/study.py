@@ -63,7 +63,7 @@ class Study:
         return make_config(values)
 
     def overrides(self, trial: Any, baseline: str | None = None) -> Mapping[str, Any]:
-        """Return what a trial changes of the base: a baseline's `set`, or what the space draws."""
+        """Return the overrides of a trial: a baseline's `set`, or the draw of the space."""
         chosen = next((one for one in self.baselines if one.name == baseline), None)
         return chosen.set if chosen is not None and chosen.set is not None else self.space(trial)
 

@@ -39,7 +39,7 @@ UNLOCK_S = 30.0  # how long what is left of a killed sweep may hold a run's fold
 
 
 class Spec(NamedTuple):
-    """All that a trial is told, as JSON: Tune copies configurations, and writes them down."""
+    """A trial's settings, serialised for Ray Tune, which copies configurations and writes them to disk."""
 
     number: int
     values: dict[str, Any]  # of the run, seed apart
@@ -58,7 +58,7 @@ class Spec(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a trial that ended says, as JSON."""
+    """The result of a finished trial, as JSON."""
 
     status: str
     seconds: float
@@ -98,7 +98,7 @@ class SweepTrial(tune.Trainable):
         self._reports.close()  # a run that goes on is interrupted, and says so
 
     def _run(self) -> Generator[dict[str, Any], None, None]:
-        """Yield what Tune is told, the outcome last."""
+        """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
         status, error, found = "finished", None, dict[str, Figure]()
         for place, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):

@@ -1,4 +1,4 @@
-"""What to type for runs that are missing: the recorded configuration with other compression and other seeds."""
+"""Commands for missing runs: the recorded configuration with other compression and other seeds."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Comparison:
 
     @property
     def lacking(self) -> str:
-        """Why it cannot speak; empty where it can."""
+        """Reason why there is no verdict; empty where there is one."""
         return self.sample.lacking
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs of one context say of a claim."""
+    """The verdict of the runs of one context on a claim."""
 
     claim: Claim
     context: str
@@ -117,17 +117,17 @@ class Finding:
 
     @property
     def unit(self) -> str:
-        """What the effect is in."""
+        """Unit of the effect."""
         return self.decisive.unit if self.decisive else ""
 
     @property
     def side(self) -> Side | None:
-        """Where of `threshold` the claim says that it lies."""
+        """Side of `threshold` on which the claim says that the effect lies."""
         return self.decisive.side if self.decisive else None
 
     @property
     def threshold(self) -> float | None:
-        """What the effect is held against, in `unit`."""
+        """Value with which the effect is compared, in `unit`."""
         return self.decisive.threshold if self.decisive else None
 
     @property
@@ -150,7 +150,7 @@ def findings(
     confidence: float = CONFIDENCE,
     network: str = "1gbps",
 ) -> list[Finding]:
-    """Return what the runs say of each claim: one finding a claim and context, runs alike in all but compression and seed.
+    """Return one finding for each claim and context, where a context is runs alike in all but compression and seed.
 
     `quality` is a measure of the runs, or "auto": the one that each is judged by. `margin` is the harm that counts as none:
     half a point, or one per cent where not given. `network` is where step times are compared. Raises AnalysisError where one
@@ -175,7 +175,7 @@ def findings(
 
 
 def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
-    """Return what the runs of one context say of a claim; commands are left out."""
+    """Return the finding of the runs of one context on a claim; commands are left out."""
     contrasts = list(claim.contrasts(context, context.settings))
     asked = list(claim.contrasts(context, [*context.settings, *claim.examples]))
     have = {contrast.part for contrast in contrasts}

@@ -1,4 +1,4 @@
-"""Which settings are safe, and on which networks they pay: against dense runs alike in all else, seed by seed."""
+"""Safe settings, and the networks on which they pay: compared seed by seed with dense runs alike in all else."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Measures:
-    """What runs are asked beside their quality; each by the names of runs."""
+    """Measures of runs beside their quality, each by the names of runs."""
 
     factor: Callable[[str, str], float] = lambda run, direction: math.nan
     """Dense over wire bytes of a run in a direction."""
@@ -179,7 +179,7 @@ def contexts(
 
 
 def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
-    """Return how a run of `results.runs` compresses; keys that it does not have are dense."""
+    """Return the compression of a run of `results.runs`; keys that it does not have are dense."""
     known = {key: row[key] for key in COMPRESSION if key in row and not pd.isna(row[key])}
     forward, backward, replica_gradient = (
         _alike(str(known.get(key, DENSE))) for key in ("forward", "backward", "replica_gradient")

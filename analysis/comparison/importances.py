@@ -1,4 +1,4 @@
-"""What each parameter of a study matters for each objective, by Optuna's fANOVA, from the Parquet of its trials alone."""
+"""Importance of each parameter of a study for each objective, by Optuna's fANOVA, from the Parquet of its trials alone."""
 
 from __future__ import annotations
 

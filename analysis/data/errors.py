@@ -1,8 +1,8 @@
-"""What is said where something cannot be had: one sentence."""
+"""Errors raised when the records cannot answer a question."""
 
 
 class AnalysisError(ValueError):
-    """What was asked for cannot be had from these records: one sentence with what is wrong."""
+    """The records cannot answer a question; the message is one sentence with the cause."""
 
 
 class ReplayError(AnalysisError):

@@ -15,7 +15,7 @@ CONFIRMATION = "confirm"
 
 
 class Found(NamedTuple):
-    """What lies in the folders: names relative to the folder asked for, and where each is."""
+    """Contents of the folders: names relative to the folder asked for, and the place of each."""
 
     runs: dict[str, Place]
     studies: dict[str, Place]

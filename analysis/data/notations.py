@@ -1,4 +1,4 @@
-"""What a recorded notation says, read without the class that it names: the records may be of a raysim with other methods."""
+"""Recorded notations, read without the class that they name, as the records may be of a raysim with other methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Method(NamedTuple):
 
 
 def read_method(text: str) -> Method | None:
-    """Return what a notation says; None where it is none, or a list that gives boundaries different ones.
+    """Return a notation as read; None where it is none, or a list with different ones for the boundaries.
 
     >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
     0.1

@@ -43,7 +43,7 @@ STRAIGHT_SINCE = 2  # version of records since which packets go from worker to w
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Where the seconds of a mean step went on one network."""
+    """Shares of the seconds of a mean step on one network."""
 
     workers: pd.DataFrame
     """A row a worker: its stages, and the seconds of `PARTS`, which add up to the step."""
@@ -189,7 +189,7 @@ class Replay:
 
     @property
     def notes(self) -> list[str]:
-        """What the figures leave open, a sentence each."""
+        """Limits of the figures, a sentence each."""
         notes = []
         if self.row.get("engine") == "inline":
             notes.append(

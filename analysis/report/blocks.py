@@ -1,4 +1,4 @@
-"""What a report is made of, apart from how it is written: sections of text, tables and figures."""
+"""Parts of a report, independent of its format: sections of text, tables and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adaptive methods such as GraVAC decided, step by step."""
+"""Decisions of adaptive methods such as GraVAC, step by step."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def on_network(value: Any, network: str) -> Any:
 
 
 class Style(NamedTuple):
-    """How a series looks: never by its colour alone."""
+    """Look of a series, which never depends on colour alone."""
 
     colour: str = GREY
     symbol: str = "circle"
@@ -91,7 +91,7 @@ def _kind(method: Method) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one look.
+    """A series: the points drawn in one look.
 
     `kind`: "points", "line", "marked" (a line and its points), "steps", "bars" (a value over a name) or "spans" (from `x`,
     `widths` long, in lane `y`).

@@ -1,4 +1,4 @@
-"""Which parameters of a study mattered for which objective."""
+"""Importance of the parameters of a study for each objective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sections draw on, worked out once: jobs, their settings over seeds, and what a step takes on every network."""
+"""Material of all sections, worked out once: jobs, their settings over seeds, and step times on every network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """What axes and heads call it."""
+        """Name on axes and in table heads."""
         return {"f1": "F1", "r2": "R²", "mae": "mean absolute error"}.get(self.name, self.name.replace("_", " "))
 
     @property
@@ -52,7 +52,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """What its axes are in."""
+        """Unit of axes."""
         return "%" if self._percent else ""
 
     def write(self, value: float | None, spread: float | None = None) -> str:
@@ -193,7 +193,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All of a report's data."""
+    """The data of a report."""
 
     results: Results
     networks: Mapping[str, Network]

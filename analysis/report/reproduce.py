@@ -1,4 +1,4 @@
-"""What it takes to do these runs again: a recipe of the settings that all share, a command for each, and versions."""
+"""Commands that reproduce the runs: a recipe of the settings that all share, a command for each, and versions."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _listed(seeds: list[int]) -> str:
 
 
 def _what(job: Job) -> str:
-    """Return what was run."""
+    """Return a description of the runs."""
     runs = sum(len(one.runs) for one in job.settings)
     diverged = sum(one.diverged for one in job.settings)
     seeds = sorted({one.seeds for one in job.settings})

@@ -1,4 +1,4 @@
-"""What codecs cost on this machine and what they save: seconds beside those of one copy of the tensor, wire bytes, and the error.
+"""Costs and savings of codecs on this machine: seconds relative to one copy of the tensor, wire bytes, and the error.
 
 On a GPU seconds are the device's: from the first kernel of an encode to its last, packets still on their way to the host; and of a
 decode, after its packet has been copied up. Copies over the bus are left out.

@@ -1,4 +1,4 @@
-"""What stages cost on a GPU: one GPT in a process of its own, and as a pipeline of Ray actors that share the GPU, in turn.
+"""Cost of stages on a GPU: one GPT in a process of its own, and as a pipeline of Ray actors that share the GPU, in turn.
 
 The pipeline does the same work on the same GPU, so its step is longer by what stages cost: starting kernels from several
 processes, and handing activations and gradients over by way of the host. The difference a message is the cost of a hop.

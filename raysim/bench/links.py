@@ -33,7 +33,7 @@ LOOPBACK, FREE = "loopback", "free"
 
 
 class Side(NamedTuple):
-    """What is trained, and over which links."""
+    """The training job of a comparison, and its links."""
 
     trainer: str
     links: str

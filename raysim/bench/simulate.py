@@ -29,7 +29,7 @@ TARGET_S = 2.0
 
 
 class Size(NamedTuple):
-    """How large the cases are."""
+    """Sizes of the cases."""
 
     stages: int = 1024
     microbatches: int = 4096

@@ -181,7 +181,7 @@ def bench_codecs(
     device: Device = "cpu",
     json_file: JsonFile = None,
 ) -> None:
-    """What codecs cost beside one copy of the tensor, what they save, and their error."""
+    """Measure codecs: seconds beside one copy of the tensor, bytes saved, and the error."""
     check_writable("--json", json_file)
     _check_device(device)
     from raysim.bench.codecs import DEFAULTS, SIZES, table

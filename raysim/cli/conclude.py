@@ -1,4 +1,4 @@
-"""What runs and studies show: claims tested, and the report."""
+"""Commands that draw conclusions from runs and studies: findings and the report."""
 
 from __future__ import annotations
 

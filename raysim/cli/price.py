@@ -62,7 +62,7 @@ def replay(
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """What a recorded run would take on networks, without training.
+    """Price a recorded run on networks, without training.
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
@@ -135,7 +135,7 @@ def simulate(
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """What a run that was never made would take on networks: nothing is trained.
+    """Simulate a run that was never made, on networks: nothing is trained.
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """

@@ -1,4 +1,4 @@
-"""What commands share: options of the same name, and refusing bad input in one sentence, before anything starts."""
+"""Parts that commands share: options of the same name, and the refusal of bad input in one sentence."""
 
 from __future__ import annotations
 

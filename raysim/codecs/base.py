@@ -53,7 +53,7 @@ class NonFiniteError(ValueError):
 
 
 class Packet(NamedTuple):
-    """What a codec makes of one tensor; describes itself, so the receiver has no settings that could disagree.
+    """The result of encoding one tensor. It describes itself, so the receiver needs no settings that could disagree.
 
     >>> from raysim.codecs import TopK
     >>> packet = TopK(0.5).encode(torch.tensor([[3.0, -5.0, 1.0, 5.0]]))

@@ -1,4 +1,4 @@
-"""Which values of a tensor share a range or a scale: groups that lie as (outer, groups, inner) in memory."""
+"""Groups of values that share a range or a scale, laid out as (outer, groups, inner) in memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
-    """Return how the groups `per` lie in a tensor of `shape`.
+    """Return the layout of the groups `per` in a tensor of `shape`.
 
     A channel is axis 1 of images and vectors, and the last axis of (batch, length, width).
 

@@ -43,7 +43,7 @@ def two_levels(packet: Packet, layout: Layout, low: Tensor, high: Tensor) -> Ten
 
 
 def group_sizes(layout: Layout, device: torch.device) -> Tensor:
-    """Return how many values each group has, float64; only the last block may have fewer."""
+    """Return the number of values of each group, float64; only the last block may have fewer."""
     sizes = torch.full(
         (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
     )

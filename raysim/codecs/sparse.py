@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def kept_of(density: float, count: int) -> int:
-    """Return how many of `count` values a density keeps, as in Rudakov et al.: at least one, rounded up.
+    """Return the number of values that a density keeps of `count`, as in Rudakov et al.: at least one, rounded up.
 
     >>> kept_of(0.1, 65536), kept_of(0.07, 100), kept_of(0.5, 1)
     (6554, 7, 1)
@@ -146,7 +146,7 @@ def select_at_least(x: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 
 def count_at_least(x: Tensor, floor: float) -> int:
-    """Return how many values `select_at_least` would."""
+    """Return the number of values that `select_at_least` selects."""
     if kernels.serve(x):
         from raysim.codecs.kernels import select
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Counted(Codec):
-    """What codecs share whose packets say themselves how many values they hold, in 8 bytes."""
+    """Base of codecs whose packets carry their count of values, in 8 bytes."""
 
     size_varies: ClassVar[bool] = True
 

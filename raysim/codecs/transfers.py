@@ -22,12 +22,12 @@ _waits = [0]
 
 
 def waits() -> int:
-    """Return how often this process has waited for a GPU here since it began; on a CPU nobody waits."""
+    """Return the number of times that this process has waited for a GPU here; on a CPU it is 0."""
     return _waits[0]
 
 
 class Flight:
-    """What is on its way from one GPU to the host: bytes of packets, and flags of what was found wrong.
+    """Transfers under way from one GPU to the host: bytes of packets, and flags of errors.
 
     Copies that codecs begin while it is open are awaited by `land`, once for all of them. Flags alone are not worth waiting for:
     they are read with the next bytes, or by `settle`.

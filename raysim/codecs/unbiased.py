@@ -103,7 +103,7 @@ class TernGrad(Codec):
         return math.sqrt(numel) - 1 if self.clip is None else None
 
     def clipped(self, x: Tensor) -> Tensor:
-        """Return what the codec is unbiased for: `x` clipped."""
+        """Return `x` clipped, the tensor for which the codec is unbiased."""
         if self.clip is None or not x.numel():
             return x
         whole = layout_of((x.numel(),), "tensor", 0)

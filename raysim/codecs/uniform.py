@@ -1,4 +1,4 @@
-"""What codecs of evenly spaced levels share: ranges a group, rounding, packing, by kernels or by the torch reference."""
+"""Base of codecs with evenly spaced levels: a range for each group, rounding and packing, by kernels or by the torch reference."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class ACGC(Compressor):
 
 
 class Tally(NamedTuple):
-    """What the sender knows: the bound of the step at hand, and what it has sent in it."""
+    """The sender's state: the bound of the step at hand, and the totals of its messages."""
 
     bound: float = 0.0  # 0 until one is known
     values: float = 0.0

@@ -1,8 +1,8 @@
 """Compressor: a codec and a memory, with the state passed in and the changes to it passed out.
 
-`encode` and `decode` are pure: they read the state and return what changes in it. Who owns the state commits the
-changes; who drops them has made a probe. State is a flat dict of tensors keyed by integers, so that large memories
-(AQ-SGD's copy of every sample) are committed row by row, and a checkpoint needs to know nothing of the method.
+`encode` and `decode` are pure: they read the state and return its changes. The owner of the state commits the changes, or
+drops them after a probe. State is a flat dict of tensors keyed by integers, so that a large memory, such as a copy of every
+sample, is committed row by row, and a checkpoint needs no knowledge of the method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = ("slot", "sample", "link")
 
 
 class Context(NamedTuple):
-    """All that a method may be told about one message."""
+    """The facts about one message that a method may use."""
 
     direction: str  # "forward" or "backward"
     boundary: int  # between stage `boundary` and `boundary + 1`
@@ -51,14 +51,14 @@ class Context(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a link could send in place of its messages as they are."""
+    """An alternative to sending a link's messages uncompressed."""
 
     fidelity: float  # of what arrives, at most 1
     factor: float  # dense bytes over wire bytes
 
 
 class Decision(NamedTuple):
-    """What an adaptive method decided in a step, and why: a row of `decisions`."""
+    """The decision of an adaptive method in a step, and its reason: a row of `decisions`."""
 
     branch: str  # "candidate", "minimum", "dense"; "mild", "strong"; "bounded"
     factor: float  # dense values over values sent, or bytes over bytes
@@ -143,7 +143,7 @@ class Compressor(Notation, ABC):
         state.update(changes)
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
-        """Return the sender's rows that change when a step ends, and what was decided; `state` is left untouched.
+        """Return the sender's rows that change when a step ends, and the decisions; `state` is left untouched.
 
         `context` is that of the last message, with the clock's time of the step before.
         """
@@ -161,7 +161,7 @@ class Compressor(Notation, ABC):
         return "Try a milder codec."
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return how many values one end remembers at most, for messages of one shape and samples seen by the link."""
+        """Return the most values that one end remembers, for messages of one shape and the samples seen by the link."""
         return 0
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
@@ -209,7 +209,7 @@ class Plain(Compressor):
 
 
 def memory_keys(key: str, context: Context) -> list[int]:
-    """Return what one message is remembered under: its microbatch slot, the link's only place, or a place a sample."""
+    """Return the memory keys of one message: its microbatch slot, the only key of a link, or one key for each sample."""
     return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
 
 
@@ -219,7 +219,7 @@ def as_rows(x: Tensor, key: str) -> Tensor:
 
 
 def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
-    """Return what is remembered under `keys`, in the shape of `rows` and float32; zeros where nothing is."""
+    """Return the memory under `keys`, in the shape of `rows` and float32; zeros where there is none."""
     if len(keys) == 1:
         kept = state.get(keys[0])
         return (

@@ -241,7 +241,7 @@ class LinkGraVAC(Compressor):
         return context.floor
 
     def _offers(self, tally: Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
-        """Return what minimum and candidate would do to this link's messages."""
+        """Return the fidelity and the factor of minimum and candidate on this link's messages."""
         if self.budget is None or not tally.probed:
             return ()
         wires = tally.wire_minimum, tally.wire_candidate

@@ -1,5 +1,5 @@
-"""What Optimus-CC does to backward messages (Song et al. 2023, 2301.09830): lazy error propagation, and compression of the
-epilogue only."""
+"""Backward messages of Optimus-CC (Song et al. 2023, 2301.09830): lazy error propagation, and compression of the epilogue
+only."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Epilogue(Compressor):
 
     @property
     def commits_at(self) -> str:  # type: ignore[override]
-        """When the compressor inside commits."""
+        """The `commits_at` of the compressor inside."""
         return self.inner.commits_at
 
     @staticmethod

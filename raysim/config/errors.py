@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one sentence."""
+"""Errors of a configuration, in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of a configuration have in common: the kinds of their numbers, and how strictly they are read."""
+"""Parts that the tables of a configuration share: kinds of numbers, roles of keys, and strict reading."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _REFUSED = {
 
 
 class OptimizerConfig(Strict):
-    """How every stage updates its parameters; keys are written `optimizer.KEY`.
+    """The update of parameters, the same at every stage; keys are written `optimizer.KEY`.
 
     Options of a rule that have no field here are written under torch's names: `optimizer.nesterov=true`.
     """

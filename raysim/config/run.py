@@ -321,7 +321,7 @@ class RunConfig(Strict):
         return list(zip(forward, backward, strict=True))
 
     def replica_methods(self) -> list[ReplicaMethod]:
-        """Return how the replicas of each stage average its gradients."""
+        """Return the replica method of each stage."""
         value = self.replica_gradient
         texts = [value] * self.stages if isinstance(value, str) else value
         return [parse_replica_method(text) for text in texts]

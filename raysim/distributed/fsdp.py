@@ -52,7 +52,7 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
 
 
 class ShardedGradients:
-    """What the ranks of a sharded model remember of its gradients; made by `compress`."""
+    """The memories of the ranks of a sharded model; made by `compress`."""
 
     def __init__(self, method: Gathered, reductions: Sequence[_ReduceScatter]) -> None:
         self.method = method

@@ -40,7 +40,7 @@ class Engine(ABC):
 
     @property
     def all_memories(self) -> list[StageMemory]:
-        """What every stage of every replica holds at its peak, in the order of `Plan.places`."""
+        """Peak memory of every stage of every replica, in the order of `Plan.places`."""
         return [self.plan.memories[stage] for _, stage in self.plan.places]
 
     def check_devices(self) -> DeviceFacts | None:
@@ -189,7 +189,7 @@ class Engine(ABC):
 
     @abstractmethod
     def clock_offsets_s(self) -> list[float]:
-        """Return what to take from each worker's clock to have the driver's."""
+        """Return each worker's clock offset from the driver, in seconds."""
 
     @abstractmethod
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from raysim.pipeline.worker import Worker
 
 
 class InlineEngine(Engine):
-    """All workers in this process, one at a time."""
+    """Runs all workers in this process, one at a time."""
 
     def check(self) -> None:
         if self.plan.config.device == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What packets cost a run that was never made: its own compressors and replica methods, on seeded tensors of its shapes."""
+"""Costs of the packets of a run that was never made, by its own compressors and replica methods on seeded tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AVERAGES = 3  # of replica gradients: the last two count, as methods may send on
 
 
 class LinkCost(NamedTuple):
-    """What a message costs on one direction of one boundary: at its first visit, and when visited again."""
+    """Cost of a message on one direction of one boundary, at its first visit and later."""
 
     boundary: int
     direction: str

@@ -1,4 +1,4 @@
-"""What a run that was never made would take: a profile from counted operations, real codecs and a datasheet or a recorded profile.
+"""Forecast of a run that was never made: a profile from counted operations, real codecs and a datasheet or a recorded profile.
 
 Nothing is trained. Operations, shapes and memory are counted on the model's structure, so that a model larger than this machine can be
 forecast too; packets are made by the run's own compressors from seeded tensors of the boundaries' shapes.
@@ -132,7 +132,7 @@ def forecast(
     codec_bytes_per_s: float | None = None,
     transport: str = "ray",
 ) -> Forecast:
-    """Return what a run would be on `device`, from its datasheet, or with the compute of `profile`, a file of `raysim profile`.
+    """Return the forecast of a run on `device`, by its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
     `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement.
     Codecs take what their counted work takes at the device's speed, see `raysim.network.devices`, or at `codec_bytes_per_s`; with a

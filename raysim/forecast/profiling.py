@@ -23,7 +23,7 @@ WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
 
 
 def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
-    """Return what actions cost on this machine: a short real run in this process, one action at a time.
+    """Return the costs of actions on this machine, from a short real run in this process, one action at a time.
 
     `num_steps` are recorded, each after one that is not. Stages have the machine to themselves, one after another, so what
     Ray needs for a packet is not in it; what a step took outside of its actions is the optimiser's, by the number of parameters.

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 class Overheads(NamedTuple):
-    """What `Profile` takes as fields of these names: `profiles_from_actions(columns, **overheads._asdict())`."""
+    """Overheads of calls and messages, as fields of `Profile`: `profiles_from_actions(columns, **overheads._asdict())`."""
 
     call_s: float
     """On the sender's clock, to hand a packet over."""

@@ -3,7 +3,7 @@
 Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts messages go one after
 another, or, where wires are fair, all at once in equal parts. Cores are fluid too: the threads at work on a machine get equal
 parts of its cores. Every event looks at all workers, so it is meant for hundreds of workers, not thousands; where nothing is
-shared it gives what `ordered.py` gives.
+shared it gives the results of `fast_path.py`.
 """
 
 from __future__ import annotations

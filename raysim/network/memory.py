@@ -24,7 +24,7 @@ from raysim.schedules.families import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What one stage of one replica holds at its peak.
+    """Memory that one stage of one replica holds at its peak.
 
     Fields are bytes, or counts of what takes `saved_bytes`, `kept_bytes` or `packet_bytes` each.
     """

@@ -1,4 +1,4 @@
-"""Where workers live: which host, and how many cores it has."""
+"""Placement of workers on hosts, and the cores of each host."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """Return how many hosts are named."""
+        """Return the number of hosts."""
         return max(self.hosts, default=0) + 1
 
 

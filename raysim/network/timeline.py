@@ -68,7 +68,7 @@ class Segment(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """When a collective ran."""
+    """Start and end of a collective."""
 
     collective: Collective
     start_s: float

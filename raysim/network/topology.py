@@ -23,7 +23,7 @@ SHARING = ("pair", "fair", "port", "half", "inbound")
 
 @dataclass(frozen=True)
 class Network:
-    """What lies between hosts; messages within a host cost nothing here.
+    """Wires between hosts; messages within a host cost nothing here.
 
     `sharing` says which packets between stages wait for one another (for collectives see `raysim.network.collectives`):
 

@@ -68,7 +68,7 @@ def is_ordered(table: Table, sharing: str, placement: Placement) -> bool:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What the fast kernel reads of networks: for each replica its wires, and for each block of networks their costs."""
+    """Inputs of the fast kernel about networks: for each replica its wires, and for each block of networks their costs."""
 
     wires: list[NDArray[np.int32]]
     """By replica: (stage, op) to wire, -1 within a host."""

@@ -1,4 +1,4 @@
-"""What one direction of a link has sent over all steps, summed from the accounts of its two ends."""
+"""Totals of one direction of a link over all steps, summed from the accounts of its two ends."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Averaging:
         return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
 
     def parameters(self, stage: int) -> Gradients:
-        """Return what takes the place of a stage's parameters before it steps, where its replicas part."""
+        """Return the values that replace a stage's parameters before it steps, for a decentralized method."""
         return self._averaged[stage].parameters if stage in self._averaged else {}
 
     def end_step(self) -> list[GroupAccount]:

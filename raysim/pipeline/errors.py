@@ -1,4 +1,4 @@
-"""What can go wrong in a step, told apart by what follows from it."""
+"""Errors of a step, told apart by their consequence."""
 
 from __future__ import annotations
 

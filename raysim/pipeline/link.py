@@ -20,7 +20,7 @@ EVALUATION_MODES = ("off", "on", "on_direct")
 
 
 class LinkAccount(NamedTuple):
-    """What crossed one end of a link in one step; squared norms are summed over its packets where they were measured."""
+    """Totals of one end of a link in one step; squared norms are summed over the packets of which they were measured."""
 
     boundary: int
     direction: str

@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """Return what the group exchanges, as the records name it."""
+        """Return the kind of exchange, as the records name it."""
         return DIRECTIONS[self.tied is not None]
 
     @property

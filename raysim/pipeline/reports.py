@@ -1,4 +1,4 @@
-"""What a worker says: of an action, of a step, of what broke one off, of an evaluation."""
+"""Reports of a worker: of an action, a step, a fault, an evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raysim.schedules.actions import Action
 
 
 class ActionRecord(NamedTuple):
-    """What one action took, in seconds of this worker's clock, and what it sent."""
+    """Times of one action, in seconds of this worker's clock, and the bytes that it sent."""
 
     stage: int
     op: str
@@ -29,7 +29,7 @@ class ActionRecord(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What a worker says of a finished step."""
+    """Report of a worker on a finished step."""
 
     replica: int
     losses: list[float]  # one a microbatch, of the last stage
@@ -41,14 +41,14 @@ class StepReport(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Where a worker's step broke off, at an action or after all of them, and why."""
+    """The action at which a worker's step broke off, None after all of them, and the error."""
 
     action: Action | None
     error: DivergedError | StageError
 
 
 class Evaluated(NamedTuple):
-    """How many samples were evaluated, and the sums over them that `raysim.workloads.task.Task` makes figures of."""
+    """Number of samples evaluated, and the sums over them that `raysim.workloads.task.Task` makes figures of."""
 
     samples: int = 0
     sums: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""What an error of the activations that a stage receives does to the gradients of its weights: the measure of AC-GC's budget.
+"""Sensitivity of the gradients of a stage's weights to errors of the activations that it receives: the measure of AC-GC's budget.
 
 Evans, Aamodt 2021, NeurIPS. By hooks on layers and on their outputs, so that it holds for activations that are computed
 twice and for backwards in two parts.

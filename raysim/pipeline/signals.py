@@ -1,4 +1,4 @@
-"""What adaptive methods are told of the step before: the same for all workers, and part of a checkpoint."""
+"""Facts of the step before, for adaptive methods: the same for all workers, and part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Signals(NamedTuple):
-    """What one step says to the next."""
+    """Facts of one step that the next one uses."""
 
     step_s: float | None = None  # what it took, by the clock
     floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
@@ -18,7 +18,7 @@ class Signals(NamedTuple):
         return self.floors.get(link_name(replica, boundary, direction))
 
     def sensitivity(self, replica: int, boundary: int, direction: str) -> float | None:
-        """Return what the stage that receives measured, None where it did not, or nothing came of it."""
+        """Return the sensitivity that the receiving stage measured, None where there is none."""
         return self.sensitivities.get(link_name(replica, boundary, direction))
 
     def as_json(self) -> dict[str, Any]:
@@ -32,5 +32,5 @@ class Signals(NamedTuple):
 
 
 def link_name(replica: int, boundary: int, direction: str) -> str:
-    """Return what a link goes by among the signals."""
+    """Return the name of a link among the signals."""
     return f"{replica}/{boundary}/{direction}"

@@ -21,7 +21,7 @@ from raysim.workloads.losses import Loss
 
 
 class _Saved(NamedTuple):
-    """What a microbatch leaves between its forward and its backward."""
+    """The state of a microbatch between its forward and its backward."""
 
     x: Tensor
     y: Tensor | None  # with its graph; None where it is computed again

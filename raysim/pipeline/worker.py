@@ -252,7 +252,7 @@ class Worker:
     # Checkpoints.
 
     def state(self) -> np.ndarray:
-        """Return all that training has made of this worker, as bytes of safetensors: one end's copy of every memory."""
+        """Return the trained state of this worker, as bytes of safetensors: weights, slots, and one end's copy of every memory."""
         tensors: dict[str, Tensor] = {}
         for index, stage in self.stages.items():
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
@@ -328,7 +328,7 @@ class Worker:
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
 
     def _work(self, stage: int) -> str | None:
-        """Return what a stage's actions do in this step beside one forward or backward, for the records."""
+        """Return the kind of work of a stage's actions in this step beside one forward or backward, for the records."""
         if self.plan.needs_previous_gradients(self.step):
             return "twin"
         return "sensitivity" if stage - 1 in self._sensitivities else None

@@ -27,7 +27,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 class _Sent(NamedTuple):
-    """What one message of a candidate was."""
+    """The measured figures of one message of a candidate."""
 
     encode_s: float
     decode_s: float

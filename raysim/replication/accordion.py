@@ -153,7 +153,7 @@ class Accordion(Layered):
 
 
 class Regime(NamedTuple):
-    """What is decided for each layer, and what the next decision is compared with."""
+    """The decision for each layer, and the norms with which the next one is compared."""
 
     epoch: int  # seen last, -1 before the first
     mild: list[bool]
@@ -162,7 +162,7 @@ class Regime(NamedTuple):
 
     @classmethod
     def of(cls, memory: Memory, count: int, context: ReplicaContext) -> Regime:
-        """Return what is remembered, or how it begins for `count` layers."""
+        """Return the remembered regime, or the first one of `count` layers."""
         if "controller/whole" not in memory:
             return cls(-1, [True] * count, [0.0] * count, context.learning_rate)
         epoch, *mild = memory["controller/whole"].tolist()

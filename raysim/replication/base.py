@@ -1,9 +1,9 @@
-"""How the replicas of a stage average its gradients: methods that speak in rounds.
+"""Replica methods: how the replicas of a stage average its gradients, in rounds.
 
-A method is a generator: it yields what this replica sends in a round, is sent what it receives, and returns the average
-with its memory moved on. So a method of several rounds reads from top to bottom, and nothing has moved until the last
-round is over. The generators of all replicas run in step; who drives them (the workers, or `average_together` here)
-carries packets and knows nothing of the method.
+A method is a generator. It yields the packets of this replica in a round, receives those of the others, and returns the
+average and its new memory. So a method of several rounds reads from top to bottom, and no memory changes before the last
+round is over. The generators of all replicas run in step. Their driver (the workers, or `average_together` here) carries
+packets and knows nothing of the method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Packets = Mapping[str, Packet]
 
 
 class Round(NamedTuple):
-    """What one replica sends in a round."""
+    """The packets that one replica sends in a round."""
 
     everyone: Packets = MappingProxyType({})  # to every other replica
     each: Mapping[int, Packets] = MappingProxyType({})  # to one other, by its index
@@ -45,7 +45,7 @@ Rounds = Generator[Round, Received, Any]
 
 
 class ReplicaContext(NamedTuple):
-    """All that a method may be told about the step."""
+    """The facts about a step that a method may use."""
 
     replica: int
     num_replicas: int
@@ -181,7 +181,7 @@ def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
 
 
 def exchange(sent: Sequence[Round]) -> list[Received]:
-    """Return what each replica receives of what all sent."""
+    """Return the packets that each replica receives in a round."""
     return [[{**one.everyone, **one.each.get(replica, {})} for one in sent] for replica in range(len(sent))]
 
 

@@ -121,7 +121,7 @@ class Gathered(Layered):
 
 
 def _message(context: ReplicaContext, key: int) -> Context:
-    """Return what the compressor of a link is told, of the only message of a step."""
+    """Return the context of the only message of a step, for the compressor of a link."""
     return Context(
         direction="replica_gradient",
         boundary=context.stage,

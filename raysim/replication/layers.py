@@ -1,4 +1,4 @@
-"""What methods share that compress the gradients of a stage layer by layer: dense first steps, and layers too small to gain."""
+"""Base of methods that compress the gradients of a stage layer by layer: dense first steps, and exempt small layers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Layered(ReplicaMethod):
         return {name: shape for name, shape in shapes.items() if not self.exempts(shape)}
 
     def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return how many values of `shapes` are compressed: as many as a residual has."""
+        """Return the number of values of `shapes` that are compressed: the size of a residual."""
         return sum(math.prod(shape) for shape in self.compressed_shapes(shapes).values())
 
 
@@ -106,7 +106,7 @@ def flatten(gradients: Gradients, scope: str) -> Gradients:
 
 
 def unflatten(rows: Gradients, gradients: Gradients) -> Gradients:
-    """Return what `flatten` made of `gradients` in their shapes again."""
+    """Return the rows of `flatten` in the shapes of `gradients`."""
     if WHOLE in rows:
         parts = torch.split(rows[WHOLE].view(-1), [gradient.numel() for gradient in gradients.values()])
         rows = dict(zip(gradients, parts, strict=True))
@@ -120,7 +120,7 @@ def key_of(name: str, context: ReplicaContext, *, shared: bool = False) -> int:
 
 
 def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
-    """Return what is remembered of a `kind` for the tensor `name`, zeros where nothing is."""
+    """Return the memory of a `kind` for the tensor `name`, zeros where there is none."""
     kept = memory.get(f"{kind}/{name}")
     return torch.zeros_like(like) if kept is None else kept.to(like.device).view_as(like)
 

@@ -47,7 +47,7 @@ def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
 
 
 def count_of(factor: float, row: Tensor) -> int:
-    """Return how many values of a row a compression factor leaves."""
+    """Return the number of values of a row that a compression factor leaves."""
     return kept_of(1 / factor, row.numel())
 
 

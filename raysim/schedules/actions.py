@@ -77,7 +77,7 @@ def phase(row: Row, index: int) -> str:
 
 
 def peak_in_flight(row: Row) -> int:
-    """Return how many microbatches have gone forward and not yet backward, at most, summed over the row's stages.
+    """Return the most microbatches that have gone forward and not yet backward, summed over the row's stages.
 
     What a forward saved is let go by the microbatch's last backward: W where there is one.
     """

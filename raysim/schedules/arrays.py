@@ -15,7 +15,7 @@ OPS = "FBW"
 
 
 class Table(NamedTuple):
-    """All rows of a schedule, one worker after another.
+    """The rows of a schedule, one worker after another.
 
     >>> from raysim.schedules import GPipe
     >>> table = make_table(GPipe(), num_stages=2, num_microbatches=2)

@@ -35,7 +35,7 @@ class Schedule(Notation, ABC):
 
 @dataclass(frozen=True, repr=False)
 class GPipe(Schedule):
-    """All forwards, then all backwards (Huang et al. 2019, 1811.06965).
+    """Runs all forwards, then all backwards (Huang et al. 2019, 1811.06965).
 
     >>> print(*GPipe().row(0, num_stages=2, num_microbatches=2))
     0F0 0F1 0B0 0B1

@@ -43,7 +43,7 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
 
 
 def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[str, Any]:
-    """Return all that `show_findings` prints, for JSON: null where there is no effect or no interval."""
+    """Return the content of `show_findings`, for JSON: null where there is no effect or no interval."""
     rows = []
     for one in found:
         comparisons = [

@@ -162,7 +162,7 @@ def _show_links(out: Console, plan: Forecast) -> None:
 
 
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
-    """Return all that `show_forecast` prints, for JSON."""
+    """Return the content of `show_forecast`, for JSON."""
     rows = []
     for network in networks:
         timeline = plan.simulate(network)

@@ -148,7 +148,7 @@ def _break_even(bps: object) -> str:
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
-    """Return all that `show_replay` prints, for JSON: null where a target was not reached or no bandwidth breaks even."""
+    """Return the content of `show_replay`, for JSON: null where a target was not reached or no bandwidth breaks even."""
     rows = []
     for row, network in zip(frame.to_dict("records"), networks, strict=True):
         one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}

@@ -1,4 +1,4 @@
-"""What tables share: where they go, units, workers, notes."""
+"""Parts that tables share: the console, units, workers, notes."""
 
 from __future__ import annotations
 

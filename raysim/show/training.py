@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar while it goes, and tables at its end."""
+"""Display of a run in a terminal: a progress bar while it goes, and tables at its end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def tables(run: Run) -> None:
 
 
 def _link(row: dict[Hashable, Any]) -> str:
-    """Return what a row of `links` is of, in few words."""
+    """Return the link of a row of `links`, in few words."""
     if row["direction"] == "tied":
         return f"tied, stage {row['stage']:.0f}"
     if row["direction"] == "replica_gradient":

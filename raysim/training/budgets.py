@@ -31,7 +31,7 @@ class Budgets:
         self._hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
 
     def floors(self, reports: Sequence[StepReport]) -> dict[str, float]:
-        """Return what each link on a budget must keep after a step of these reports, by `link_name`."""
+        """Return the fidelity that each link on a budget must keep after a step of these reports, by `link_name`."""
         found: dict[str, float] = {}
         for direction, budget in self._budgets.items():
             if budget is None:
@@ -50,7 +50,7 @@ class Budgets:
         return found
 
     def _ways(self, replica: int, account: LinkAccount) -> list[Way]:
-        """Return how a link could send its messages, and what one then takes on the wire."""
+        """Return the ways in which a link could send its messages, each with its seconds on the wire."""
         ends = account.boundary, account.boundary + 1
         first = replica * len(self.plan.rows)
         here, there = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
@@ -62,7 +62,7 @@ class Budgets:
 
 
 def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Return what stages measured of the gradients behind their links in a step of these reports, by `link_name`."""
+    """Return the sensitivities that stages measured in a step of these reports, by `link_name`."""
     return {
         link_name(report.replica, boundary, "forward"): measured
         for report in reports
@@ -71,7 +71,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 
 def _budget(plan: Plan, direction: str) -> float | None:
-    """Return what the links of a direction must keep together, None where they have no budget."""
+    """Return the common budget of the links of a direction, None where they have none."""
     methods = [ends[DIRECTIONS.index(direction)] for ends in plan.compressors]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
     if len(budgets) > 1:

@@ -144,7 +144,7 @@ class Lines:
 
 
 def evaluating(training: Training, row: Mapping[str, Any]) -> str:
-    """Return how far an evaluation is."""
+    """Return the progress of an evaluation."""
     total = training.plan.num_test_samples
     turn = f"evaluation {row['turn'] + 1} of {len(training.evaluations)}"
     return f"{turn}, compression {row['mode']}{_statistics(row)}: {row['samples']:,} of {total:,} samples"

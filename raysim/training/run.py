@@ -159,7 +159,7 @@ class Training:
         self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
 
     def events(self) -> Generator[Event]:
-        """Return what happens while it trains; the records are complete when that ends, however it ends.
+        """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
 
         Raises ConfigError at once where the folder cannot be written. The iteration raises ConfigError where the stages
         have no room, StageError where the model fails, WorkerLostError where workers die at one step again and again,

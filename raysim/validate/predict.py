@@ -1,4 +1,4 @@
-"""What the steps of a run should take over shaped links, by its unshaped steps alone: as `raysim replay` prices a run."""
+"""Predicted step times of a run over shaped links, from its unshaped steps alone, as `raysim replay` prices a run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is trained: models (`models`), data (`data`), and how a model is cut into stages (`partition`)."""
+"""Workloads: models (`models`), data (`data`), and how a model is cut into stages (`partition`)."""

@@ -1,4 +1,4 @@
-"""What layers cost, counted without computing: a model is run on fake tensors, which have a shape and no values.
+"""Costs of layers, counted without computing: a model is run on fake tensors, which have a shape and no values.
 
 Fake tensors rather than torch's meta device: they choose the kernels that real ones would, so that attention saves for
 backward what it will save (the meta device falls back to the form that saves the whole attention matrix).

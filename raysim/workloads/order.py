@@ -1,4 +1,4 @@
-"""Which samples a step sees: a pure function of the seed and the step, so that a resumed run sees the same.
+"""The order of samples: a pure function of the seed and the step, so that a resumed run sees the same samples.
 
 Keys come from `raysim.random.derive_key`, numbers from Philox, whose bits are fixed for every version of numpy.
 """

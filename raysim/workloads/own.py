@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """What is needed of a split: its length, and pairs of input and target by index."""
+    """The protocol of a split: its length, and pairs of input and target by index."""
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -1,4 +1,4 @@
-"""What a data set is: two splits of samples that live in numpy arrays, read by id.
+"""Data sets: two splits of samples that live in numpy arrays, read by id.
 
 Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
 (`raysim.random.derive_key`), so what a sample looks like does not depend on the batch it is in.

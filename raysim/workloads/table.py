@@ -133,7 +133,7 @@ def table_of(
 
 
 class _Survey:
-    """What a first pass over all rows finds: how many there are, which words stand in each column, what the target is."""
+    """Results of a first pass over all rows: their number, the words of each column, the target."""
 
     def __init__(
         self, sources: Sequence[RowSource], names: Sequence[str], target: Sequence[str], classes: bool | None

@@ -32,7 +32,7 @@ class Task:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What an evaluation reports: the measure that settings are judged by first."""
+        """Figures of an evaluation, the measure by which settings are judged first."""
         found = [MEASURES["loss"], *([MEASURES["perplexity"]] if self._has_perplexity else [])]
         found += [metric.measure for metric in self.metrics]
         return tuple(sorted(found, key=lambda measure: measure.name != self.judged_by))

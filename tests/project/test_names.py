@@ -82,3 +82,11 @@ def test_the_glossary_has_every_term_once_in_one_sentence() -> None:
     for _, meaning in rows:
         assert meaning.endswith(".")
         assert ". " not in meaning
+
+
+def test_docstrings_start_with_a_verb_or_a_noun() -> None:
+    for path in [path for room in ("raysim", "analysis", "sweeps") for path in sorted((ROOT / room).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                first = (ast.get_docstring(node) or "-").split()[0]
+                assert first not in {"What", "Who", "How", "Why", "Where", "Which", "When", "All"}, f"{path}: {node}"
