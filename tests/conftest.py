@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 from configurations import SMALL
 
+collect_ignore = ["support"]  # programs and lists that tests use
+
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
 

@@ -19,12 +19,13 @@ from analysis.report.blocks import Table, Text
 from analysis.report.figures import ByNetwork, Figure
 from analysis.report.html import write_html
 from analysis.report.markdown import write_markdown
-from analysis.report.material import ACCURACY, WORTH, Job, Setting, Spread
+from analysis.report.material import WORTH, Job, Metric, Setting, Spread
 from analysis.report.reproduce import recipe
 from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
+from raysim.quality import MEASURES
 
 NETWORKS = ("100mbps", "1gbps", "free")
 
@@ -203,7 +204,7 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
 
 
 def job(*settings):
-    return Job("job1", "a job", ACCURACY, settings, pd.DataFrame(), NETWORKS)
+    return Job("job1", "a job", Metric(MEASURES["accuracy"]), settings, pd.DataFrame(), NETWORKS)
 
 
 def test_what_is_recommended_is_safe_and_worth_it():
