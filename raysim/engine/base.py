@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -27,6 +27,9 @@ Ref = Any  # a value inline, a reference on Ray
 
 class Engine(ABC):
     """Drives the workers through steps, evaluations and checkpoints."""
+
+    kind: ClassVar[str]  # "inline" or "ray", as the records name it
+    can_restart: ClassVar[bool] = False  # whether lost workers can be brought up anew
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -182,6 +185,11 @@ class Engine(ABC):
     @abstractmethod
     def device_kind(self) -> str:
         """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
+
+    def restart(self) -> None:
+        """Bring up all workers anew, as another incarnation, at step 0; for an engine that `can_restart`."""
+        self.incarnation += 1
+        self.start()
 
     @abstractmethod
     def close(self) -> None:

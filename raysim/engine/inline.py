@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,8 @@ from raysim.pipeline.worker import Worker
 
 class InlineEngine(Engine):
     """Runs all workers in this process, one at a time."""
+
+    kind: ClassVar[str] = "inline"
 
     def check(self) -> None:
         if self.plan.config.device == "cuda" and not torch.cuda.is_available():

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their pre
 
 class RayEngine(Engine):
     """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
+
+    kind: ClassVar[str] = "ray"
+    can_restart: ClassVar[bool] = True
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
@@ -121,11 +124,6 @@ class RayEngine(Engine):
     @property
     def gpu_share(self) -> float:
         return min(1.0, self._gpus or 1.0)
-
-    def restart(self) -> None:
-        """Bring up all workers anew, as another incarnation, at step 0."""
-        self.incarnation += 1
-        self.start()
 
     def close(self) -> None:
         import ray

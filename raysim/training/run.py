@@ -156,7 +156,7 @@ class Training:
                 )
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.check()
-        self._row["engine"] = "ray" if isinstance(self.engine, RayEngine) else "inline"
+        self._row["engine"] = self.engine.kind
 
     def events(self) -> Generator[Event]:
         """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
@@ -208,7 +208,6 @@ class Training:
     def _start(self, *, again: bool) -> None:
         """Bring up the workers, `again` after a loss; the time until they first are up is the start of the run."""
         if again:
-            assert isinstance(self.engine, RayEngine)
             self.engine.restart()
         else:
             try:
@@ -254,7 +253,7 @@ class Training:
                 self._ending.check()  # the same signal may have ended the workers
                 losses = 1 if self._reached > farthest else losses + 1
                 farthest = self._reached
-                if losses == LOSSES_IN_A_ROW or not isinstance(self.engine, RayEngine):
+                if losses == LOSSES_IN_A_ROW or not self.engine.can_restart:
                     raise
                 lost = True
                 self._row["restarts"] += 1
