@@ -87,7 +87,7 @@ def test_a_run_shows_the_name_and_counts_the_bytes(small, tmp_path):
 
 
 def test_workers_of_ray_read_it_too(ray, small, tmp_path):
-    config = small(forward="own_methods:Half(skip=2)", steps=2, checkpoint_every_steps=0)
+    config = small(forward="tests.support.own_methods:Half(skip=2)", steps=2, checkpoint_every_steps=0)
     here = train(config, engine="inline", out=tmp_path / "inline")
     there = train(config, out=tmp_path / "ray")
     assert there.steps["loss"].tolist() == here.steps["loss"].tolist()
