@@ -26,6 +26,7 @@ import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.ray import UNWATCHED, free_resources
 from raysim.engine.signals import signals_after
+from raysim.engine.token import protect_token
 from raysim.records import RecordsError, Run
 from raysim.training.ending import SIGNALS
 from sweeps.objectives import as_mapping
@@ -254,6 +255,7 @@ class Sweep:
                     _system_config=None if self.dashboard else UNWATCHED,
                     **options,
                 )
+        protect_token()
         self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
         try:
             yield

@@ -70,7 +70,7 @@ def sweep(
             ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
             fail(f"interrupted. To go on: {again}", ending.exit_code)
         except OSError as error:
-            fail(f"the sweep failed: {os_sentence(error)} Once that is mended: to go on, {again}", 1)
+            fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
         except SweepError as error:
             fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
 

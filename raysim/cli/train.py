@@ -59,7 +59,7 @@ def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resu
     except OSError as error:  # of its folder, or of the terminal
         if ending.wanted:
             fail(f"interrupted. {again}", ending.exit_code)
-        fail(f"the run failed: {os_sentence(error)} Once that is mended: {again[0].lower()}{again[1:]}", 1)
+        fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
     from raysim.records import Run
 
     run = Run(training.folder)

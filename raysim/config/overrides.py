@@ -54,7 +54,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
     optimizer = top.get("optimizer")
     if isinstance(optimizer, dict):  # what the new choice gives no meaning goes with the old one
-        if key == "optimizer.name" and value in OPTIMIZERS:
+        if key == "optimizer.name" and isinstance(value, str) and value in OPTIMIZERS:
             for option in {option for options in OPTIMIZERS.values() for option in options} - {*OPTIMIZERS[value]}:
                 optimizer.pop(option, None)
         elif key == "optimizer.decay" and value == "constant":

@@ -19,6 +19,7 @@ from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.room import check_room, host_memory_bytes
 from raysim.engine.signals import signals_after
+from raysim.engine.token import protect_token
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -167,17 +168,23 @@ class RayEngine(Engine):
                 ) from None
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
-        with signals_after():
-            ray.init(
-                address="local",
-                num_cpus=max(
-                    wanted, os.cpu_count() or 1
-                ),  # our own Ray: stages may share cores, and their records say so
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _system_config=UNWATCHED,
-            )
+        cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
+        try:
+            with signals_after():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _system_config=UNWATCHED,
+                )
+        except (
+            Exception
+        ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
+            ray.shutdown()
+            raise WorkerLostError(f"Ray did not start: {_reason(error)}") from None
+        protect_token()
 
     def _place(self) -> list[str]:
         """Return the node of each worker, neighbours side by side.

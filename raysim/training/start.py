@@ -41,7 +41,7 @@ def is_unbegun(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     found = list(folder.iterdir())
-    return bool(found) and all(
+    return all(
         path.name == ".lock"
         or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
         or path.name.startswith(".run.parquet.")

@@ -396,3 +396,9 @@ def test_a_configuration_does_not_change() -> None:
     with pytest.raises(ValidationError):
         RunConfig(stepz=3)  # type: ignore[call-arg]
     assert hash(config.optimizer) == hash(make_config(SMALL).optimizer)
+
+
+@pytest.mark.parametrize("value", ["[]", "{a=1}", "7"])
+def test_an_optimiser_s_name_of_another_type_is_refused_in_one_sentence(value):
+    with pytest.raises(ConfigError, match=r"^`optimizer\.name` must be a valid string, but got "):
+        read_config("digits-cnn", [f"optimizer.name={value}"])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -183,3 +184,16 @@ def test_a_bench_that_cannot_run_is_refused_before_it_starts(tmp_path, arguments
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_standard_output_that_is_full_is_a_sentence(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "raysim.cli", "recipes"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "raysim: No space left on device.\n"

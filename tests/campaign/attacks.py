@@ -1,0 +1,280 @@
+"""Attacks on a run: each returns how often it was tried, and a line for every time that it did harm."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from runs import same_records
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.config import ConfigError, make_config
+from raysim.records import Run
+from raysim.training.run import Training, train
+
+COMMAND = [sys.executable, "-m", "raysim.cli", "train", "digits-cnn"]
+KEYS = ["num_stages=2", "steps=120", "checkpoint_every_steps=10", "evaluate_every_steps=40", "forward=EF21(TopK(0.2))"]
+LIMIT_S = 300  # of one run
+LONGEST_S = 5.0  # of refusing an input
+
+
+class Outcome(NamedTuple):
+    """The result of an attack."""
+
+    tried: int
+    harm: list[str]
+
+
+def _command(engine: str, out: Path) -> list[str]:
+    """Return the command that starts the run in a folder, or goes on with it."""
+    resume = ["--resume"] if out.exists() else []
+    return [*COMMAND, *KEYS, "--engine", engine, "--out", str(out), *resume]
+
+
+def _broken_off(engine: str, out: Path, number: int, delay_s: float) -> tuple[int, str]:
+    """Start or resume a run, and send it a signal after a while; return its exit code and its errors."""
+    process = subprocess.Popen(_command(engine, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        errors = process.communicate(timeout=delay_s)[1]  # over before its time
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+        errors = process.communicate(timeout=LIMIT_S)[1]
+    return process.returncode, errors
+
+
+def _ends_as(out: Path, engine: str, whole: Run) -> str | None:
+    """Resume a run to its end; return the harm where its records are not those of the whole run."""
+    if not (out / "run.parquet").is_file() or Run(out).status != "finished":
+        done = subprocess.run(_command(engine, out), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if done.returncode:
+            return f"resume ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+    try:
+        same_records(Run(out), whole)
+    except AssertionError as error:
+        return f"other records: {str(error).splitlines()[0]}"
+    return None
+
+
+def driver_kills(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Kill the driver at any moment, several times a run, and resume it to the end."""
+    whole, harm, tried = train("digits-cnn", *KEYS, engine="inline", out=folder / "whole"), [], 0
+    for run in range(-(-count // 5)):
+        out = folder / f"killed-{run}"
+        for _ in range(min(5, count - tried)):
+            code, _ = _broken_off(engine, out, signal.SIGKILL, chance.uniform(2, 15))
+            tried += code == -signal.SIGKILL
+            if code == 0:
+                break
+        found = _ends_as(out, engine, whole)
+        harm += [found] if found else []
+    return Outcome(tried, harm)
+
+
+def stage_kills(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Kill a stage's process in the middle of a step, several times a run."""
+    from configurations import SMALL
+    from runs import kill_at
+
+    changes = {
+        "forward": "EF21(TopK(0.3))",
+        "backward": "ErrorFeedback(TopK(0.2))",
+        "steps": 60,
+        "checkpoint_every_steps": 4,
+    }
+    config = make_config({**SMALL, **changes})
+    whole, harm, tried = train(config, engine="inline", out=folder / "whole"), [], 0
+    for run in range(-(-count // 10)):
+        moments = {6 * index + chance.randrange(6): chance.randrange(3) for index in range(min(10, count - tried))}
+        training = Training(config, out=folder / f"killed-{run}", engine=engine)
+        tried += len(moments)
+        try:
+            kill_at(training, moments)
+            same_records(Run(training.folder), whole)
+        except Exception as error:
+            harm.append(f"{type(error).__name__}: {str(error).splitlines()[:1]}")
+    return Outcome(tried, harm)
+
+
+def signals(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Send SIGTERM, SIGINT or SIGHUP at any moment: a sentence, the exit code of the signal, and the same bits when resumed."""
+    whole, harm = train("digits-cnn", *KEYS, engine="inline", out=folder / "whole"), []
+    for run in range(count):
+        out, number = folder / f"ended-{run}", chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        delay_s = chance.uniform(4, 20)
+        code, errors = _broken_off(engine, out, number, delay_s)
+        said = "To go on: " in errors or "before anything began" in errors
+        if code not in (0, 128 + number) or "Traceback" in errors or "***" in errors or (code and not said):
+            harm.append(
+                f"{signal.Signals(number).name} after {delay_s:.1f} s: {code}, {errors.strip().splitlines()[-1:]}"
+            )
+        elif (out / "run.parquet").is_file():
+            found = _ends_as(out, engine, whole)
+            harm += [found] if found else []
+    return Outcome(count, harm)
+
+
+def damage(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Cut, flip, empty or remove a file of an interrupted run: the same bits when resumed, or a refusal in a sentence."""
+    from configurations import SMALL
+
+    config = make_config({**SMALL, "steps": 12, "evaluate_every_steps": 4, "forward": "ErrorFeedback(TopK(0.3))"})
+    whole, harm = train(config, engine="inline", out=folder / "whole"), []
+    training = Training(config, engine="inline", out=folder / "broken")
+    events = training.events()
+    while next(events).row["step"] != 8:
+        pass
+    events.close()
+    out = folder / "damaged"
+    for _ in range(count):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(folder / "broken", out)
+        path = chance.choice(sorted(path for path in out.rglob("*") if path.is_file() and path.name != ".lock"))
+        content, how = path.read_bytes(), chance.choice(["cut", "flip", "empty", "gone"])
+        place = chance.randrange(len(content))
+        flipped = content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"cut": content[:place], "flip": flipped, "empty": b""}[how])
+        try:
+            same_records(train(config, engine="inline", out=out, resume=True), whole)
+        except ConfigError:
+            continue
+        except Exception as error:
+            harm.append(f"{path.relative_to(out)} {how} at {place}: {type(error).__name__}: {str(error)[:100]}")
+    return Outcome(count, harm)
+
+
+WORDS = [
+    *[
+        "num_stages",
+        "forward",
+        "backward",
+        "steps",
+        "model",
+        "model.width",
+        "data",
+        "data.path",
+        "optimizer.name",
+        "schedule",
+    ],
+    *[
+        "clock",
+        "seed",
+        "cuts",
+        "bottleneck",
+        "name",
+        "batch_size",
+        "replica_gradient",
+        "num_replicas",
+        "profile",
+        "dtype",
+    ],
+]
+VALUES = [
+    *[
+        "",
+        "0",
+        "-1",
+        "1e999",
+        "nan",
+        "9" * 5000,
+        "true",
+        "[]",
+        "[[1]]",
+        "{a=1}",
+        "[1, 2, 3]",
+        "100000",
+        "x" * 3000,
+        "'''",
+    ],
+    *[
+        "TopK(",
+        "TopK(0.1",
+        "Topk(0.1)",
+        "TopK(1e-400)",
+        "Quantize(10**9)",
+        "GraVAC(",
+        "('" * 400,
+        "TopK(__import__('os'))",
+    ],
+    *["/dev/zero", "/proc/self/mem", "\udcff", "a\x00b", "os:system", "sys:exit", "Custom('/dev/zero')"],
+    *["1" * 300 + "mbps", "100mbps+-1ms"],
+]
+
+
+def full_disk(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Train on a small disk of memory (Linux, root) that fills up: a sentence, and the same bits once there is space."""
+    whole, harm = train("digits-cnn", *KEYS, engine="inline", out=folder / "whole"), []
+    disk = folder / "disk"
+    disk.mkdir()
+    for run in range(count):
+        size = chance.choice([32, 64, 128, 256, 512, 1024, 2048])
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(disk)], check=False)
+        if mounted.returncode:
+            return Outcome(run, [*harm, "no disk can be mounted here"])
+        try:
+            words = _command(engine, disk / "run")
+            done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            if done.returncode not in (0, 1, 2) or "Traceback" in done.stderr:
+                harm.append(f"{size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
+                continue
+            subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+            found = _ends_as(disk / "run", engine, whole) if done.returncode == 1 else None
+            harm += [f"{size} KiB: {found}"] if found else []
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
+    return Outcome(count, harm)
+
+
+def inputs(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Give keys values that no key can have: refused in one sentence, in under `LONGEST_S`."""
+    harm, runner = [], CliRunner()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for _ in range(count):
+            keys = [f"{chance.choice(WORDS)}={chance.choice(VALUES)}" for _ in range(chance.randrange(1, 3))]
+            began = time.monotonic()
+            done = runner.invoke(app, ["train", "digits-cnn", *keys, "steps=0", "--engine", engine])  # never begins
+            seconds = time.monotonic() - began
+            sentence = done.exit_code == 2 and len(done.stderr.strip().splitlines()) == 1
+            if not sentence or seconds > LONGEST_S:
+                harm.append(f"{str(keys)[:200]}: {done.exit_code}, {seconds:.1f} s, {done.exception!r:.100}")
+    finally:
+        os.chdir(before)
+    return Outcome(count, harm)
+
+
+def packets(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Damage packets of every codec: a tensor of the stated shape, or a ValueError."""
+    from codec_variants import VARIANTS
+    from packet_fuzz import fuzz
+
+    harm, each = [], -(-count // len(VARIANTS))
+    for variant in VARIANTS:
+        try:
+            fuzz(variant, each)
+        except Exception as error:
+            harm.append(f"{variant.notation}: {type(error).__name__}: {str(error)[:100]}")
+    return Outcome(each * len(VARIANTS), harm)
+
+
+ATTACKS = {
+    "driver killed": (driver_kills, 50),
+    "stage killed": (stage_kills, 100),
+    "asked to end": (signals, 30),
+    "files damaged": (damage, 500),
+    "disk full": (full_disk, 20),
+    "inputs": (inputs, 5000),
+    "packets damaged": (packets, 100_000),
+}
+"""Attacks by name, and how often a whole campaign tries each."""
