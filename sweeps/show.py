@@ -190,6 +190,8 @@ def show_confirmation(sweep: Sweep | None) -> None:
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
     console.print(table)
     console.print(RULE, highlight=False, soft_wrap=True)
+    said = f"The setting as lines for your own training loop, by network: `raysim report {sweep.store.out.rsplit('/', 1)[0]}`."
+    console.print(said, highlight=False, soft_wrap=True)
 
 
 def _near_chance(row: TrialRow, sweep: Sweep) -> bool:

@@ -14,7 +14,7 @@ class Text(NamedTuple):
 
     text: str | ByNetwork
     kind: str = "paragraph"
-    """"paragraph", "lead" (the sentence to remember), "note" (what figures leave open) or "code" (lines to run)."""
+    """"paragraph", "lead" (the sentence to remember), "note" (what figures leave open), "code" (shell commands) or "python"."""
 
 
 class Cell(NamedTuple):

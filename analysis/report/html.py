@@ -131,7 +131,7 @@ class _Writer:
 
     def _text(self, block: Text) -> str:
         inner = self._changing(block.text)
-        if block.kind == "code":
+        if block.kind in ("code", "python"):
             lines = str(block.text).count("\n") + 1
             code = f'<pre tabindex="0"><code>{inner}</code></pre>'
             return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code

@@ -51,7 +51,8 @@ def _block(block: Block, network: str) -> Iterator[str]:
         yield f"### {_plain(block.text)}"
     elif isinstance(block, Text):
         text = str(on_network(block.text, network))
-        yield f"```sh\n{text}\n```" if block.kind == "code" else _prose(text)
+        language = {"code": "sh", "python": "python"}.get(block.kind)
+        yield f"```{language}\n{text}\n```" if language else _prose(text)
     elif isinstance(block, Table):
         yield _prose(block.caption)
         yield "\n".join(_table(block, network))

@@ -1,5 +1,6 @@
 """The report of runs: what it says follows from the records, whatever the folder holds; what it writes is sound HTML and Markdown."""
 
+import ast
 import io
 import itertools
 import json
@@ -25,6 +26,7 @@ from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
+from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 
 NETWORKS = ("100mbps", "1gbps", "free")
@@ -219,6 +221,16 @@ def test_what_is_recommended_is_safe_and_worth_it():
     assert job(dense, harmful, unsure).recommended("free") is dense
     assert job(dense, made("e", 0.99, speedup=WORTH - 0.001)).recommended("free") is dense
     assert job(safe).recommended("free") is None
+
+
+def test_the_setting_to_take_home_is_python_that_raysim_reads(page):
+    codes = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
+    lines = {line for code in codes for text in code.values.values() for line in text.splitlines()}
+    links = [ast.parse(line).body[0].value for line in lines if line.startswith("link = ")]
+    assert links
+    for call in links:
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        assert CompressedLink(*map(ast.literal_eval, call.args), **named).num_microbatches == named["num_microbatches"]
 
 
 def test_a_front_holds_whom_no_other_beats():

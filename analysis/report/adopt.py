@@ -1,0 +1,74 @@
+"""The setting found, as lines to paste into a training loop of the reader's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DENSE = "Identity"
+
+
+def snippet(row: Mapping[Any, Any]) -> str:
+    """Return Python that puts a run's compression into other training code; empty where the run compresses nothing.
+
+    `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`.
+    Links are written for one process and for torch's pipelines, gradients of replicas for DistributedDataParallel.
+
+    >>> row = {"num_stages": 1, "num_replicas": 2, "replica_gradient": "PowerSGD(2)"}
+    >>> print(snippet(row))
+    import raysim
+    gradients = raysim.ddp.hook(model, "PowerSGD(2)")  # of DistributedDataParallel: docs/take-home/ddp.md
+    >>> row = {"num_stages": 4, "num_microbatches": 4, "forward": "Quantize(5)", "backward": "Identity"}
+    >>> print(snippet(row))
+    from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md
+    link = CompressedLink("Quantize(5)", backward="Identity", num_microbatches=4)
+    <BLANKLINE>
+    from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md
+    stages = compress_stages(modules, shapes, forward="Quantize(5)", backward="Identity", num_microbatches=4)
+    """
+    parts = []
+    forward, backward = (_notation(row.get(key)) for key in ("forward", "backward"))
+    if _count(row, "num_stages") > 1 and (forward, backward) != (DENSE, DENSE):
+        microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
+        if isinstance(forward, str) and isinstance(backward, str):
+            parts.append(
+                "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
+                f"link = CompressedLink({_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
+            )
+        else:
+            parts.append(
+                "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
+                f"model = insert_links(model, cuts, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
+            )
+        parts.append(
+            "from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md\n"
+            f"stages = compress_stages(modules, shapes, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
+        )
+    method = _notation(row.get("replica_gradient"))
+    if _count(row, "num_replicas") > 1 and method != DENSE:
+        parts.append(
+            "import raysim\n"
+            f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
+        )
+    return "\n\n".join(parts)
+
+
+def _notation(value: Any) -> str | list[str]:
+    """Return a notation, or one a boundary, which records write as JSON."""
+    if not isinstance(value, str):
+        return DENSE
+    if not value.startswith("["):
+        return value
+    several: list[str] = json.loads(value)
+    return several[0] if len(set(several)) == 1 else several
+
+
+def _quoted(value: str | list[str]) -> str:
+    """Return Python's literal of a notation, in double quotes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _count(row: Mapping[Any, Any], key: str) -> int:
+    value = row.get(key)
+    return int(value) if value is not None and value == value else 1  # NaN where the run has no such key
