@@ -104,6 +104,8 @@ class ZFP(Codec):
         stream, held = (np.ascontiguousarray(packet.arrays.get(name, np.empty(0))) for name in ("stream", "raw"))
         stream, held = stream.reshape(-1).view(np.uint8), held.reshape(-1).view(np.uint8)
         if not packet.numel:
+            packet.bytes_of("stream", 0)
+            packet.bytes_of("raw", 0)
             return torch.empty(packet.shape, dtype=dtype, device=device)
         shape = _planes_shape(packet.shape)
         count = _num_blocks(shape)
