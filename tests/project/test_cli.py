@@ -50,7 +50,7 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing"], "Unknown recipe 'nothing'. Known: digits-cnn, gpt2-wikitext2, optimus-cc"),
+        (["nothing"], "Unknown recipe 'nothing'. Known: digits-cnn, gpt2-wikitext2, hf, optimus-cc"),
         (["missing.toml"], "There is no file 'missing.toml'."),
         (["digits-cnn", "densty=1"], "Unknown key `densty`. Known: name, model, data"),
         (["digits-cnn", "optimizer.lr=1"], "Unknown key `optimizer.lr`. Known: optimizer.name"),
@@ -84,6 +84,7 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
                 "model.width=1024",
                 "forward=AQSGD(TopK(0.3))",
                 "backward=AQSGD(TopK(0.3))",
+                *("--engine", "inline"),  # a Ray that runs already says what its nodes have
             ],
             "GB reference copies",
         ),

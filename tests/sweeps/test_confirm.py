@@ -83,7 +83,10 @@ def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
             {"baselines": [{"name": "sparse", "params": {"forward": "TopK(0.5)"}}]},
             "`confirm` needs a baseline without compression among `baselines`, but there is none.",
         ),
-        ({"objectives": ["wire_bytes"]}, "`confirm` needs accuracy_on or loss_on among `objectives`."),
+        (
+            {"objectives": ["wire_bytes"]},
+            "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`.",
+        ),
     ],
 )
 def test_a_confirmation_that_cannot_be_is_refused(tmp_path, changes, sentence):
@@ -128,7 +131,7 @@ def test_a_model_near_chance_is_on_no_frontier(tmp_path):
         figures = {"accuracy_on": Figure(accuracy), "step_s@1gbps": Figure(step_s)}
         name = f"trials/{number}-s0"
         (tmp_path / name).mkdir(parents=True)
-        reached = pa.table({"final_accuracy_on": [accuracy], "chance_accuracy": [0.1]})
+        reached = pa.table({"status": ["finished"], "final_accuracy_on": [accuracy], "chance_accuracy": [0.1]})
         write_table(reached, tmp_path / name / "run.parquet")
         rows.put(TrialRow(number, [0], status="finished", runs=[name], figures=figures))
     sweep = SimpleNamespace(store=SimpleNamespace(local=tmp_path))

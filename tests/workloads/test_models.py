@@ -248,7 +248,7 @@ def own(tmp_path, monkeypatch):
         return name
 
     yield write
-    for name in [name for name in sys.modules if name.startswith("own_")]:
+    for name in [name for name in sys.modules if name.startswith("own_") and name[4:].isdigit()]:
         del sys.modules[name]
 
 

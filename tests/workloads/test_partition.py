@@ -268,7 +268,10 @@ def test_wrong_cuts_are_refused(num_stages, cuts, message):
         (Own(nn.Flatten(), nn.Linear(64, 10)), "with no forward of its own, but got Own."),
         (nn.Sequential(), "A model to be cut must be an nn.Sequential of layers"),
         (nn.Sequential(nn.Flatten(), nn.Linear(65, 10)), "Layer `1` failed on a tensor of shape (4, 64): "),
-        (nn.Sequential(nn.Flatten(), Pair(), nn.Linear(64, 10)), "Layer `1` must return one tensor, but got tuple."),
+        (
+            nn.Sequential(nn.Flatten(), Pair(), nn.Linear(64, 10)),
+            "Layer `1` must return one tensor, or a dictionary of named tensors, but got tuple.",
+        ),
         (nn.Sequential(nn.Flatten(), Look(), nn.Linear(64, 10)), "Layer `1` failed on a tensor of shape (4, 64): "),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
