@@ -45,11 +45,12 @@ def engine(ray):
 @pytest.mark.parametrize(
     "run",
     [
-        *["feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "interleaved-tied-clip"],
-        *["custom-tied-clip", "replicas-gravac"],
+        *["feedback", "gpt-tied-clip", "batchnorm", "zero-bubble-gpt", "replicas-gravac"],
         *(
             pytest.param(run, marks=pytest.mark.slow)
             for run in (
+                "custom-tied-clip",
+                "interleaved-tied-clip",
                 "topk-quantize",
                 "aqsgd-capacity",
                 "shared",
@@ -108,7 +109,10 @@ def broken_together(running, places):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom", "replicas"])
+SOME = ["identity", *(pytest.param(run, marks=pytest.mark.slow) for run in ("zero-bubble", "custom", "replicas"))]
+
+
+@pytest.mark.parametrize("run", SOME)
 def test_all_step_or_none_does(engine, small, run):
     """An action that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
     awaits its packet."""
@@ -346,7 +350,9 @@ def test_neighbours_are_placed_side_by_side(room, count, placement, expected):
     assert "".join(assign(room, count, placement, first="a")) == expected
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "Interleaved1F1B(3)"])
+@pytest.mark.parametrize(
+    "schedule", ["ZBH1", *(pytest.param(text, marks=pytest.mark.slow) for text in ("1F1B", "Interleaved1F1B(3)"))]
+)
 def test_every_action_of_a_profiled_step_is_recorded(ray, small, tmp_path, schedule):
     run = train(small(forward="TopK(0.1)", schedule=schedule), out=tmp_path / "run")
     actions = run.actions
