@@ -27,6 +27,7 @@ from raysim.pipeline.plan import Workload
 # Of a Ray without a dashboard: nobody reads its metrics and task events.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
+PLACE_S = 5.0  # how long stages wait for what a run that has just ended still holds
 PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
 
 
@@ -195,7 +196,7 @@ class RayEngine(Engine):
 
         config = self.plan.config
         again = self._gpus is not None
-        deadline = time.monotonic() + (min(PLACE_AGAIN_S, config.timeout_s) if again else 0.0)
+        deadline = time.monotonic() + min(PLACE_AGAIN_S if again else PLACE_S, config.timeout_s)
         while True:
             free = free_resources()
             if self._gpus is None:

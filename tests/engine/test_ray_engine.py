@@ -250,20 +250,20 @@ def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "moment", ["state", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("load", "infer", "clock_s"))]
+    "moment", ["state", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("load", "infer"))]
 )
 def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
-    """While it loads a checkpoint, saves one, evaluates, or has just come up."""
+    """While it loads a checkpoint, saves one, or evaluates."""
     config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
     training = Training(config, out=tmp_path / "run")
     engine = training.engine
     submit, perform, seen = engine._submit, engine._perform, []
 
     def at(worker, method, *arguments):
-        if method == "run" and moment in ("load", "clock_s") and arguments[0] == 3 and not seen:
+        if method == "run" and moment == "load" and arguments[0] == 3 and not seen:
             seen.append("step")
-            ray.kill(engine._actors[1])  # the restart after it sets clocks, and loads the checkpoint
-        if method == moment and moment not in seen and (moment != "clock_s" or engine.incarnation):
+            ray.kill(engine._actors[1])  # the restart after it loads the checkpoint
+        if method == moment and moment not in seen:
             seen.append(moment)
             ray.kill(engine._actors[worker])
 
