@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+_ROUNDING = 1e-12  # how far a product of fidelities may fall below the budget for want of digits
 
 
 class Way(NamedTuple):
@@ -44,10 +45,11 @@ def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
     Where stronger ways keep less, nothing within the budget makes the slowest message faster.
     """
     taken = {key: ways[0] for key, ways in links.items()}
+    least = budget * (1 - _ROUNDING)
     while True:
         for key, now in sorted(taken.items(), key=lambda item: -item[1].seconds):
             others = math.prod(way.fidelity for other, way in taken.items() if other != key)
-            faster = [way for way in links[key] if way.seconds < now.seconds and others * way.fidelity >= budget]
+            faster = [way for way in links[key] if way.seconds < now.seconds and others * way.fidelity >= least]
             if faster:
                 taken[key] = max(faster, key=lambda way: (way.fidelity, -way.seconds))
                 break

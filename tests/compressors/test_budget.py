@@ -72,6 +72,13 @@ def test_spending_by_hand() -> None:
     }  # of a codec that adds more than it sends
 
 
+def test_a_budget_met_but_for_rounding_is_met() -> None:
+    ways = [Way(1.0, 1.0), Way(1 / 3, 0.5), Way(1 / 3 * 0.3, 0.25), Way(0.05, 0.125)]
+    assert ways[2].fidelity < 0.1
+    assert spend({"a": ways}, 0.1) == {"a": ways[2]}
+    assert floors({"a": ways}, 0.1) == {"a": ways[2].fidelity}
+
+
 def test_a_floor_takes_the_place_of_epsilon() -> None:
     sender = Sender(parse("GraVAC(cf_min=2, cf_max=16, budget=0.25, window=100, ewma_alpha=1.0)"), stages=3)
     first = sender.step(0, x=same)
