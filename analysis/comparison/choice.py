@@ -28,11 +28,12 @@ def safe_set(
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is half a point or one per cent where not given.
-    `verdict` follows `analysis.comparison.rule.RULE`: "safe" where
-    `harm_high` lies below `within`, "harmful" where `harm_low` lies above, else "undecided", and then `lacking` may say why. The
-    family is all settings of a job that share at least one seed with a dense run. Where some runs confirm a choice, they alone
-    are judged, and only the settings that they confirm. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how
-    many the verdict rests on. A diverged run counts as untrained.
+    `verdict` follows `analysis.comparison.rule.RULE`: "safe" where `harm_high` lies below `within`, "harmful" where `harm_low`
+    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that share at least one
+    seed with a dense run. Where some runs confirm a choice, only the settings that they confirm can be safe, by those runs
+    alone. The seeds that chose can show other settings to be harmful; the error of calling a setting harmful is then halved
+    between the two families. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how many the verdict rests
+    on. A diverged run counts as untrained.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -40,12 +41,11 @@ def safe_set(
         )
     rows = []
     for context in contexts(results, quality=quality, margin=within):
-        judged = _judged(context.confirmations or context, 1 - confidence)
+        judged = _verdicts(context, 1 - confidence)
         for setting, runs in context.settings.items():
             if setting == Setting():
                 continue
             confirms = runs["confirms"].astype(bool)
-            unjudged = {"seeds": 0, "verdict": "undecided", "lacking": "its choice was not confirmed"}
             rows.append(
                 _named(context.label, setting, results, runs)
                 | {
@@ -55,13 +55,24 @@ def safe_set(
                     "within": context.margin,
                     "confidence": confidence,
                 }
-                | judged.get(setting, unjudged)
+                | judged[setting]
             )
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
 
 
-def _judged(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
-    """Return what is found of each compressed setting of a context, which is one family."""
+def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
+    """Return the verdict on each compressed setting: by the runs that confirm a choice, where there are any."""
+    if context.confirmations is None:
+        return _judged(context, alpha)
+    found = _judged(context.choices, alpha, alpha_above=alpha / 2)
+    for one in found.values():
+        if one["verdict"] != "harmful":
+            one |= {"verdict": "undecided", "lacking": "its choice was not confirmed"}
+    return found | _judged(context.confirmations, alpha, alpha_above=alpha / 2)
+
+
+def _judged(context: Context, alpha: float, *, alpha_above: float | None = None) -> dict[Setting, dict[str, Any]]:
+    """Return the bounds and the verdict of each compressed setting of a context, which is one family."""
     dense = context.settings.get(Setting())
     samples: dict[Setting, Sample] = {}
     for setting, runs in context.settings.items():
@@ -72,9 +83,9 @@ def _judged(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
             }
             samples[setting] = _beside_dense(context, harms, setting, alpha)
     family = [setting for setting, one in samples.items() if one.values]
-    judged = dict(
-        zip(family, judge([samples[one] for one in family], [context.margin] * len(family), alpha), strict=True)
-    )
+    thresholds = [context.margin] * len(family)
+    found = judge([samples[one] for one in family], thresholds, alpha, alpha_above=alpha_above)
+    judged = dict(zip(family, found, strict=True))
     return {setting: _found(one, judged.get(setting), len(family)) for setting, one in samples.items()}
 
 

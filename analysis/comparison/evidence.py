@@ -80,6 +80,11 @@ class Context:
         rows = self.rows[self.rows["confirms"].astype(bool)]
         return replace(self, rows=rows) if len(rows) else None
 
+    @cached_property
+    def choices(self) -> Context:
+        """The runs among which a choice was made: those that confirm none."""
+        return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
+
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
         """Return which differences between settings, by seed, a verdict rests on: those of a plan, or of the last look.
 

@@ -75,14 +75,21 @@ def sample(
     return Sample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking)
 
 
-def judge(samples: Sequence[Sample], thresholds: Sequence[float], alpha: float = 1 - CONFIDENCE) -> list[Judged]:
+def judge(
+    samples: Sequence[Sample],
+    thresholds: Sequence[float],
+    alpha: float = 1 - CONFIDENCE,
+    *,
+    alpha_above: float | None = None,
+) -> list[Judged]:
     """Return where the mean of each sample of a family surely lies, beside its threshold.
 
-    The chance that any mean of the family is put below its threshold in error is at most `alpha` over all looks; likewise above.
+    The chance that any mean of the family is put below its threshold in error is at most `alpha` over all looks. The chance
+    that any is put above in error is at most `alpha_above`, by default `alpha` too.
     """
     pairs = list(zip(samples, thresholds, strict=True))
     highs = _confidences(pairs, "below", alpha)
-    lows = _confidences(pairs, "above", alpha)
+    lows = _confidences(pairs, "above", alpha if alpha_above is None else alpha_above)
     found = []
     for (one, threshold), high, low in zip(pairs, highs, lows, strict=True):
         both = bounds(one.values, low, _step(one))._replace(high=bounds(one.values, high, _step(one)).high)

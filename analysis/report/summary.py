@@ -96,7 +96,7 @@ def _basis(job: Job) -> str:
     )
     return (
         f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {_listed(chose)} and "
-        f"judged on seeds {_listed(fresh)} alone, which chose nothing; other settings are not judged."
+        f"judged on seeds {_listed(fresh)} alone, which chose nothing. Of the others, only harm can be shown."
     )
 
 

@@ -265,3 +265,37 @@ def test_confirmation_alone_judges_what_was_chosen(tmp_path):
     assert found.loc["TopK(0.5)", "chose_on"] == [0, 1, 2, 3, 4]
     assert found.loc["TopK(0.5)", "confirmed_on"] == [5, 6, 7, 8, 9]
     assert found.loc["TopK(0.3)", ["verdict", "lacking"]].tolist() == ["undecided", "its choice was not confirmed"]
+
+
+def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
+    """A setting that nobody confirms is harmful where it surely is, and never safe; two families share the error of harm."""
+    write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9, "TopK(0.01)": 0.2})
+    alone = safe_set(load(tmp_path)).set_index("forward")
+    for forward in ("Identity", "TopK(0.5)"):
+        for seed in range(5, 10):
+            finals = {"accuracy_on": 0.9, "accuracy_off": 0.9, "loss_on": 0.6, "loss_off": 0.6}
+            setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
+            write_run(tmp_path / "confirm" / f"{forward}-s{seed}", seed=seed, finals=finals, **setting)
+    found = safe_set(load(tmp_path)).set_index("forward")
+    assert found["verdict"].to_dict() == {"TopK(0.5)": "safe", "TopK(0.3)": "undecided", "TopK(0.01)": "harmful"}
+    assert found["lacking"].to_dict() == {
+        "TopK(0.5)": "",
+        "TopK(0.3)": "its choice was not confirmed",
+        "TopK(0.01)": "",
+    }
+    assert found["confirmed_on"].map(len).to_dict() == {"TopK(0.5)": 5, "TopK(0.3)": 0, "TopK(0.01)": 0}
+    assert found.loc["TopK(0.01)", "harm_low"] < alone.loc["TopK(0.01)", "harm_low"]
+
+
+@pytest.mark.parametrize("family", [1, 10])
+def test_a_choice_and_its_confirmation_call_no_more_settings_harmful_than_stated(family):
+    """All settings are as bad as the margin: those that were chosen among, and the best of them on fresh seeds."""
+    rng, tries, hits = np.random.default_rng(family), 400, 0
+    for _ in range(tries):
+        first = _family(rng, family, 5, 0.4)
+        fresh = _family(rng, family, 5, 0.4)[first.mean(axis=1).argmin()][None]
+        for harms in (first, fresh):
+            drawn = [sample(dict(enumerate(row)), plan=range(5), step=STEP) for row in harms]
+            found = judge(drawn, [MARGIN] * len(drawn), ALPHA, alpha_above=ALPHA / 2)
+            hits += any(one.where == "above" for one in found)
+    assert hits / tries < ALPHA * PLANNED + 3 * sigma(ALPHA * PLANNED, tries)
