@@ -97,7 +97,7 @@ class PowerSGD(Layered):
             if self.feedback:
                 m = matrices[name]
                 taken = averaged[name].reshape(m.shape) if self.error == "average" else own[name]
-                moved[f"residual/{name}"] = (m - taken).float().view_as(gradient)
+                moved[f"residual/{name}"] = m.sub_(taken).float().view_as(gradient)
         return Averaged(averaged, moved)
 
     def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
