@@ -28,11 +28,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from raysim.config import ConfigError
 from raysim.distributed import ddp
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
 from raysim.show.terminal import console
 from raysim.validate.hosts import Hosts, check_machine, network
+from raysim.validate.runs import FailedError, link
 from raysim.workloads.losses import CrossEntropy
 
 WARMUP_STEPS = 4  # the first of torch's PowerSGD send everything
@@ -65,13 +67,14 @@ CONTENDERS: dict[str, Callable[[DistributedDataParallel], object]] = {
 
 
 def bench_ddp(
-    hosts: Sequence[int] = (2, 4), links: Sequence[float] = (100e6, 20e6), *, steps: int = 10
+    hosts: Sequence[int] = (2, 4), rates: Sequence[str] = ("100mbps", "20mbps"), *, steps: int = 10
 ) -> list[dict[str, Any]]:
-    """Print and return the seconds of a step of every contender, and what replay predicts of raysim's, on each network.
+    """Print and return the seconds of a step of every contender, and the step that replay predicts, on each network.
 
-    `links`: bits a second of every cable. The prediction is that of `raysim replay` for a run of the same model and method in
-    one process, over gloo. Raises ConfigError where this machine cannot make hosts.
+    `rates`: bandwidths of all cables. The prediction is that of `raysim replay` for a run of the same model and method in one
+    process, over gloo. Raises ConfigError where this machine cannot make hosts or links, FailedError where a rank fails.
     """
+    links = [_bandwidth_bps(rate) for rate in rates]
     check_machine()
     rows: list[dict[str, Any]] = []
     for count in hosts:
@@ -84,6 +87,14 @@ def bench_ddp(
                     rows.append(row | {"predicted_s": predicted.get((name, bandwidth_bps))})
     _print(rows)
     return rows
+
+
+def _bandwidth_bps(rate: str) -> float:
+    """Return the bits a second of a shaped link without latency."""
+    bandwidth_bps, latency_s = link(rate)
+    if bandwidth_bps is None or latency_s:
+        raise ConfigError(f"`--rate` must be a bandwidth, as 100mbps, but got {rate!r}.")
+    return bandwidth_bps
 
 
 def _config(replicas: int, method: str) -> dict[str, Any]:
@@ -143,12 +154,18 @@ def _measured(hosts: Hosts, steps: int) -> dict[str, float]:
         )
         ranks.append(subprocess.Popen(hosts.inside(rank, *words), stdout=subprocess.PIPE, text=True))
     try:
-        said = [rank.communicate(timeout=TIMEOUT_S * len(CONTENDERS))[0] for rank in ranks]
+        for rank, process in enumerate(ranks):
+            said, _ = process.communicate(timeout=TIMEOUT_S * len(CONTENDERS))
+            if process.returncode:
+                raise FailedError(f"Rank {rank} of DistributedDataParallel ended with exit code {process.returncode}.")
+            if rank == 0:
+                found: dict[str, float] = json.loads(said.splitlines()[-1])
+    except subprocess.TimeoutExpired as late:
+        raise FailedError(f"DistributedDataParallel did not end within {late.timeout:.0f} s.") from None
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    found: dict[str, float] = json.loads(said[0].splitlines()[-1])
     return found
 
 

@@ -44,6 +44,7 @@ for name, command in (
     ("pipeline", bench.bench_pipeline),
     ("hops", bench.bench_hops),
     ("links", bench.bench_links),
+    ("ddp", bench.bench_ddp),
     ("backward", bench.bench_backward),
     ("plain", bench.bench_plain),
     ("simulate", bench.bench_simulate),

@@ -98,6 +98,31 @@ def bench_links(
         write_json(result, json_file)
 
 
+def bench_ddp(
+    hosts: Annotated[
+        list[int] | None, typer.Option(min=2, max=8, help="Numbers of hosts, a rank on each (default: 2 and 4).")
+    ] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="Bandwidths of the links (default: 100mbps and 20mbps).")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each contender.")] = 10,
+    json_file: JsonFile = None,
+) -> None:
+    """DistributedDataParallel between hosts made on this machine (Linux, root): plain, with torch's hooks, and with raysim's."""
+    check_writable("--json", json_file)
+    with bad_input_in_one_sentence():
+        from raysim.bench.ddp import bench_ddp as measure
+        from raysim.validate.runs import FailedError
+
+        end_on_sigterm()
+        try:
+            rows = measure(hosts or [2, 4], rate or ["100mbps", "20mbps"], steps=steps)
+        except FailedError as error:
+            fail(str(error), 1)
+    if json_file is not None:
+        write_json({"results": rows}, json_file)
+
+
 def bench_backward(
     stages: Annotated[int, typer.Option(min=2, max=7, help="Number of stages.")] = 4,
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of backwards.")] = 51,
