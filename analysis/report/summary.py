@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from analysis.comparison.rule import RULE
@@ -100,13 +100,20 @@ def _basis(job: Job) -> str:
     )
 
 
-def _listed(seeds: list[int]) -> str:
-    """Return seeds as a text.
+def _listed(values: Iterable[Any]) -> str:
+    """Return increasing values as a text, with three or more successive integers as a range.
 
-    >>> _listed([0, 1, 2, 5]), _listed([])
-    ('0, 1, 2, 5', 'none')
+    >>> _listed([0, 1, 2, 5, 6]), _listed([])
+    ('0 to 2, 5, 6', 'none')
     """
-    return ", ".join(map(str, seeds)) or "none"
+    ranges: list[list[Any]] = []
+    for value in values:
+        if ranges and isinstance(value, int) and value == ranges[-1][-1] + 1:
+            ranges[-1].append(value)
+        else:
+            ranges.append([value])
+    texts = [[f"{one[0]} to {one[-1]}"] if len(one) > 2 else map(str, one) for one in ranges]
+    return ", ".join(text for several in texts for text in several) or "none"
 
 
 def _what(job: Job) -> str:
@@ -119,7 +126,7 @@ def _what(job: Job) -> str:
     text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
     if diverged:
         text += f"; {diverged} diverged"
-    varied = [f"{name} {', '.join(map(str, values))}" for name, values in _varied(job) if len(values) > 1]
+    varied = [f"{name} {_listed(values)}" for name, values in _varied(job) if len(values) > 1]
     if varied:
         text += f"; of different {' and '.join(varied)}"
     return f"{text}. Bytes are counted on what was sent; steps are simulated on the network. {job.compute}"
