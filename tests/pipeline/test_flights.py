@@ -42,9 +42,15 @@ def trained(config, steps=2):
     return engine, losses, {name: x for part in engine.state() for name, x in unpack_tensors(part).items()}
 
 
-@pytest.mark.parametrize("changes", LATE.values(), ids=LATE)
-def test_packets_that_land_late_train_to_the_same_bits(small, late, changes):
-    config = small(**changes, profile_every_steps=2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("custom", "gpt-interleaved", "tied") else ())
+        for name in LATE
+    ],
+)
+def test_packets_that_land_late_train_to_the_same_bits(small, late, name):
+    config = small(**LATE[name], profile_every_steps=2)
     _, losses, state = trained(config)
     with late():
         _, late_losses, late_state = trained(config)

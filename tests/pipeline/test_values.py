@@ -97,6 +97,7 @@ def test_bytes_beside_are_counted_and_never_compressed(small, tmp_path):
     assert run.evals["loss"].notna().all()
 
 
+@pytest.mark.slow
 def test_engines_agree(ray, small, tmp_path):
     changes = {**MARKED, "model": "tests.support.own_modules:marked"}
     config = small(**changes, forward="ErrorFeedback(TopK(0.2))", backward="Quantize(4)", steps=4)

@@ -86,6 +86,7 @@ def test_a_run_shows_the_name_and_counts_the_bytes(small, tmp_path):
     assert (links["wire_bytes"] - links["dense_bytes"] / 2).between(1, 16 * links["packets"]).all()
 
 
+@pytest.mark.slow
 def test_workers_of_ray_read_it_too(ray, small, tmp_path):
     config = small(forward="tests.support.own_methods:Half(skip=2)", steps=2, checkpoint_every_steps=0)
     here = train(config, engine="inline", out=tmp_path / "inline")

@@ -170,6 +170,7 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions,
         assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_data_loss_and_metric_of_ones_own_reach_rays_workers(ray, small, tmp_path):
     changes = {
         "data": "tests.support.tasks:rows",
