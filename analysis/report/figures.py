@@ -107,6 +107,8 @@ class Series:
     widths: Values | ByNetwork | None = None
     labels: Values | ByNetwork = ()
     """What each point is; one that is alone holds for all."""
+    texts: Sequence[str] = ()
+    """Short texts beside the points."""
 
 
 class Axis(NamedTuple):

@@ -93,6 +93,17 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
             handle = axes.barh(lanes, on_network(series.widths, network), 0.7, left=x, **_fill(series))
         else:
             handle = _scatter(axes, series, x, y)
+            for text, one, other in zip(series.texts, x, y, strict=bool(series.texts)):
+                if text and one is not None and other is not None:
+                    axes.annotate(
+                        text,
+                        (one, other),
+                        (5, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=7,
+                        color=series.style.colour,
+                    )
         handles.setdefault(series.name, handle)
     if panel.level is not None:
         axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle=LINES["dash"], zorder=0)
@@ -141,7 +152,7 @@ def _axis(axis: Any, limit: Any, of: Axis, network: str, *, named: bool = False)
     low, high = axis.get_data_interval()
     if of.log and high > 2 * low > 0:
         axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
-        subs = (1, 2, 3, 4, 5, 6, 7, 8, 9) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,)
+        subs = (1, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,)
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter(EngFormatter(of.unit))

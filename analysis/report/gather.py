@@ -24,7 +24,7 @@ from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
 from analysis.report.material import FIRST, MODES, Job, Material, Metric, Setting, Spread
 from raysim.network.topology import Network
-from raysim.quality import measures_of
+from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED
 
 
@@ -176,6 +176,7 @@ def _setting(
         dense_step_s=dense_step_s,
         speedup=speedup,
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
+        skill=_skill(well, metric.measure),
     )
 
 
@@ -184,6 +185,15 @@ def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str
     if not values:
         return {}
     return {network: Estimate(*np.mean([one[network] for one in values], axis=0).tolist()) for network in networks}
+
+
+def _skill(runs: pd.DataFrame, measure: Measure) -> float:
+    """Return the mean skill of runs with compression on; nan where they do not tell what chance reaches."""
+    columns = (f"final_{measure.name}_on", f"chance_{measure.name}")
+    if not measure.points or not {*columns} <= {*runs}:
+        return math.nan
+    pairs = runs[[*columns]].astype(float).dropna().to_numpy()
+    return float(np.mean([measure.skill(value, chance) for value, chance in pairs])) if len(pairs) else math.nan
 
 
 def _spread(values: pd.Series[float] | None) -> Spread:

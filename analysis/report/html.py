@@ -234,6 +234,8 @@ class _Writer:
             found["widths"] = self._values(series.widths)
         if series.labels:
             found["labels"] = self._labels(series.labels)
+        if series.texts:
+            found["texts"] = list(series.texts)
         return found
 
     def _axis(self, axis: Axis) -> dict[str, Any]:

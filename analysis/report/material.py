@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.comparison.pareto import frontier
+from analysis.comparison.rule import SKILL
 from analysis.data.results import Results
 from analysis.pricing.estimates import Estimate
 from raysim.network.topology import Network
@@ -107,6 +108,8 @@ class Setting:
     """By network: `dense_step_s` over `step_s`; empty without a dense setting."""
     judged: Mapping[str, Any]
     """The row of `safe_set`; empty where it has none."""
+    skill: float = math.nan
+    """Per cent of the way from chance to perfection, with compression on, mean over seeds; nan where chance is unknown."""
 
     @property
     def factor(self) -> float:
@@ -145,15 +148,21 @@ class Job:
         return [one for one in self.settings if one.step_s]
 
     @cached_property
+    def trained(self) -> list[Setting]:
+        """The priced settings whose models have learned at least half of what dense models have; all where that is not known."""
+        least = self.dense.skill / 2 if self.dense is not None and self.dense.skill > SKILL else -math.inf
+        return [one for one in self.priced if not one.skill < least]
+
+    @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[Setting]]]:
-        """By network and mode: settings of which none other is both faster and better, fastest first."""
-        quality = self.metric.name
+        """By network and mode: trained settings of which none other is both faster and better, fastest first."""
+        quality, trained = self.metric.name, self.trained
         found: dict[str, dict[str, list[Setting]]] = {}
         for network in self.networks:
             frame = pd.DataFrame(
                 {
-                    "step_s": [one.step_s[network].value for one in self.priced],
-                    **{f"{quality}_{mode}": [one.quality[mode].mean for one in self.priced] for mode in MODES},
+                    "step_s": [one.step_s[network].value for one in trained],
+                    **{f"{quality}_{mode}": [one.quality[mode].mean for one in trained] for mode in MODES},
                 }
             )
             found[network] = {}
@@ -163,7 +172,7 @@ class Job:
                     f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize",
                 }
                 rows = frontier(frame, objectives) if len(frame) else frame
-                found[network][mode] = [self.priced[place] for place in rows.index]
+                found[network][mode] = [trained[place] for place in rows.index]
         return found
 
     def recommended(self, network: str) -> Setting | None:
@@ -186,7 +195,7 @@ class Job:
         fronts = [front for modes in self.fronts.values() for front in modes.values()]
         for place in range(max(map(len, fronts), default=0)):
             chosen += [front[place] for front in fronts if place < len(front)]
-        chosen += self.settings
+        chosen += [*self.trained, *self.settings]
         distinct = list({id(one): one for one in chosen}.values())
         return distinct[: MOST_NAMED + (self.dense is not None)]
 

@@ -59,7 +59,13 @@
     marker.line = { color: "#fff", width: series.faint ? 0 : 0.8 };
     found.cliponaxis = false;
     if (series.errors) found.error_y = { type: "data", array: series.errors, color: series.colour, thickness: 1, width: 0 };
-    const mode = { points: "markers", marked: "lines+markers" }[series.kind] || "lines";
+    let mode = { points: "markers", marked: "lines+markers" }[series.kind] || "lines";
+    if (series.texts) {
+      mode += "+text";
+      found.text = series.texts.map((text) => ` ${plain(text)}`);
+      found.textfont = { size: 11, color: series.colour };
+      found.textposition = "middle right"; // clear of the bars
+    }
     if (series.kind === "steps") line.shape = "hv";
     return { ...found, type: "scatter", mode, marker, line, opacity: series.faint ? 0.45 : 1, connectgaps: false };
   }

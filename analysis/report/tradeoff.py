@@ -32,6 +32,7 @@ from analysis.report.words import against_dense, bandwidth, bytes_of, plural, sp
 
 BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
 COLUMNS = (
+    Column("point", number=True),
     Column("setting"),
     Column("seeds", number=True),
     Column("bytes a step", number=True),
@@ -61,7 +62,10 @@ def section(material: Material) -> Section:
 
 
 def _figure(job: Job, material: Material) -> Figure:
-    groups = grouped(job.priced)
+    groups = grouped(job.trained)
+    untrained = [
+        f"`{one.name}` ({job.metric.write(one.quality['on'].mean)})" for one in job.priced if one not in job.trained
+    ]
     panels = [
         Panel(
             f"Compression {mode} at inference",
@@ -83,7 +87,12 @@ def _figure(job: Job, material: Material) -> Figure:
         f"Left is faster, {better.lower()} is better: one point a setting, mean over its seeds, with bars of one "
         "standard deviation. The star and the "
         "dashed line are the dense runs; the grey line joins the settings of which no other is both faster and better. "
-        "Point at one for its bytes and seeds.",
+        "Numbers are those of the table below. Point at one for its bytes and seeds."
+        + (
+            f" Not drawn, for having learned less than half of what dense learned: {', '.join(untrained)}."
+            if untrained
+            else ""
+        ),
         panels,
     )
 
@@ -100,6 +109,7 @@ def _table(job: Job, material: Material) -> Table:
         bps = float(mine[0]["break_even_bps"]) if mine else math.nan
         rows.append(
             [
+                Cell(number(job, setting), job.named.index(setting) + 1),
                 Cell(setting.name, code=True),
                 Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
@@ -170,6 +180,11 @@ def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:
     return found | ({"dense": (DENSE, dense)} if dense else {})
 
 
+def number(job: Job, setting: Setting) -> str:
+    """Return the number of a named setting, which stands beside its point and in the table of settings."""
+    return str(job.named.index(setting) + 1) if setting in job.named else ""
+
+
 def described(setting: Setting) -> str:
     """Return a setting for one who points at it."""
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
@@ -188,6 +203,7 @@ def _points(job: Job, name: str, settings: list[Setting], look: Style, mode: str
         look,
         errors=finite(one.quality[mode].sd for one in settings),
         labels=[described(one) for one in settings],
+        texts=[number(job, one) for one in settings],
     )
 
 

@@ -144,6 +144,25 @@ def test_a_figure_is_the_same_in_the_page_and_in_its_csv(page, html):
     assert len(everything) == sum(len(frontier.table(network)) for network in NETWORKS)
 
 
+def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_the_numbers_of_the_table(runs, tmp_path):
+    reached = {"dense": 0.9, "topk": 0.85, "q8": 0.3, "feedback": 0.1}
+    for name, value in reached.items():
+        for seed in SEEDS:
+            quality = {"final_accuracy_on": value, "final_accuracy_off": value, "chance_accuracy": 0.1}
+            copy_run(runs / f"{name}-s{seed}", tmp_path / f"{name}-s{seed}", **quality)
+    drawn = compose(tmp_path, ["100mbps"])
+    frontier = next(figure for figure in figures(drawn) if figure.key.endswith("frontier"))
+    points = [series for series in frontier.panels[0].series if series.texts]
+    assert {value for series in points for value in series.y} == {0.9, 0.85}
+    undrawn = frontier.caption.partition("Not drawn")[2]
+    assert "(30.0 %)" in undrawn
+    assert "(10.0 %)" in undrawn
+    rows = {row[0].text: row[1].text for row in table(drawn, "job1-settings").rows}
+    for series in points:
+        for text, label in zip(series.texts, series.labels, strict=True):
+            assert label.startswith(f"{rows[text]} (")
+
+
 def test_the_figures_hold_what_the_records_hold(runs, page):
     results = load(runs)
     frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier")).table("100mbps")
