@@ -144,7 +144,9 @@ def test_a_figure_is_the_same_in_the_page_and_in_its_csv(page, html):
     assert len(everything) == sum(len(frontier.table(network)) for network in NETWORKS)
 
 
-def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_the_numbers_of_the_table(runs, tmp_path):
+def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_the_numbers_of_the_table(
+    runs, tmp_path
+):
     reached = {"dense": 0.9, "topk": 0.85, "q8": 0.3, "feedback": 0.1}
     for name, value in reached.items():
         for seed in SEEDS:
