@@ -24,7 +24,8 @@ from raysim.config import ConfigError, RunConfig, make_config
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.records import RecordsError, Run
-from raysim.training.run import Event, Training
+from raysim.training.events import Event
+from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 from sweeps.crew import Crew, WarmEngine
 from sweeps.objectives import Figure, Objective, figures, priced

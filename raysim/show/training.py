@@ -56,7 +56,7 @@ def _show_bar(training: Training, console: Console) -> None:
                 if (long := pace.warning(step)) is not None:
                     progress.console.print(long, highlight=False, markup=False)
             elif event.kind == "evaluating":
-                turn = f"{row['turn'] + 1} of {len(training.evaluations)}, compression {row['mode']}"
+                turn = f"{row['turn'] + 1} of {len(training.evaluator.passes)}, compression {row['mode']}"
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
             else:
                 progress.update(evaluation, visible=False)

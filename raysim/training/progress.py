@@ -12,7 +12,8 @@ from raysim.network.memory import format_bytes
 from raysim.schedules.families import parse_schedule
 
 if TYPE_CHECKING:
-    from raysim.training.run import Event, Training
+    from raysim.training.events import Event
+    from raysim.training.run import Training
 
 AT_LEAST_S = 2.0  # between two lines of steps
 AT_MOST_S = 30.0
@@ -146,7 +147,7 @@ class Lines:
 def evaluating(training: Training, row: Mapping[str, Any]) -> str:
     """Return the progress of an evaluation."""
     total = training.plan.num_test_samples
-    turn = f"evaluation {row['turn'] + 1} of {len(training.evaluations)}"
+    turn = f"evaluation {row['turn'] + 1} of {len(training.evaluator.passes)}"
     return f"{turn}, compression {row['mode']}{_statistics(row)}: {row['samples']:,} of {total:,} samples"
 
 
@@ -168,7 +169,7 @@ def _statistics(row: Mapping[str, Any]) -> str:
 
 def _modes(training: Training) -> str:
     """Return the modes of an evaluation in words: "on and off"."""
-    modes = dict.fromkeys(mode for mode, _ in training.evaluations)
+    modes = dict.fromkeys(mode for mode, _ in training.evaluator.passes)
     twice = ", again with estimated BatchNorm statistics" if training.config.evaluate_batchnorm_batches else ""
     return " and ".join(modes) + twice
 

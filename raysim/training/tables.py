@@ -13,6 +13,23 @@ from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
 
 
+def rows_of_step(
+    plan: Plan, step: int, reports: Sequence[StepReport], seconds: float, shifts_s: Sequence[float]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that a step adds to the records, by table.
+
+    `seconds` is the time of the step, `shifts_s` the time to subtract from each worker's clock.
+    """
+    links = link_rows(plan, step, reports)
+    return {
+        "steps": [step_row(plan, step, reports, links, seconds)],
+        "links": links,
+        "collectives": list(collective_rows(plan, step, reports)),
+        "decisions": list(decision_rows(plan, step, reports)),
+        "actions": list(action_rows(step, reports, shifts_s)),
+    }
+
+
 def step_row(
     plan: Plan, step: int, reports: Sequence[StepReport], links: Sequence[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_a_run_goes_back_to_the_checkpoint_whose_records_are_whole(runs, tmp_pat
         assert events[0].kind == "warning"
         reason = events[0].row["reason"]
         assert name in reason
-        assert "The run goes on from step 4, and does again what came after it." in reason
+        assert "The run goes on from step 4, and repeats the steps after it." in reason
         assert [event.row["step"] for event in events if event.kind == "step"] == [4, 5, 6, 7, 8]
         assert Run(folder).row["warning"] == reason
         same_records(Run(folder), whole)

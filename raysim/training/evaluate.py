@@ -1,0 +1,67 @@
+"""Evaluations of a run: the same weights under each mode of the links and each kind of BatchNorm statistics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from raysim.engine.base import Engine
+from raysim.pipeline.errors import DivergedError
+from raysim.pipeline.plan import Plan
+from raysim.records import Recorder
+from raysim.training.ending import Ending
+from raysim.training.events import Event
+
+
+class Evaluator:
+    """Evaluates a run at the steps that its configuration names and at its end, and records the figures in `evals`."""
+
+    def __init__(self, plan: Plan, engine: Engine, recorder: Recorder, ending: Ending) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._recorder = recorder
+        self._ending = ending
+
+    @property
+    def passes(self) -> list[tuple[str, str]]:
+        """The passes of an evaluation, in order: each one's mode of the links and BatchNorm statistics."""
+        forward = [mode for method, _ in self._plan.compressors for mode in method.evaluation_modes]
+        modes = [*dict.fromkeys(["on", *forward]), "off"]
+        statistics = ["running", "estimated"] if self._plan.config.evaluate_batchnorm_batches else ["running"]
+        return [(mode, batchnorm) for batchnorm in statistics for mode in modes]
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation follows the first `step` steps."""
+        every = self._plan.config.evaluate_every_steps
+        return step == self._plan.num_steps or bool(step and every and step % every == 0)
+
+    def evaluate(self, step: int) -> Iterator[Event]:
+        """Run every pass with the weights after `step` steps, and yield its progress and its row.
+
+        Raises DivergedError where the loss of a pass is not finite.
+        """
+        for turn, (mode, batchnorm) in enumerate(self.passes):
+            before = time.perf_counter()
+            where = {"step": step, "mode": mode, "batchnorm": batchnorm}
+            yield Event("evaluating", where | {"turn": turn, "samples": 0})
+            if batchnorm == "estimated":
+                self._estimate_batchnorm(mode)
+            for total in self._engine.evaluating(mode):
+                self._ending.check()
+                yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
+            if batchnorm == "estimated":
+                self._engine.batchnorm("restore")
+            figures = self._plan.task.results(total.sums)
+            if not math.isfinite(figures["loss"]):
+                raise DivergedError(step, f"evaluation with compression {mode}", "loss")
+            row = where | figures | {"seconds": time.perf_counter() - before}
+            self._recorder.add("evals", row)
+            yield Event("eval", row, self._recorder.measures)
+
+    def _estimate_batchnorm(self, mode: str) -> None:
+        """Estimate BatchNorm statistics on training batches under a mode of the links, and use them until "restore"."""
+        batches = min(self._plan.config.evaluate_batchnorm_batches, self._plan.steps_per_epoch)
+        self._engine.batchnorm("estimate")
+        self._engine.evaluate(mode, "train", batches)
+        self._engine.batchnorm("use")

@@ -1,0 +1,76 @@
+"""Resuming a run: its configuration must be the recorded one, and its newest whole checkpoint is the place to go on from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raysim.config import ConfigError, RunConfig, keys_of
+from raysim.pipeline.state import CheckpointError
+from raysim.records import Recorder, Run
+from raysim.training.checkpoint import Checkpoint, checkpoints, newest_whole
+
+_KEPT = ("run_id", "started_at", "restarts", "seconds", "start_s", "warning")
+
+
+class Resumable(NamedTuple):
+    """A run that was interrupted, as its folder holds it."""
+
+    row: Mapping[str, Any]
+    """Its recorded row of `runs`."""
+    checkpoint: Checkpoint | None
+    """The newest checkpoint that is whole; None where the run ended before its first."""
+    parts: list[np.ndarray] | None
+    """The contents of the checkpoint, one part a worker."""
+    faults: list[str]
+    """A sentence on each newer checkpoint that is damaged."""
+
+    def kept_columns(self) -> dict[str, Any]:
+        """Return the columns of the row that the resumed run goes on with."""
+        kept = {key: self.row[key] for key in _KEPT if key in self.row}
+        return kept | {"resumed": self.row["resumed"] + 1}
+
+    def check_plan(self, cuts: list[str], schedule_rows: str | None, schedule: str) -> None:
+        """Raise ConfigError where the model's cuts or the rows of a schedule's file differ from the recorded ones."""
+        _check_same("cuts", self.row["cuts"], cuts)
+        if schedule_rows != self.row.get("schedule_rows"):
+            raise ConfigError(f"`schedule` must have the rows of the run to resume, but {schedule} has others now.")
+
+    def drop_damaged(self) -> str | None:
+        """Remove the damaged checkpoints, and return a warning about them; None where there are none."""
+        if not self.faults:
+            return None
+        assert self.checkpoint is not None
+        for newer in checkpoints(self.checkpoint.path.parent):
+            if newer.step > self.checkpoint.step:
+                shutil.rmtree(newer.path)
+        step = self.checkpoint.step
+        return f"{' '.join(self.faults)} The run goes on from step {step}, and repeats the steps after it."
+
+
+def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:
+    """Read the interrupted run in a folder, with its newest whole checkpoint.
+
+    `row` is the row of `runs` that `config` would begin with. Raises ConfigError where the recorded configuration differs,
+    other than in the place of the run, and where checkpoints exist but none is whole.
+    """
+    old = Run(folder).row
+    recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
+    for key in sorted(recorded | set(config.flat())):
+        if key not in keys_of("place") | {"cuts", "num_stages"}:
+            _check_same(key, old.get(key), row.get(key))
+    try:
+        found, faults = newest_whole(folder / "checkpoints", recorder.check_parts)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    checkpoint, parts = found if found is not None else (None, None)
+    return Resumable(old, checkpoint, parts, faults)
+
+
+def _check_same(key: str, old: object, new: object) -> None:
+    if old != new:
+        raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")

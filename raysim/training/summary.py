@@ -1,0 +1,50 @@
+"""The row of `runs`: a run's configuration and software when it begins, and its results when it ends."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from raysim.config import RunConfig, as_row
+from raysim.records import SCHEMA_VERSION, Run
+
+
+def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
+    """Return the row of a run that begins now on this machine."""
+    return as_row(config) | {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+        "status": "running",
+        "restarts": 0,
+        "resumed": 0,
+        "diverged_step": None,
+        "diverged_at": None,
+        "warning": None,
+        "error": None,
+        "seconds": 0.0,
+        "start_s": 0.0,  # of `seconds`, before the first step of each start
+    }
+
+
+def result_columns(run: Run, measures: Iterable[str]) -> dict[str, Any]:
+    """Return the columns that a run adds at its end: bytes, steps, the last training loss and the last evaluations."""
+    steps, evals = run.steps, run.evals
+    columns: dict[str, Any] = {
+        "wire_bytes": int(steps["wire_bytes"].sum()),
+        "dense_bytes": int(steps["dense_bytes"].sum()),
+        "steps_done": len(steps),
+    }
+    if len(steps):
+        columns["final_train_loss"] = float(steps["loss"].iloc[-1])
+    for row in evals[evals["step"] == len(steps)].to_dict("records"):
+        suffix = row["mode"] if row["batchnorm"] == "running" else f"{row['mode']}_estimated"
+        columns |= {f"final_{name}_{suffix}": row[name] for name in measures}
+    return columns
