@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 
 from raysim.codecs.message import CodecTable, Message
-from raysim.replication.base import Packets, Round, Rounds
+from raysim.replication.base import Packets, RoundDriver, Rounds
 
 _LENGTH = struct.Struct("<q")  # negative for a sentence of what failed, in place of messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
@@ -100,24 +100,25 @@ class Channel:
 
 
 def run_rounds(rounds: Rounds, table: CodecTable, channel: Channel, place: Hashable, *, max_values: int) -> Any:
-    """Drive the generator of a replica method to its end and return its result.
+    """Run all rounds of a replica method and return its result.
 
     `place` names what is averaged; `max_values` bounds the packets that are accepted. Raises ReplicaError where a method
     fails, at this rank or another.
     """
+    driver = RoundDriver(rounds)
     received: list[Packets] | None = None
     number = 0
     while True:
         slot = (place, number)
         try:
-            sent: Round = next(rounds) if received is None else rounds.send(received)
+            sent = driver.advance(received)
+            if sent is None:
+                return driver.result
             outgoing = {
                 other: _packed(sent.everyone, table) + _packed(sent.each.get(other, {}), table)
                 for other in range(channel.size)
                 if other != channel.rank
             }
-        except StopIteration as stop:
-            return stop.value
         except Exception as error:
             sentence = f"Replica {channel.rank} could not average its gradients: {error}"
             said = sentence.encode()
@@ -132,7 +133,7 @@ def run_rounds(rounds: Rounds, table: CodecTable, channel: Channel, place: Hasha
 
 
 def _packed(packets: Packets, table: CodecTable) -> bytes:
-    """Return the message of packets with its lengths; of none only these."""
+    """Return the message of packets behind its lengths; only the lengths where there are no packets."""
     header, *arrays = table.pack_round(packets) if packets else (b"",)
     lengths = b"".join(_ARRAY.pack(array.nbytes) for array in arrays)
     return b"".join([_COUNTS.pack(len(header), len(arrays)), lengths, header, *(array.data for array in arrays)])

@@ -16,7 +16,7 @@ from raysim.codecs.work import work_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import DIRECTIONS, Transfer
 from raysim.pipeline.mail import Parts
-from raysim.replication.base import Packets, Received, Round, Rounds
+from raysim.replication.base import Packets, Received, Round, RoundDriver, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -112,10 +112,10 @@ def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
 
 
 class Exchange:
-    """One member's rounds in one step: drives a method's generator, and counts the transfers to other workers.
+    """One member's rounds in one step: packs its packets into messages, and counts the transfers to other workers.
 
-    `table`: the group's, by which messages are packed. `max_values`: of the largest packet; one that claims more is refused.
-    `stages`: those of this worker, to which nothing is sent over a wire.
+    `table`: the group's table of codecs and names, with which messages are packed. `max_values`: the most values of a packet;
+    a packet that claims more is refused. `stages`: the stages of this worker, to which nothing is sent over a wire.
     """
 
     def __init__(
@@ -135,31 +135,25 @@ class Exchange:
         ]
         self.group = group
         self.member = member
-        self.result: Any = None
         self.packets = 0
         self.transfers: list[Transfer] = []
         self.num_rounds = 0
         self.codec_s = 0.0
         self.coded_bytes = 0
-        self._rounds = rounds
+        self._driver = RoundDriver(rounds)
         self._table = table
         self._max_values = max_values
         self._sent: Round | None = None
-        self._over = False
 
     def advance(self, received: Sequence[Parts]) -> list[Message | None]:
-        """Take the messages of the last round and return those of this one: to everyone, then to each of the other members.
+        """Consume the messages of the last round and return this round's: one to everyone, then one to each other member.
 
         `received` holds a pair of each other member in order: its message to this member, and its message to everyone. It is
         empty in the first round. A method that is done sends nothing.
         """
         others = self.group.others(self.member)
         start, work = time.perf_counter(), work_bytes()
-        try:
-            if not self._over:
-                self._sent = next(self._rounds) if self._sent is None else self._rounds.send(self._gather(received))
-        except StopIteration as stop:
-            self.result, self._sent, self._over = stop.value, None, True
+        self._sent = self._driver.advance(None if self._sent is None else self._gather(received))
         self.coded_bytes += work_bytes() - work
         if self._sent is None:
             self.codec_s += time.perf_counter() - start
@@ -185,10 +179,15 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether `result` is there."""
-        return self._over
+        return self._driver.over
+
+    @property
+    def result(self) -> Any:
+        """The result of the generator, None before the rounds are over."""
+        return self._driver.result
 
     def _pack(self, packets: Packets) -> Message | None:
-        """Return the message of packets; of none there is no message."""
+        """Return the message of packets, None where there are none."""
         return self._table.pack_round(packets) if packets else None
 
     def _unpack(self, message: Message | None) -> Packets:
@@ -208,7 +207,7 @@ class Exchange:
 
 
 def exchange_together(group: Group, rounds: Sequence[Rounds], table: CodecTable, *, max_values: int) -> list[Exchange]:
-    """Return the exchanges of all members of a group, driven to their end in one process; `table` and so on as of `Exchange`."""
+    """Run the rounds of all members of a group in one process, and return their exchanges; arguments as of `Exchange`."""
     exchanges = [Exchange(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
     sent = [one.advance(()) for one in exchanges]
     while not exchanges[0].over:

@@ -1,9 +1,9 @@
 """Replica methods: how the replicas of a stage average its gradients, in rounds.
 
-A method is a generator. It yields the packets of this replica in a round, receives those of the others, and returns the
-average and its new memory. So a method of several rounds reads from top to bottom, and no memory changes before the last
-round is over. The generators of all replicas run in step. Their driver (the workers, or `average_together` here) carries
-packets and knows nothing of the method.
+A method is a generator. It yields the packets of this replica in a round, receives the packets of the other replicas, and
+returns the average and its new memory. So a method of several rounds reads from top to bottom, and no memory changes before
+the last round is over. `RoundDriver` advances the generator of one replica. Its callers carry the packets: between workers
+(`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process (`average_together` here).
 """
 
 from __future__ import annotations
@@ -154,24 +154,39 @@ def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Gene
     return {name: part.view_as(gradient) for (name, gradient), part in zip(gradients.items(), parts, strict=True)}
 
 
-def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
-    """Return the results of several generators whose rounds share the way: the k-th of each are sent as one.
+class RoundDriver:
+    """Advances the generator of one member of a group, round by round, to its result."""
 
-    Their packets must have different names.
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.over = False
+        self.result: Any = None
+
+    def advance(self, received: Received | None) -> Round | None:
+        """Consume the packets of the last round and return the packets of the next one; None once `result` is there.
+
+        `received` is None in the first round.
+        """
+        if self.over:
+            return None
+        try:
+            return next(self._rounds) if received is None else self._rounds.send(received)
+        except StopIteration as stop:
+            self.result, self.over = stop.value, True
+            return None
+
+
+def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
+    """Run several generators as one, the k-th rounds of all sent together, and return their results.
+
+    The names of their packets must differ.
     """
-    results: list[Any] = [None] * len(rounds)
-    open_rounds = dict(enumerate(rounds))
+    drivers = [RoundDriver(one) for one in rounds]
     received: Received | None = None
     while True:
-        sent = []
-        for index, one in list(open_rounds.items()):
-            try:
-                sent.append(next(one) if received is None else one.send(received))
-            except StopIteration as stop:
-                results[index] = stop.value
-                del open_rounds[index]
+        sent = [part for driver in drivers if (part := driver.advance(received)) is not None]
         if not sent:
-            return results
+            return [driver.result for driver in drivers]
         everyone = {name: packet for part in sent for name, packet in part.everyone.items()}
         each: dict[int, dict[str, Packet]] = {}
         for part in sent:
@@ -193,20 +208,16 @@ def average_together(
 ) -> tuple[list[Averaged], list[int]]:
     """Average in one process: return each replica's result and the bytes that it sent."""
     count = len(gradients)
-    running = [method.average(*arguments) for arguments in zip(gradients, memories, contexts, strict=True)]
+    drivers = [RoundDriver(method.average(*each)) for each in zip(gradients, memories, contexts, strict=True)]
     sent_bytes = [0] * count
     table = method.table(gradients[0])
-    received: list[Received] | None = None
+    received: Sequence[Received | None] = [None] * count
     for _ in range(method.num_rounds(count) + 1):
-        sent, results = [], []
-        for replica, one in enumerate(running):
-            try:
-                sent.append(next(one) if received is None else one.send(received[replica]))
-            except StopIteration as stop:
-                results.append(stop.value)
-        if results:
-            assert len(results) == count, "all replicas must take equally many rounds"
-            return results, sent_bytes
+        advanced = [driver.advance(packets) for driver, packets in zip(drivers, received, strict=True)]
+        sent = [part for part in advanced if part is not None]
+        if len(sent) < count:
+            assert not sent, "all replicas must take equally many rounds"
+            return [driver.result for driver in drivers], sent_bytes
         sent_bytes = [total + part.wire_bytes(count, table) for total, part in zip(sent_bytes, sent, strict=True)]
         received = exchange(sent)
     raise AssertionError(f"{method!r} took more rounds than the {method.num_rounds(count)} that it states")
