@@ -37,11 +37,11 @@ def find(folders: Iterable[Place]) -> Found:
     for root in roots:
         if not root.is_dir():
             raise AnalysisError(f"There is no folder {root}.")
-        for folder, study in _walk(root):
+        for folder, study, is_run in _walk(root):
             name = _name(folder, root, alone=len(roots) == 1)
             if folder.resolve() in runs.keys() | studies.keys():
                 continue
-            if (folder / "run.parquet").is_file():
+            if is_run:
                 runs[folder.resolve()] = name
                 if study is not None:
                     study_of[name] = _name(study, root, alone=len(roots) == 1)
@@ -60,17 +60,17 @@ def is_confirmation(run: Place) -> bool:
     return parents[-1:] == [CONFIRMATION] or parents == [CONFIRMATION, "trials"]
 
 
-def _walk(root: Place) -> Iterator[tuple[Place, Place | None]]:
-    """Yield the folders of runs and studies, each with the study that it lies in."""
+def _walk(root: Place) -> Iterator[tuple[Place, Place | None, bool]]:
+    """Yield the folders of runs and studies, each with the study that it lies in, and whether it is a run's."""
     inside: dict[Place, Place] = {}
     for folder, folders, files in _folders(root):
         study = inside.get(folder)
         if "run.parquet" in files:
-            yield folder, study
+            yield folder, study, True
             folders.clear()
             continue
         if "study.toml" in files:
-            yield folder, None
+            yield folder, None, False
             study = folder
             folders[:] = [name for name in folders if name in ("trials", CONFIRMATION)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))

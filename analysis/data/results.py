@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from analysis.comparison.pareto import natural_direction
+from analysis.data.checks import check_tables
 from analysis.data.errors import AnalysisError
 from analysis.data.folders import Found, find
 from analysis.data.rows import read_whole, stack, to_frame, unreadable
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
 NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
-ALWAYS = ("steps", "evals", "links", "actions")  # tables that every run that is over has
 
 
 def load(*folders: str | Path) -> Results:
@@ -60,7 +60,7 @@ def load(*folders: str | Path) -> Results:
     kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
-    problems += _unfinished(runs) + _other_schemas(runs) + _incomplete(runs, kept)
+    problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
     return Results(roots, found._replace(runs=kept), runs, keys, problems)
 
 
@@ -245,7 +245,8 @@ class Results:
             counting = self.runs[(self.runs["steps_done"] > 0) & ~self.runs["run"].isin(steps["run"])]
             for run, count in zip(counting["run"], counting["steps_done"], strict=True):
                 folder = self.path(run)
-                if not any(problem.startswith(f"{folder}/") for problem in self.problems):  # which says why
+                known = (f"{folder}/", f"The run in {folder} ")
+                if not any(problem.startswith(known) for problem in self.problems):  # which says why
                     self.complain(f"The run in {folder} has done {count} steps, but its table of them is empty.")
 
     def _files(self, table: str) -> dict[str, list[Place]]:
@@ -269,7 +270,10 @@ class Results:
                     try:
                         yield from list(_scan([file], schema, columns, where))
                     except (OSError, pa.ArrowException) as error:
-                        self.complain(unreadable(file, error))
+                        if not any(
+                            problem.startswith(f"{file} ") for problem in self.problems
+                        ):  # known since it was loaded
+                            self.complain(unreadable(file, error))
 
     def complain(self, sentence: str) -> None:
         """Add to `problems` what has been left out, once."""
@@ -322,7 +326,9 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[st
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
             problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
-        elif len(table):
+        elif len(table) != 1:
+            problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
+        else:
             good[name] = table
     keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
@@ -355,21 +361,6 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
     if not over.any():
         return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
     return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
-
-
-def _incomplete(runs: pd.DataFrame, folders: Mapping[str, Place]) -> list[str]:
-    """Return a sentence for each run that counts steps and lacks tables."""
-    if "steps_done" not in runs:
-        return []
-    counting = runs[runs["status"].isin(FINISHED) & (runs["steps_done"] > 0)]
-    problems = []
-    for name, steps in zip(counting["run"], counting["steps_done"], strict=True):
-        missing = [table for table in ALWAYS if not table_files(folders[name], table)]
-        if missing:
-            problems.append(
-                f"The run in {folders[name]} has done {steps} steps, but has no table {', '.join(missing)}: copy it again."
-            )
-    return problems
 
 
 def _other_schemas(runs: pd.DataFrame) -> list[str]:

@@ -11,7 +11,7 @@ from raysim.records import SCHEMA_VERSION, Recorder, write_table
 
 def configuration(**changes):
     """Return a configuration as `run.parquet` has it, flat."""
-    return make_config({"steps": 4, "num_stages": 3, **changes}).flat()
+    return make_config({"steps": 4, "num_stages": 3, "profile_every_steps": 0, **changes}).flat()
 
 
 def write_run(
