@@ -191,17 +191,16 @@ class Recording:
         """The seconds to hand packets over, and of steps outside their actions, in the inline engine, step by step."""
         if self.engine != "inline":
             return {}
-        frame = pd.DataFrame({name: self._columns[name] for name in ("step", "start_s", "end_s")})
-        busy = self._columns["decode_s"] + self._columns["compute_wall_s"] + self._columns["encode_s"]
-        frame["spare_s"] = frame["end_s"] - frame["start_s"] - busy
-        by_step = frame.groupby("step").agg({"start_s": "min", "end_s": "max", "spare_s": "sum"})
+        columns = self._columns
+        busy = columns["decode_s"] + columns["compute_wall_s"] + columns["encode_s"]
+        steps, place = np.unique(columns["step"].astype(np.int64), return_inverse=True)
+        begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+        np.minimum.at(begin, place, columns["start_s"])
+        np.maximum.at(end, place, columns["end_s"])
         num_packets = self.num_replicas * sum(sends(a, self.num_stages) for row in self.rows for a in row)
+        spare = np.bincount(place, columns["end_s"] - columns["start_s"] - busy) / max(num_packets, 1)
         seconds = self._step_seconds()
-        steps = by_step.index.to_numpy(np.int64)
-        outside = (
-            np.array([seconds[step] for step in steps.tolist()]) - (by_step["end_s"] - by_step["start_s"]).to_numpy()
-        )
-        spare = by_step["spare_s"].to_numpy(np.float64) / max(num_packets, 1)
+        outside = np.array([seconds[step] for step in steps.tolist()]) - (end - begin)
         return {
             ("call", "inline"): Samples(np.maximum(spare, 0.0), steps),
             ("step", "inline"): Samples(np.maximum(outside, 0.0), steps),
@@ -212,11 +211,14 @@ class Recording:
 
         In one process they did it one after another, in actors of their own at once.
         """
-        averaging = self.links[self.links["direction"] == "replica_gradient"].groupby("step")["encode_s"]
-        spent = averaging.sum() if self.engine == "inline" else averaging.max()
-        seconds = self.steps.set_index("step")["seconds"]
-        left = seconds.sub(spent.reindex(seconds.index), fill_value=0.0)
-        return dict(zip(left.index.tolist(), left.tolist(), strict=True))
+        seconds = dict(zip(self.steps["step"].tolist(), self.steps["seconds"].tolist(), strict=True))
+        averages = self.links[self.links["direction"] == "replica_gradient"]
+        if len(averages):
+            averaging = averages.groupby("step")["encode_s"]
+            spent = averaging.sum() if self.engine == "inline" else averaging.max()
+            for step, spent_s in zip(spent.index.tolist(), spent.tolist(), strict=True):
+                seconds[step] -= spent_s
+        return seconds
 
     @cached_property
     def _coded(self) -> tuple[dict[Kind, int], Mapping[str, Codes]]:

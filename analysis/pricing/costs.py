@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -211,10 +211,12 @@ def _weights(seed: tuple[int, ...], count: int) -> Floats:
     return weights
 
 
+@lru_cache
 def _factors(seed: tuple[int, ...], spread: float) -> Floats:
     """Return 1 for the estimate, then a random factor a resample."""
     factors = np.exp(spread * np.random.default_rng(seed).standard_normal(1 + RESAMPLES))
     factors[0] = 1.0
+    factors.flags.writeable = False
     return factors
 
 

@@ -205,6 +205,8 @@ def start_times(
     all are. Averages start when all pipelines are done; with `overlap` when their own stage is, those that meet on a host one after
     another. Owners of tied parameters start when all averages are over.
     """
+    if not found:
+        return np.empty(seconds.shape), pipeline_s
     starts = np.empty(seconds.shape)
     averages = [index for index, one in enumerate(found) if one.direction == DIRECTIONS[0]]
     sums = [index for index, one in enumerate(found) if one.direction != DIRECTIONS[0]]

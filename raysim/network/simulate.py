@@ -93,7 +93,7 @@ def simulate(
             for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
         ),
         collectives_end_s=float(over[0]),
-        step_s=float(over[0] + _end_s(profile, network, placement)),
+        step_s=float(over[0] + _end_s(profile, _farthest_s(network, placement))),
     )
 
 
@@ -130,20 +130,22 @@ def step_seconds(
         if lanes:
             chosen = [networks[row] for row in lanes]
             wiring = Wiring.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
+            farthest_s = np.array([_farthest_s(network, placed) for network in chosen])
             for column, profile in enumerate(_joined(step, table) for step in steps):
                 free, done = order_wires(schedule, table, profile, wiring, seed + column)
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, chosen)
                 over = start_times(found, seconds, done.max(axis=0), free.max(axis=(0, 1)), overlap=overlap)[1]
-                result[lanes, column] = over + [_end_s(profile, network, placed) for network in chosen]
+                result[lanes, column] = over + _end_s(profile, farthest_s)
         for row in set(rows) - set(lanes):
+            alone_s = _farthest_s(networks[row], placed)
             for column, profile in enumerate(_joined(step, table) for step in steps):
                 free, done = share_wires(schedule, table, profile, networks[row], placed, seed + column)
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, [networks[row]])
                 ready = done.max(axis=0)[:, None]
                 over = start_times(found, seconds, ready, free.max(keepdims=True)[0], overlap=overlap)[1]
-                result[row, column] = over[0] + _end_s(profile, networks[row], placed)
+                result[row, column] = over[0] + _end_s(profile, alone_s)
     return result
 
 
@@ -235,12 +237,13 @@ def _joined(profile: Profile, table: Table) -> Profile:
     return replace(profile, **changed)
 
 
-def _end_s(profile: Profile, network: Network, placement: Placement) -> float:
-    """Return what a step takes once its gradients are there: the update, the driver's trips to the farthest worker, `step_s`.
+def _farthest_s(network: Network, placement: Placement) -> float:
+    """Return the latency from the driver, which is beside the first worker, to the farthest one."""
+    return float(network.latencies_s(placement.hosts[0], placement.hosts).max())
 
-    The driver is beside the first worker.
-    """
-    farthest_s = float(network.latencies_s(placement.hosts[0], placement.hosts).max())
+
+def _end_s(profile: Profile, farthest_s: Any) -> Any:
+    """Return what a step takes once its gradients are there: the update, the driver's trips to the farthest worker, `step_s`."""
     return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
 
 

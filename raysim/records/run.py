@@ -75,7 +75,7 @@ class Run:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
         try:
             path, system = arrow_source(self.folder / "run.parquet")
-            table = pq.read_table(path, filesystem=system, page_checksum_verification=True)
+            table = pq.read_table(path, filesystem=system, page_checksum_verification=True, use_threads=False)
             rows: list[dict[str, Any]] = table.to_pylist()
         except UNREADABLE as error:
             raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
@@ -129,7 +129,7 @@ class Run:
         if not files and name not in OCCASIONAL and self.status in FINISHED:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
-            table = read_table(files, name, self.measures)
+            table = read_table(files, name, self.measures if name == "evals" else ())
         except UNREADABLE as error:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
         frame: pd.DataFrame = table.to_pandas()

@@ -53,7 +53,10 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
         return schema.empty_table()
     sources = [arrow_source(file) for file in files]
     rows = pa.concat_tables(
-        [pq.read_table(path, schema=schema, filesystem=fs, page_checksum_verification=True) for path, fs in sources]
+        [
+            pq.read_table(path, schema=schema, filesystem=fs, page_checksum_verification=True, use_threads=False)
+            for path, fs in sources
+        ]
     )
     if rows["step"].null_count:
         raise pa.ArrowInvalid("it has rows without a step")
