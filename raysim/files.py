@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from raysim.notation import shown
+
 LARGEST_BYTES = 64 * 2**20  # of a text: the profile of a run with thousands of actions has a hundredth of it
 
 
@@ -67,3 +69,13 @@ def write_through(path: Path, data: bytes | memoryview) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def os_sentence(error: OSError) -> str:
+    """Return a sentence of what the system refused.
+
+    >>> os_sentence(OSError(28, "No space left on device", "results/run.parquet"))
+    "'results/run.parquet': No space left on device."
+    """
+    where = f"{shown(str(error.filename))}: " if error.filename else ""
+    return f"{where}{(error.strerror or str(error)).rstrip('.')}."

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.records import write_table
+from raysim.config import ConfigError
+from raysim.records import UNREADABLE, write_table
 from sweeps.objectives import PRICED, Figure
 
 STATUSES = ("waiting", "running", "finished", "diverged", "failed", "pruned")
@@ -155,10 +156,16 @@ class Rows:
         return row.name is not None if column == "baseline" else getattr(row, column)
 
     def read(self) -> None:
-        """Read what is there."""
+        """Read what is there; raises ConfigError where it is damaged."""
         if not self.path.is_file():
             return
-        table = pq.read_table(self.path)
+        try:
+            table = pq.read_table(self.path, page_checksum_verification=True)
+        except UNREADABLE as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ConfigError(
+                f"The rows of the study to resume, {self.path}, cannot be read ({reason}): bring back a copy of the file."
+            ) from None
         mixed = [one.name for one in table.schema if (one.metadata or {}).get(b"json")]
         for values in table.to_pylist():
             row = _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})

@@ -29,7 +29,9 @@ from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
 from raysim.records import RecordsError, Run
 from raysim.training.ending import SIGNALS
+from sweeps.lost import last_reason, losses_are_retried
 from sweeps.objectives import as_mapping
+from sweeps.refusals import find_database_error, find_refusal
 from sweeps.room import Need, Share, choose_engine, fit
 from sweeps.rows import Rows, TrialRow
 from sweeps.search import Ledger, LedgerSearch
@@ -81,21 +83,27 @@ class Sweep:
         self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
         self.signal: int | None = None  # that asked for the end
+        self.reason: str | None = None  # why the study cannot go on
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a row has changed."""
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
-        if resume:
+        if resume and not self.store.is_unbegun():
             for name in ("study.toml", "space.py"):
                 self.store.fetch_file(name)
             study.check_same(self.folder)
-        elif not self.store.is_empty():
+        elif not (self.store.is_empty() or self.store.is_unbegun()):
             raise ConfigError(
                 f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
             )
         elif self.store.remote:
             shutil.rmtree(self.folder, ignore_errors=True)  # what another study with this URI left on this machine
         self._workers = most_workers(study)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a study that can be resumed."""
+        return (self.folder / "study.toml").is_file()
 
     @property
     def rows(self) -> Rows:
@@ -108,30 +116,44 @@ class Sweep:
         Raises ConfigError where the trials have no room, SweepError where the study cannot go on; what ended stays.
         """
         with self._locked(), _settings(), _signals(self._interrupt):
-            for name in ("trials.parquet", "optuna.db"):
-                if self.resumed and self.store.remote:
-                    self.store.fetch_file(name)
-            self.study.write(self.folder)
-            self.ledger = Ledger(self.study, self.folder, self._changed)
-            self._sent = -SEND_S
             try:
-                self.ledger.reconcile()
-                self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
+                self._run(on_begin)
+            except Exception as error:
+                self.reason = (
+                    self.reason
+                    or find_refusal(error, self.folder)
+                    or find_database_error(error, self.folder / "optuna.db")
+                )
+                if self.signal is None and self.reason is None:  # a signal may have ended Ray as well
+                    raise
+        if self.signal is not None:
+            raise KeyboardInterrupt(self.signal)
+        if self.reason is not None:
+            raise SweepError(self.reason)
+
+    def _run(self, on_begin: Callable[[], None]) -> None:
+        for name in ("trials.parquet", "optuna.db"):
+            if self.resumed and self.store.remote:
+                self.store.fetch_file(name)
+        self.study.write(self.folder)
+        self.ledger = Ledger(self.study, self.folder, self._changed)
+        self._sent = -SEND_S
+        try:
+            self.ledger.reconcile()
+            self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
+            if self.signal is None:
                 with self._ray():
                     self.share = self._fit()
                     on_begin()
                     self._tune()
+            if self.reason is None:
                 self._settle()
-            finally:
-                for row in self.ledger.running:
-                    row.status = "waiting"  # for a resume
-                self.rows.write()
-                self.ledger.close()
-                self._send(always=True)
-        if self._stop.reason is not None:
-            raise SweepError(self._stop.reason)
-        if self.signal is not None:
-            raise KeyboardInterrupt(self.signal)
+        finally:
+            self.ledger.close()
+            for row in self.ledger.running:
+                row.status = "waiting"  # for a resume
+            self.rows.write()
+            self._send(always=True)
 
     def _settle(self) -> None:
         """Settle the prices of the study, with the records of all its runs."""
@@ -146,8 +168,9 @@ class Sweep:
 
     def _tune(self) -> None:
         self.search = LedgerSearch(self.ledger, self.share.jobs, self._spec)
-        self._stop = _Stop(self)
         session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+        scratch = self.folder / "tune"  # Tune's own files, pickles among them, which nobody reads after the session
+        shutil.rmtree(scratch, ignore_errors=True)  # of one that was killed
         scheduler = self._scheduler()
         if scheduler is not None and self.resumed:
             self._replay(scheduler)
@@ -163,8 +186,8 @@ class Sweep:
             ),
             run_config=tune.RunConfig(
                 name=session,
-                storage_path=str((self.folder / "tune").absolute()),
-                stop=self._stop,
+                storage_path=str(scratch.absolute()),
+                stop=_Stop(self),
                 failure_config=tune.FailureConfig(max_failures=LOST_PROCESSES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run keeps its own
                 callbacks=[_Watch(self)],
@@ -172,7 +195,11 @@ class Sweep:
             ),
         )
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        tuner.fit()
+        try:
+            with losses_are_retried():
+                tuner.fit()
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _spec(self, row: TrialRow, config: RunConfig) -> Mapping[str, Any]:
         row.engine = self.engine
@@ -300,16 +327,17 @@ class _Stop(tune.Stopper):
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self.reason: str | None = None
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        if self.reason is None:
-            self.reason = self._sweep.ledger.lacking()
-        stopping = self.reason is not None or self._sweep.signal is not None
-        self._sweep.search.stopping |= stopping
+        sweep = self._sweep
+        if sweep.reason is None:
+            gone = None if sweep.begun else f"The study's folder {sweep.folder} is not there any more."
+            sweep.reason = sweep.search.refused or sweep.ledger.lacking() or gone
+        stopping = sweep.reason is not None or sweep.signal is not None
+        sweep.search.stopping |= stopping
         return stopping
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -327,19 +355,18 @@ class _Watch(tune.Callback):
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._idle_since = time.monotonic()
-        if time.monotonic() - self._idle_since > self._limit_s and self._sweep._stop.reason is None:
+        if time.monotonic() - self._idle_since > self._limit_s and self._sweep.reason is None:
             free = ", ".join(
                 f"{node.get('CPU', 0.0):g} CPU {node.get('GPU', 0.0):g} GPU" for node in free_resources().values()
             )
-            self._sweep._stop.reason = (
+            self._sweep.reason = (
                 f"No trial has had room for `timeout_s` = {self._limit_s:g} s: the nodes have free {free or 'nothing'}."
             )
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         lost = self._sweep.search.lost
         if lost is not None and trial.error_file and Path(trial.error_file).is_file():
-            lines = Path(trial.error_file).read_text(encoding="utf-8").split("\n")
-            lost.error = f"{lost.error}: {next((line.strip() for line in reversed(lines) if line.strip()), '')}"
+            lost.error = f"{lost.error}: {last_reason(Path(trial.error_file).read_text(encoding='utf-8'))}"
             self._sweep.rows.write()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,19 @@ def make_sampler(study: Study, number: int) -> BaseSampler:
     return RandomSampler(seed=seed)
 
 
+def _is_whole(database: Path) -> bool:
+    """Return whether a file of sqlite is undamaged, or not there; raises sqlite3.OperationalError where it cannot be used now."""
+    if not database.is_file():
+        return True
+    try:
+        with closing(sqlite3.connect(database, timeout=60)) as connection:
+            return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        return False
+
+
 class Ledger:
     """A study's rows and its Optuna study, kept in step: what is asked, begun, ended and told.
 
@@ -61,7 +76,10 @@ class Ledger:
         self.rows.read()
         self._on_change = on_change
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = RDBStorage(f"sqlite:///{folder / 'optuna.db'}", engine_kwargs={"connect_args": {"timeout": 60}})
+        database = folder / "optuna.db"
+        if not _is_whole(database):
+            database.unlink()  # `reconcile` makes it anew of the rows
+        self._storage = RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
         self.optuna = self._open()
 
     def _open(self) -> optuna.Study:
@@ -351,6 +369,7 @@ class LedgerSearch(Searcher):
         self.progress: dict[int, float] = {}  # by Optuna's
         self.stopping = False
         self.lost: TrialRow | None = None  # given up last
+        self.refused: str | None = None  # by the operating system: the trial that met it waits for a resume
 
     def suggest(self, trial_id: str) -> Any:
         going = len(self._rows)
@@ -382,7 +401,9 @@ class LedgerSearch(Searcher):
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         row = self._rows.pop(trial_id)
         self.progress.pop(row.trial, None)
-        if result is not None and "outcome" in result:
+        if result is not None and "refused" in result:
+            self.refused, self.stopping = result["refused"], True
+        elif result is not None and "outcome" in result:
             status, seconds, text, figures = json.loads(result["outcome"])
             found = {name: Figure(*figure) for name, figure in figures.items()}
             self.ledger.end(row, Outcome(status, seconds, text, found))

@@ -98,6 +98,14 @@ class Store:
             return not self._files("")
         return not self.local.is_dir() or not any(self.local.iterdir())
 
+    def is_unbegun(self) -> bool:
+        """Return whether the folder holds no more than the first moments of a sweep that was killed in them."""
+        if self.remote or not self.local.is_dir():
+            return False
+        found = {path.name for path in self.local.iterdir()}
+        drafts = {name for name in found if name.startswith(".study.toml.")}
+        return ".lock" in found and found - drafts <= {".lock", "space.py"}
+
     def _send_file(self, name: str) -> None:
         stat = (self.local / name).stat()
         version = (stat.st_mtime_ns, stat.st_size)

@@ -13,6 +13,7 @@ import tomli_w
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
+from raysim.files import write_whole
 from sweeps.objectives import Constraint, Objective, as_mapping
 from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
@@ -163,10 +164,8 @@ class Study:
     def write(self, folder: Path) -> None:
         """Write `study.toml` into its folder, whole or not at all, and the Python source beside it."""
         if self.source is not None:
-            (folder / "space.py").write_text(self.source, encoding="utf-8")
-        draft = folder / ".study.toml"
-        draft.write_text(tomli_w.dumps(self.as_mapping()), encoding="utf-8")
-        draft.replace(folder / "study.toml")
+            write_whole(folder / "space.py", self.source.encode())
+        write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
 
     def check_same(self, folder: Path) -> None:
         """Raise ConfigError, by field, where the study in `folder` is another one; budget and jobs may change."""

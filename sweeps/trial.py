@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
-from tensorboardX import SummaryWriter
-from tensorboardX.summary import hparams
 
 from raysim.config import ConfigError, RunConfig, make_config
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.records import RecordsError, Run
-from raysim.training.events import Event
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
+from sweeps.board import Board
 from sweeps.crew import Crew, WarmEngine
 from sweeps.objectives import Figure, Objective, figures, priced
+from sweeps.refusals import find_refusal
 from sweeps.store import Store
 
 if TYPE_CHECKING:
@@ -105,14 +104,16 @@ class SweepTrial(tune.Trainable):
         for place, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, place)
-            except ConfigError as failure:  # nothing has begun
-                status, error = "failed", _says(seed, spec.seeds, str(failure))
-                break
-            except Exception as failure:  # a model, a codec or a disk may fail in ways of its own: the sweep goes on
-                known = isinstance(failure, (StageError, WorkerLostError, CheckpointError, RecordsError))
+            except Exception as failure:  # a model or a codec may fail in ways of its own: the sweep goes on
+                refusal = find_refusal(failure, self._store.local)
+                if refusal is not None:
+                    yield {"done": True, "refused": refusal}
+                    return
+                known = isinstance(failure, (ConfigError, StageError, WorkerLostError, CheckpointError, RecordsError))
                 text = str(failure) if known else f"{type(failure).__name__}: {failure}"
                 status, error = "failed", _says(seed, spec.seeds, text)
-                self._crew.dismiss()
+                if not isinstance(failure, ConfigError):  # of which nothing has begun
+                    self._crew.dismiss()
                 break
             run = Run(folder)
             runs.append(run)
@@ -151,12 +152,12 @@ class SweepTrial(tune.Trainable):
             data=self._load(config),
         )
         board = f"tensorboard/{Path(name).name}"
-        with SummaryWriter(str(self._store.local / board), flush_secs=5) as writer:
+        with Board(self._store.local / board) as shown:
             total = training.plan.num_steps
             said, step = time.monotonic(), 0
             evaluated: dict[str, float] = {}
             for event in training.events():
-                _to_tensorboard(writer, event)
+                shown.show(event)
                 if event.kind == "step":
                     step = event.row["step"] + 1
                 elif event.kind == "eval" and event.row["batchnorm"] == "running":
@@ -171,7 +172,7 @@ class SweepTrial(tune.Trainable):
                     self._store.send_run(name)
                     yield progress
                     said = time.monotonic()
-            _to_hparams(writer, config, Run(folder))
+            shown.show_result(config, Run(folder))
         self._store.send(name)
         self._store.send(board)
         return folder
@@ -207,28 +208,3 @@ def _await_unlocked(folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(0.1)
-
-
-def _to_tensorboard(writer: SummaryWriter, event: Event) -> None:
-    row = event.row
-    if event.kind == "step":
-        for name in ("loss", "learning_rate", "wire_bytes"):
-            writer.add_scalar(f"train/{name}", row[name], row["step"])
-    elif event.kind == "eval" and row["batchnorm"] == "running":
-        for name in event.measures:
-            writer.add_scalar(f"eval/{name}_{row['mode']}", row[name], row["step"])
-
-
-def _to_hparams(writer: SummaryWriter, config: RunConfig, run: Run) -> None:
-    """Write the configuration beside the last evaluation, for TensorBoard's page of hyperparameters."""
-    values = {key: value for key, value in config.flat().items() if value is not None}
-    known = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
-    row = run.row
-    names = [f"{name}_{mode}" for name in run.measures for mode in ("on", "off")]
-    reached = {f"final/{name}": row[f"final_{name}"] for name in names if row.get(f"final_{name}") is not None}
-    for summary in hparams(
-        known, reached
-    ):  # among the run's own events, not in a file beside them as `add_hparams` has it
-        writer.file_writer.add_summary(summary)
-    for name, value in reached.items():
-        writer.add_scalar(name, value)

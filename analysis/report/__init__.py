@@ -14,6 +14,7 @@ from analysis.report.blocks import Page
 from analysis.report.gather import gather
 from analysis.report.material import NETWORKS, Material
 from analysis.report.words import plural
+from raysim.files import write_whole
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 
@@ -92,7 +93,7 @@ def write_report(
     if form == "html":
         from analysis.report.html import write_html
 
-        out.write_text(write_html(page), encoding="utf-8")
+        write_whole(out, write_html(page).encode())
     else:
         from analysis.report.markdown import write_markdown
 

@@ -6,7 +6,7 @@ One network is chosen for what depends on it. The looks are those of `analysis.r
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 from analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
@@ -48,8 +48,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_png(figure: Figure, file: Path, network: str) -> None:
-    """Write a figure as it is on a network, at 200 dots an inch."""
+def draw_png(figure: Figure, network: str) -> bytes:
+    """Return the PNG of a figure as it is on a network, at 200 dots an inch."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -75,7 +75,9 @@ def write_png(figure: Figure, file: Path, network: str) -> None:
             canvas.legend(
                 [handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1)
             )
-        canvas.savefig(file, dpi=200, metadata={"Software": None})
+        drawn = BytesIO()
+        canvas.savefig(drawn, format="png", dpi=200, metadata={"Software": None})
+        return drawn.getvalue()
 
 
 def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> None:

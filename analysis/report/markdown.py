@@ -9,7 +9,8 @@ from typing import Any
 
 from analysis.report.blocks import Block, Cell, Heading, Page, Section, Table, Text
 from analysis.report.figures import Figure, on_network
-from analysis.report.figures_png import write_png
+from analysis.report.figures_png import draw_png
+from raysim.files import write_whole
 
 FIGURES = "figures"
 
@@ -20,9 +21,10 @@ def write_markdown(page: Page, folder: Path) -> None:
     for section in page.sections:
         for block in section.blocks:
             if isinstance(block, Figure):
-                write_png(block, folder / FIGURES / f"{block.key}.png", page.network)
-                block.table().to_csv(folder / FIGURES / f"{block.key}.csv", index=False, lineterminator="\n")
-    (folder / "report.md").write_text("\n\n".join(_lines(page)) + "\n", encoding="utf-8")
+                write_whole(folder / FIGURES / f"{block.key}.png", draw_png(block, page.network))
+                rows = block.table().to_csv(index=False, lineterminator="\n")
+                write_whole(folder / FIGURES / f"{block.key}.csv", rows.encode())
+    write_whole(folder / "report.md", ("\n\n".join(_lines(page)) + "\n").encode())
 
 
 def _lines(page: Page) -> Iterator[str]:

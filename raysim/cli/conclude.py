@@ -103,8 +103,6 @@ def report(
             )
     except AnalysisError as error:
         fail(str(error), 2)
-    except OSError as error:
-        fail(f"`--out` must be a place that can be written, but got {str(target)!r}: {error.strerror}.", 2)
     for problem in page.problems:
         typer.echo(f"- {problem}")
     typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")

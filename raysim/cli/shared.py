@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from raysim.notation import shown
+from raysim.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
@@ -101,16 +101,6 @@ class Commands(TyperGroup):
             if error.errno == errno.ENOSPC and not error.filename:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or what is left in the buffer is tried again at the end
             fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
-
-
-def os_sentence(error: OSError) -> str:
-    """Return a sentence of what the system refused.
-
-    >>> os_sentence(OSError(28, "No space left on device", "results/run.parquet"))
-    "'results/run.parquet': No space left on device."
-    """
-    where = f"{shown(str(error.filename))}: " if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).rstrip('.')}."
 
 
 def parse_networks(texts: list[str] | None) -> list[Network]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail, os_sentence
+from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail
+from raysim.files import os_sentence
 
 
 def sweep(
@@ -40,9 +41,11 @@ def sweep(
     check_ours("sweeps")
     check_ours("analysis")
     with bad_input_in_one_sentence(), ending_on_signals() as ending:
+        from raysim.engine.loopback import listen_on_loopback
         from sweeps.reading import read_study
 
         chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
+        listen_on_loopback(address)
         from sweeps.confirm import confirming
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_confirmation, show_result, show_sweep
@@ -68,7 +71,10 @@ def sweep(
                 show_confirmation(second)
         except KeyboardInterrupt as error:
             ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
-            fail(f"interrupted. To go on: {again}", ending.exit_code)
+            fail(
+                f"interrupted. To go on: {again}" if one.begun else "interrupted before anything began.",
+                ending.exit_code,
+            )
         except OSError as error:
             fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
         except SweepError as error:

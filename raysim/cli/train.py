@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import Recipe, bad_input_in_one_sentence, ending_on_signals, fail, os_sentence
+from raysim.cli.shared import Recipe, bad_input_in_one_sentence, ending_on_signals, fail
+from raysim.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.training.ending import Ending
+    from raysim.training.run import Training
 
 
 def train(
@@ -19,17 +21,30 @@ def train(
     engine: Annotated[str, typer.Option(help="ray: one actor a stage. inline: all in this process.")] = "ray",
     out: Annotated[str | None, typer.Option(help="The run's own folder (default: results/<name>/<run_id>).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    check_repeat: Annotated[
+        bool,
+        typer.Option("--check-repeat", help="First take a few steps twice, and name the first layer that differs."),
+    ] = False,
 ) -> None:
     """Train a pipeline with compressed links, and leave Parquet behind.
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
     with bad_input_in_one_sentence(), ending_on_signals() as ending:
-        _train(recipe, overrides or [], engine, out, resume, ending)
+        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending)
 
 
-def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resume: bool, ending: Ending) -> None:
+def _train(
+    recipe: str,
+    overrides: list[str],
+    engine: str,
+    out: str | None,
+    resume: bool,
+    check_repeat: bool,
+    ending: Ending,
+) -> None:
     from raysim.config import ConfigError, read_config
+    from raysim.engine.loopback import listen_on_loopback
     from raysim.training.start import check_start
     from raysim.workloads.data import bind_data
 
@@ -39,6 +54,7 @@ def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resu
         bind_data(config.data.name, config.data.options)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    listen_on_loopback()
     # torch from here on
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
@@ -46,6 +62,8 @@ def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resu
     from raysim.training.run import Training
 
     training = Training(config, out=out, engine=engine, resume=resume, ending=ending)
+    if check_repeat:
+        _check_repeat(training)
     words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]
     again = f"To go on: {shlex.join(words)}"
     try:
@@ -66,6 +84,21 @@ def _train(recipe: str, overrides: list[str], engine: str, out: str | None, resu
     tables(run)
     if run.status == "diverged":
         fail(f"the run diverged: {run.row['error']}.", 1)
+
+
+def _check_repeat(training: Training) -> None:
+    """Fail where the run's first steps, taken twice, differ."""
+    from raysim.training.repeat import STEPS, first_difference
+
+    found = first_difference(training.config, training.workload.data)
+    if found is not None:
+        fail(
+            f"the run is not deterministic: {found} differs when the same steps are taken twice. It could not be resumed "
+            "to the same bits. Draw random numbers from torch's generator, which raysim seeds, and keep no state outside "
+            "of parameters and buffers.",
+            1,
+        )
+    typer.echo(f"The first {STEPS} steps give the same bits when they are taken twice.", err=True)
 
 
 def recipes() -> None:

@@ -165,7 +165,7 @@ class RayEngine(Engine):
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError) as error:
                 raise ConfigError(
-                    f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {_reason(error)}."
+                    f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {first_reason(error)}."
                 ) from None
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
@@ -184,7 +184,7 @@ class RayEngine(Engine):
             Exception
         ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
             ray.shutdown()
-            raise WorkerLostError(f"Ray did not start: {_reason(error)}") from None
+            raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
         protect_token()
 
     def _place(self) -> list[str]:
@@ -260,10 +260,10 @@ class RayEngine(Engine):
             if isinstance(cause, (DivergedError, StageError, WorkerLostError)):
                 raise cause from None
             if isinstance(cause, RayError):
-                raise WorkerLostError(_reason(cause)) from None
+                raise WorkerLostError(first_reason(cause)) from None
             raise StageError(f"{type(cause).__name__}: {cause}") from None
         except RayError as error:  # an actor, a node or an object is gone
-            raise WorkerLostError(_reason(error)) from None
+            raise WorkerLostError(first_reason(error)) from None
 
     def _put(self, value: Any) -> Ref:
         import ray
@@ -316,7 +316,7 @@ def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
     return int(fits + 1e-9)
 
 
-def _reason(error: BaseException) -> str:
+def first_reason(error: BaseException) -> str:
     """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]

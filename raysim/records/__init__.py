@@ -8,7 +8,7 @@ are not read.
 from raysim.records.recorder import Recorder
 from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status
 from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
-from raysim.records.tables import RecordsError, read_table, table_files, write_table
+from raysim.records.tables import UNREADABLE, RecordsError, read_table, table_files, write_table
 
 __all__ = [
     "FINISHED",
@@ -17,6 +17,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SILENT_S",
     "STATUSES",
+    "UNREADABLE",
     "Recorder",
     "RecordsError",
     "Run",

@@ -211,6 +211,30 @@ def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_stage_killed_for_memory_starts_again_to_the_same_bits(ray, small, tmp_path, monkeypatch):
+    """Ray's monitor of memory kills processes of a node that runs out of it; their calls then raise this error."""
+    config = small(forward="EF21(TopK(0.3))", checkpoint_every_steps=2)
+    training = Training(config, out=tmp_path / "killed", engine="ray")
+    get, step, killed = ray.get, training.engine.step, []
+
+    def disturbed(number, *arguments):
+        if number == 3 and not killed:
+            killed.append(number)
+
+            def fail(refs, **options):
+                monkeypatch.setattr(ray, "get", get)
+                raise ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.\nMore.")
+
+            monkeypatch.setattr(ray, "get", fail)
+        return step(number, *arguments)
+
+    training.engine.step = disturbed
+    reasons = [event.row["reason"] for event in training.events() if event.kind == "restart"]
+    assert reasons == ["Task was killed due to the node running low on memory"]
+    same_records(Run(tmp_path / "killed"), train(config, engine="inline", out=tmp_path / "whole"))
+
+
+@pytest.mark.slow
 def test_five_kills_at_random_steps(ray, small, tmp_path):
     config = small(forward="EF21(TopK(0.3))", backward="ErrorFeedback(TopK(0.2))", steps=30, checkpoint_every_steps=4)
     undisturbed = train(config, out=tmp_path / "whole")

@@ -29,7 +29,7 @@ TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
 ROOMS = {
-    "raysim.files": (set(), set()),
+    "raysim.files": ({"notation"}, set()),
     "raysim.plugins": (set(), set()),
     "raysim.notation": ({"plugins"}, set()),
     "raysim.random": (set(), set()),
@@ -64,7 +64,7 @@ ROOMS = {
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
     "analysis": (
-        {"places", "records", "network", "quality", "schedules", "notation", "config"},
+        {"places", "files", "records", "network", "quality", "schedules", "notation", "config"},
         THIRD_PARTY - {"torch", "ray"},
     ),
 }

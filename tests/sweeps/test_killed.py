@@ -38,12 +38,13 @@ def test_ten_kills_of_the_driver_cost_no_trial_and_count_none_twice(tmp_path):
     ended = set()
     for attempt in range(KILLS + 1):
         resume = ["--resume"] if (out / "study.toml").is_file() else []
+        sessions = set(out.glob("tune/*"))  # of the last one, which was killed
         started = subprocess.Popen(
             [*words, *resume], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         try:
             if attempt < KILLS:
-                _await_progress(started, out, attempt)
+                _await_progress(started, out, sessions)
                 time.sleep(chance.uniform(0, 4))
                 started.send_signal(signal.SIGKILL)  # of the driver alone: Ray's processes notice by themselves
                 kills += started.wait() == -signal.SIGKILL
@@ -87,11 +88,11 @@ def test_ten_kills_of_the_driver_cost_no_trial_and_count_none_twice(tmp_path):
 
 
 def _await_progress(started, out, sessions):
-    """Wait until Tune runs for the time after `sessions` others, and a trial goes on."""
+    """Wait until Tune runs a session that is none of `sessions`, and a trial goes on."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert started.poll() is None, started.stderr.read()[-3000:]
-        if len(list(out.glob("tune/*"))) > sessions:
+        if set(out.glob("tune/*")) - sessions:
             frame = pd.read_parquet(out / "trials.parquet")
             if "running" in set(frame["status"]):
                 return

@@ -76,6 +76,7 @@ def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
     assert {path.name for path in (tmp_path / "out" / "tensorboard").iterdir()} >= {"0-s0", "0-s1"}
     assert hyperparameters(tmp_path / "out" / "tensorboard" / "0-s1")["seed"].number_value == 1
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == done.study.as_mapping()
+    assert not list((tmp_path / "out").rglob("*.pkl"))  # of Tune
 
 
 @pytest.mark.slow

@@ -1,0 +1,163 @@
+"""Disks that fill up, become read-only or go away under a sweep or a report: a sentence, and a study that can be resumed."""
+
+import errno
+import shutil
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from disks import NoDiskError, SmallDisk
+from studies import BASE, write_study
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.config import ConfigError
+from sweeps.reading import read_study
+from sweeps.refusals import find_database_error, find_refusal
+from sweeps.rows import Rows
+from sweeps.search import Ledger
+
+COMMAND = [sys.executable, "-m", "raysim.cli"]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    try:
+        with SmallDisk(tmp_path / "disk", 65536) as one:
+            yield one
+    except NoDiskError as error:
+        pytest.skip(str(error))
+
+
+def sweep(path, out):
+    resume = ["--resume"] if out.exists() else []
+    words = [*COMMAND, "sweep", str(path), "--out", str(out), *resume]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def check_refused(process, *reasons):
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 1, errors
+    last = errors.strip().splitlines()[-1]
+    assert any(reason in last for reason in reasons), last
+    assert "To go on: raysim sweep" in last or "to go on: raysim sweep" in last
+    assert "Traceback" not in errors
+
+
+def check_finishes(path, out):
+    process = sweep(path, out)
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, errors
+    frame = pd.read_parquet(out / "trials.parquet")
+    assert frame["status"].tolist() == ["finished"] * len(frame)
+
+
+def await_trial(process, out):
+    deadline = time.monotonic() + 200
+    while not any(out.glob("trials/*/parts/steps-*")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+LONG = BASE | {"steps": 200, "checkpoint_every_steps": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("kibibytes", [16, 64, 128, 256, 512])
+def test_a_disk_that_is_full_ends_a_sweep_which_goes_on_with_more_space(tmp_path, disk, kibibytes):
+    path = write_study(tmp_path, trials=3, base=BASE | {"steps": 20, "checkpoint_every_steps": 2}, engine="inline")
+    disk.resize(f"{kibibytes}k")
+    out = disk.folder / "out"
+    check_refused(sweep(path, out), "No space left on device", "disk is full")
+    disk.resize("64m")
+    check_finishes(path, out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["inline", "ray"])
+def test_a_disk_that_becomes_read_only_ends_a_sweep_which_goes_on_when_it_can_be_written(tmp_path, disk, engine):
+    path = write_study(tmp_path, trials=2, base=LONG, engine=engine, jobs=1)
+    out = disk.folder / "out"
+    process = sweep(path, out)
+    await_trial(process, out)
+    with disk.read_only():
+        check_refused(process, "Read-only file system")
+    check_finishes(path, out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_folder_that_goes_away_ends_a_sweep_which_goes_on_when_it_is_back(tmp_path):
+    path = write_study(tmp_path, trials=2, base=LONG, engine="inline", jobs=1)
+    out = tmp_path / "out"
+    process = sweep(path, out)
+    await_trial(process, out)
+    out.rename(tmp_path / "away")
+    check_refused(process, "")
+    shutil.rmtree(out, ignore_errors=True)  # of what the trial wrote meanwhile
+    (tmp_path / "away").rename(out)
+    check_finishes(path, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_a_report_on_a_full_disk_is_a_sentence_and_leaves_the_old_page(tmp_path, disk, report_runs, form):
+    disk.resize("64k")
+    target = disk.folder / ("report.html" if form == "html" else "report")
+    if form == "html":
+        target.write_text("the old page")
+    words = ["report", str(report_runs), "-o", str(target), "--format", form, "--network", "100mbps"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1, done.output
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "No space left on device" in done.stderr
+    if form == "html":
+        assert target.read_text() == "the old page"
+    disk.resize("64m")
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_refusals_are_told_from_errors_of_a_trial(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device", "results/steps.parquet")
+    sentence = "'results/steps.parquet': No space left on device."
+    assert find_refusal(full, tmp_path) == sentence
+    wrapped = ConfigError("The run's folder cannot be written.")
+    wrapped.__context__ = full  # as after `raise ... from None`
+    assert find_refusal(wrapped, tmp_path) == sentence
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "data.csv")
+    assert find_refusal(missing, tmp_path) is None  # of a trial's data: other trials have others
+    assert find_refusal(missing, tmp_path / "gone") == "'data.csv': No such file or directory."
+    assert find_refusal(ValueError("a model's own"), tmp_path) is None
+    assert find_database_error(full, tmp_path / "optuna.db") is None
+
+
+def test_a_damaged_database_is_made_anew_of_the_rows(tmp_path):
+    study = read_study(write_study(tmp_path))
+    for size in (0, 100, 5000, None):
+        folder = tmp_path / f"out-{size}"
+        folder.mkdir()
+        ledger = Ledger(study, folder)
+        ledger.reconcile()
+        row, _ = ledger.next()
+        ledger.begin(row, ["trials/0-s0"])
+        ledger.close()
+        database = folder / "optuna.db"
+        content = database.read_bytes()
+        database.write_bytes(content[:size] if size is not None else b"no database" * 1000)
+        ledger = Ledger(study, folder)
+        ledger.reconcile()
+        again, _ = ledger.next()
+        assert (again.trial, again.params, again.notation) == (row.trial, row.params, row.notation)
+        ledger.close()
+
+
+def test_damaged_rows_are_refused_in_a_sentence(tmp_path):
+    rows = Rows(tmp_path, "small")
+    rows.path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(ConfigError, match=r"^The rows of the study to resume, .*trials.parquet, cannot be read \(.*\)"):
+        rows.read()
