@@ -22,7 +22,7 @@ test-slow: .venv/installed-dev
 
 SHARE ?= 1
 campaign: .venv/installed-dev
-	$(BIN)/python tests/campaign --share $(SHARE)
+	$(BIN)/python tests/campaign --share $(SHARE) --record build/campaign.jsonl
 
 test-gpu: .venv/installed-dev
 	$(BIN)/python -m pytest -m gpu

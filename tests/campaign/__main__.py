@@ -1,18 +1,28 @@
-"""The campaign against raysim: `make campaign` tries every attack and prints a table; SHARE=0.01 is a hundredth of it."""
+"""The campaign against raysim: `make campaign` tries every attack and prints a table; SHARE=0.01 is a hundredth of it.
+
+It goes in rounds, and writes down each. When it is called again with the same record, it goes on with the attempts that are
+left, so that it may be ended at any time.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 from attacks import ATTACKS  # noqa: E402
+
+IN_PROCESS = ("inputs", "packets damaged")  # attacks that would take memory of this very process
+SPARE_BYTES = 8 << 30  # that they may take
 
 
 def main() -> int:
@@ -22,20 +32,62 @@ def main() -> int:
     parser.add_argument("--engine", default="ray", help="of the runs that are killed")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), help="may be repeated")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="a file of rounds, to go on from")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no further round begins")
     options = parser.parse_args()
-    harm = []
-    print("| attack | tried | harm | minutes |\n|---|---|---|---|", flush=True)
-    for name, (attack, whole) in ATTACKS.items():
+    ends, rounds = time.monotonic() + 60 * options.minutes, _read(options.record)
+    print("| attack | of | tried | harm | minutes |\n|---|---|---|---|---|", flush=True)
+    for name, (_, whole, _) in ATTACKS.items():
         if options.only and name not in options.only:
             continue
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            chance = random.Random(f"{options.seed} {name}")
-            found = attack(max(1, round(options.share * whole)), Path(folder), options.engine, chance)
-        print(f"| {name} | {found.tried:,} | {len(found.harm)} | {(time.monotonic() - began) / 60:.1f} |", flush=True)
-        harm += [f"{name}: {line}" for line in found.harm]
+        wanted = max(1, round(options.share * whole))
+        while (left := wanted - _tried(rounds, name)) > 0 and time.monotonic() < ends:
+            done = _round(name, left, len(rounds), options.engine, options.seed)
+            rounds.append(done)
+            if options.record is not None:
+                options.record.parent.mkdir(parents=True, exist_ok=True)
+                with options.record.open("a", encoding="utf-8") as file:
+                    file.write(f"{json.dumps(done)}\n")
+            if not done["tried"]:
+                break  # it cannot be tried here
+        mine = [one for one in rounds if one["attack"] == name]
+        harm, minutes = sum(len(one["harm"]) for one in mine), sum(one["minutes"] for one in mine)
+        print(f"| {name} | {wanted:,} | {_tried(rounds, name):,} | {harm} | {minutes:.1f} |", flush=True)
+    harm = [f"{one['attack']}: {line}" for one in rounds for line in one["harm"]]
     print(*harm, sep="\n")
     return bool(harm)
+
+
+def _read(record: Path | None) -> list[dict[str, Any]]:
+    """Return the rounds that a record holds; a line that was broken off is none."""
+    rounds = []
+    if record is not None and record.is_file():
+        for line in record.read_text(encoding="utf-8").splitlines():
+            try:
+                rounds.append(json.loads(line))
+            except ValueError:
+                continue
+    return rounds
+
+
+def _tried(rounds: list[dict[str, Any]], name: str) -> int:
+    return sum(one["tried"] for one in rounds if one["attack"] == name)
+
+
+def _round(name: str, left: int, number: int, engine: str, seed: int) -> dict[str, Any]:
+    """Try an attack a few times."""
+    attack, _, at_once = ATTACKS[name]
+    began, before = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)
+    if name in IN_PROCESS:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES, before[1]))
+    try:
+        with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
+            found = attack(min(left, at_once), Path(folder), engine, random.Random(f"{seed} {name} {number}"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    minutes = (time.monotonic() - began) / 60
+    return {"attack": name, "tried": found.tried, "harm": found.harm, "minutes": round(minutes, 2), "round": number}
 
 
 if __name__ == "__main__":

@@ -9,16 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from disks import NoDiskError, SmallDisk
 from runs import same_records
+from studies import BASE, write_study
 from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
+from raysim.training.ending import SIGNALS
 from raysim.training.run import Training, train
+from sweeps.reading import read_study
+from sweeps.rows import Rows
 
 COMMAND = [sys.executable, "-m", "raysim.cli", "train", "digits-cnn"]
 KEYS = ["num_stages=2", "steps=120", "checkpoint_every_steps=10", "evaluate_every_steps=40", "forward=EF21(TopK(0.2))"]
@@ -33,21 +39,32 @@ class Outcome(NamedTuple):
     harm: list[str]
 
 
+Attack = Callable[[int, Path, str, random.Random], Outcome]
+
+
 def _command(engine: str, out: Path) -> list[str]:
     """Return the command that starts the run in a folder, or goes on with it."""
     resume = ["--resume"] if out.exists() else []
     return [*COMMAND, *KEYS, "--engine", engine, "--out", str(out), *resume]
 
 
-def _broken_off(engine: str, out: Path, number: int, delay_s: float) -> tuple[int, str]:
-    """Start or resume a run, and send it a signal after a while; return its exit code and its errors."""
-    process = subprocess.Popen(_command(engine, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def _broken_off(words: list[str], number: int, delay_s: float) -> tuple[int, str]:
+    """Run a command, and send it a signal after a while; return its exit code and its errors."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         errors = process.communicate(timeout=delay_s)[1]  # over before its time
     except subprocess.TimeoutExpired:
         process.send_signal(number)
         errors = process.communicate(timeout=LIMIT_S)[1]
     return process.returncode, errors
+
+
+def _of_signal(number: int, delay_s: float, code: int, errors: str) -> list[str]:
+    """Return the harm where a command that was asked to end did not do so in order."""
+    said = "To go on: " in errors or "before anything began" in errors
+    if code in (0, 128 + number) and (said or not code) and "Traceback" not in errors and "***" not in errors:
+        return []
+    return [f"{signal.Signals(number).name} after {delay_s:.1f} s: {code}, {errors.strip().splitlines()[-1:]}"]
 
 
 def _ends_as(out: Path, engine: str, whole: Run) -> str | None:
@@ -69,7 +86,7 @@ def driver_kills(count: int, folder: Path, engine: str, chance: random.Random) -
     for run in range(-(-count // 5)):
         out = folder / f"killed-{run}"
         for _ in range(min(5, count - tried)):
-            code, _ = _broken_off(engine, out, signal.SIGKILL, chance.uniform(2, 15))
+            code, _ = _broken_off(_command(engine, out), signal.SIGKILL, chance.uniform(2, 15))
             tried += code == -signal.SIGKILL
             if code == 0:
                 break
@@ -109,15 +126,12 @@ def signals(count: int, folder: Path, engine: str, chance: random.Random) -> Out
     for run in range(count):
         out, number = folder / f"ended-{run}", chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         delay_s = chance.uniform(4, 20)
-        code, errors = _broken_off(engine, out, number, delay_s)
-        said = "To go on: " in errors or "before anything began" in errors
-        if code not in (0, 128 + number) or "Traceback" in errors or "***" in errors or (code and not said):
-            harm.append(
-                f"{signal.Signals(number).name} after {delay_s:.1f} s: {code}, {errors.strip().splitlines()[-1:]}"
-            )
-        elif (out / "run.parquet").is_file():
-            found = _ends_as(out, engine, whole)
-            harm += [found] if found else []
+        code, errors = _broken_off(_command(engine, out), number, delay_s)
+        found = _of_signal(number, delay_s, code, errors)
+        if not found and (out / "run.parquet").is_file():
+            differs = _ends_as(out, engine, whole)
+            found = [differs] if differs else []
+        harm += found
     return Outcome(count, harm)
 
 
@@ -150,6 +164,107 @@ def damage(count: int, folder: Path, engine: str, chance: random.Random) -> Outc
             continue
         except Exception as error:
             harm.append(f"{path.relative_to(out)} {how} at {place}: {type(error).__name__}: {str(error)[:100]}")
+    return Outcome(count, harm)
+
+
+STUDY = BASE | {"steps": 80, "checkpoint_every_steps": 5, "evaluate_every_steps": 20}
+
+
+def _study(folder: Path, **changes: object) -> Path:
+    """Write a study whose trials take some seconds each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_study(folder, **{"trials": 5, "base": STUDY, "jobs": 1, **changes})
+
+
+def _sweep_command(path: Path, out: Path) -> list[str]:
+    resume = ["--resume"] if out.exists() else []
+    return [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(out), *resume]
+
+
+def _rows(out: Path) -> Rows:
+    rows = Rows(out, "small")
+    rows.read()
+    return rows
+
+
+def _sweep_ends(path: Path, out: Path) -> list[str]:
+    """Resume a sweep to its end; return the harm where a trial is lost, or is not what it would have been."""
+    words = _sweep_command(path, out)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        return [f"resume ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"]
+    study, rows = read_study(path), [row for row in _rows(out) if row.same_as is None]
+    if [row.status for row in rows] != ["finished"] * study.budget:
+        return [f"trials are {[row.status for row in rows]}"]
+    for row in rows[:2]:
+        config = study.config({"forward": row.notation.split()[0].removeprefix("forward=")})
+        fresh = path.parent / f"fresh-{row.trial}"
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            same_records(Run(out / row.runs[0]), train(config, engine="inline", out=fresh))
+        except AssertionError as error:
+            return [f"trial {row.trial} has other records: {str(error).splitlines()[0]}"]
+    return []
+
+
+def sweep_kills(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Kill the driver of a sweep at any moment, several times, and resume it to the end."""
+    path, tried, harm = _study(folder, engine=engine), 0, []
+    for sweep in range(count):  # one that ends early is followed by another
+        out = folder / f"sweep-{sweep}"
+        while tried < count:
+            code, _ = _broken_off(_sweep_command(path, out), signal.SIGKILL, chance.uniform(4, 25))
+            tried += code == -signal.SIGKILL
+            if code != -signal.SIGKILL:
+                break
+        harm += _sweep_ends(path, out)
+        if tried == count:
+            break
+    return Outcome(tried, harm)
+
+
+def sweep_signals(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Send SIGTERM, SIGINT or SIGHUP to a sweep at any moment, in turn: a sentence, the signal's exit code, and no trial lost."""
+    path, harm = _study(folder, engine=engine), []
+    out = folder / "sweep-0"
+    for session in range(count):
+        number, delay_s = SIGNALS[session % len(SIGNALS)], chance.uniform(3, 25)
+        code, errors = _broken_off(_sweep_command(path, out), number, delay_s)
+        harm += _of_signal(number, delay_s, code, errors)
+        if code == 0:
+            harm += _sweep_ends(path, out)
+            out = folder / f"sweep-{session + 1}"
+    harm += _sweep_ends(path, out)
+    return Outcome(count, harm)
+
+
+def full_disk_of_sweep(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Sweep, then report, on a small disk of memory that fills up: a sentence, and no trial lost once there is space."""
+    path, harm = _study(folder, engine="inline", trials=3), []
+    for run in range(count):
+        size = chance.choice([16, 32, 64, 128, 256, 512, 1024])
+        try:
+            with SmallDisk(folder / "disk", size) as disk:
+                out = disk.folder / "sweep"
+                words = _sweep_command(path, out)
+                done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                if done.returncode not in (0, 1) or "Traceback" in done.stderr:
+                    harm.append(f"{size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
+                    continue
+                disk.resize("64m")
+                harm += [f"{size} KiB: {found}" for found in _sweep_ends(path, out)]
+                used = sum(file.stat().st_blocks for file in disk.folder.rglob("*")) // 2
+                disk.resize(f"{used + chance.choice([8, 64, 512])}k")
+                words = [sys.executable, "-m", "raysim.cli", "report", str(out)]
+                done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                if (
+                    done.returncode not in (0, 1)
+                    or "Traceback" in done.stderr
+                    or (out / "report.html").exists() == done.returncode
+                ):
+                    harm.append(f"report on {size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
+        except NoDiskError as error:
+            return Outcome(run, [*harm, str(error)])
     return Outcome(count, harm)
 
 
@@ -214,24 +329,20 @@ VALUES = [
 def full_disk(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
     """Train on a small disk of memory (Linux, root) that fills up: a sentence, and the same bits once there is space."""
     whole, harm = train("digits-cnn", *KEYS, engine="inline", out=folder / "whole"), []
-    disk = folder / "disk"
-    disk.mkdir()
     for run in range(count):
         size = chance.choice([32, 64, 128, 256, 512, 1024, 2048])
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(disk)], check=False)
-        if mounted.returncode:
-            return Outcome(run, [*harm, "no disk can be mounted here"])
         try:
-            words = _command(engine, disk / "run")
-            done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-            if done.returncode not in (0, 1, 2) or "Traceback" in done.stderr:
-                harm.append(f"{size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
-                continue
-            subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-            found = _ends_as(disk / "run", engine, whole) if done.returncode == 1 else None
-            harm += [f"{size} KiB: {found}"] if found else []
-        finally:
-            subprocess.run(["umount", str(disk)], check=True)
+            with SmallDisk(folder / "disk", size) as disk:
+                words = _command(engine, disk.folder / "run")
+                done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                if done.returncode not in (0, 1, 2) or "Traceback" in done.stderr:
+                    harm.append(f"{size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
+                    continue
+                disk.resize("64m")
+                found = _ends_as(disk.folder / "run", engine, whole) if done.returncode == 1 else None
+                harm += [f"{size} KiB: {found}"] if found else []
+        except NoDiskError as error:
+            return Outcome(run, [*harm, str(error)])
     return Outcome(count, harm)
 
 
@@ -262,19 +373,22 @@ def packets(count: int, folder: Path, engine: str, chance: random.Random) -> Out
     harm, each = [], -(-count // len(VARIANTS))
     for variant in VARIANTS:
         try:
-            fuzz(variant, each)
+            fuzz(variant, each, chance.getrandbits(32))
         except Exception as error:
             harm.append(f"{variant.notation}: {type(error).__name__}: {str(error)[:100]}")
     return Outcome(each * len(VARIANTS), harm)
 
 
-ATTACKS = {
-    "driver killed": (driver_kills, 50),
-    "stage killed": (stage_kills, 100),
-    "asked to end": (signals, 30),
-    "files damaged": (damage, 500),
-    "disk full": (full_disk, 20),
-    "inputs": (inputs, 5000),
-    "packets damaged": (packets, 100_000),
+ATTACKS: dict[str, tuple[Attack, int, int]] = {
+    "driver killed": (driver_kills, 50, 5),
+    "stage killed": (stage_kills, 100, 10),
+    "sweep killed": (sweep_kills, 20, 5),
+    "asked to end": (signals, 30, 2),
+    "sweep asked to end": (sweep_signals, 15, 3),
+    "files damaged": (damage, 500, 50),
+    "disk full": (full_disk, 20, 2),
+    "disk full under a sweep": (full_disk_of_sweep, 10, 1),
+    "inputs": (inputs, 5000, 250),
+    "packets damaged": (packets, 100_000, 10_000),
 }
-"""Attacks by name, and how often a whole campaign tries each."""
+"""Attacks by name, how often a whole campaign tries each, and how often at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from codec_variants import KEY, Variant, normal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from raysim.codecs import Packet
@@ -48,7 +48,8 @@ def damaged(draw: st.DrawFn, packet: Packet) -> Packet:
     return packet._replace(arrays=arrays, shape=shape, dtype=dtype)
 
 
-def fuzz(variant: Variant, cases: int) -> None:
+def fuzz(variant: Variant, cases: int, number: int | None = None) -> None:
+    """Damage packets of a codec, as often as `cases`; the same again for the same `number`."""
     packets = [variant.codec.encode(normal(*shape), KEY) for shape in SHAPES]
     packets.append(variant.codec.encode(normal(3, 50).relu().bfloat16(), KEY))
 
@@ -64,4 +65,4 @@ def fuzz(variant: Variant, cases: int) -> None:
         assert y.dtype == DTYPES[packet.dtype]
         assert y.numel() == y.clone().numel()  # its memory can be read
 
-    check()
+    (check if number is None else seed(number)(check))()
