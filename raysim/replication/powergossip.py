@@ -71,7 +71,7 @@ class PowerGossip(Layered):
         if not done or context.parameters is None:  # up to here replicas are one
             return Averaged(gradients, memory)
         given = {name: context.parameters[name].detach() for name in gradients}
-        matrices = {name: x.reshape(len(x), -1).double() for name, x in given.items()}
+        matrices = {name: x.reshape(len(x), -1).to(torch.float64, copy=True) for name, x in given.items()}
         products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to move by
         count_work(self.iterations * products * sum(x.nbytes for x in given.values()))
         moved = dict(memory)
@@ -92,7 +92,10 @@ class PowerGossip(Layered):
         }
         own = {
             other: {
-                name: cast_saturating((x if side == "left" else x.T) @ basis[name], torch.float32)
+                name: cast_saturating(
+                    x @ basis[name] if side == "left" else (basis[name].T @ x).T,  # BLAS is slow where x is turned
+                    torch.float32,
+                )
                 for name, x in matrices.items()
             }
             for other, basis in bases.items()
@@ -105,9 +108,9 @@ class PowerGossip(Layered):
             for (name, mine), part in zip(own[other].items(), parts, strict=True):
                 difference = part.view_as(mine) - mine if me < other else mine - part.view_as(mine)  # the same at both
                 memory[f"{side}/{other}/{name}"] = difference
-                projected = difference.double() @ bases[other][name].T
-                projected = projected if side == "left" else projected.T
-                matrices[name] = matrices[name] + (1 if me < other else -1) / (len(others) + 1) * projected
+                thin, basis = difference.double(), bases[other][name]
+                projected = thin @ basis.T if side == "left" else basis @ thin.T
+                matrices[name].add_(projected, alpha=(1 if me < other else -1) / (len(others) + 1))
 
     def _basis(
         self, name: str, side: str, matrix: Tensor, other: int, memory: Memory, context: ReplicaContext

@@ -116,9 +116,13 @@ def pipelines(
 
 
 def links_by_step(links: Sequence[str], rounds: int) -> dict[int, str | None]:
-    """Return the link of every step after those that warm up: each in turn, after a step between unshaped links (None).
+    """Return the link of every step after those that warm up: each in turn, beside a step between unshaped links (None).
 
-    So the drift of a shared machine comes to both alike.
+    So the drift of a shared machine comes to both alike. The unshaped step comes first in one round and second in the next, since
+    the even and the odd steps of a method may differ in their work.
     """
-    turns = [text for _ in range(rounds) for shaped in links for text in (None, shaped)]
+    turns: list[str | None] = []
+    for number in range(rounds):
+        for shaped in links:
+            turns += [None, shaped] if number % 2 == 0 else [shaped, None]
     return dict(enumerate(turns, start=WARMUP_STEPS))

@@ -159,13 +159,15 @@ def test_trips_are_read_off_the_steps_with_a_latency():
         assert (one.low, one.trips, one.high) == pytest.approx((expected,) * 3)
 
 
-def test_every_shaped_step_comes_after_one_that_is_not():
-    links = ["20mbps", "50mbps+20ms", "100mbps"]
+@pytest.mark.parametrize("links", [["20mbps", "50mbps+20ms", "100mbps"], ["20mbps", "100mbps"]])
+def test_every_shaped_step_is_beside_one_that_is_not_and_every_link_has_even_and_odd_steps(links):
     found = links_by_step(links, 2)
     steps = sorted(found)
-    assert steps == list(range(steps[0], steps[0] + 12))
-    assert [found[step] for step in steps[::2]] == [None] * 6
-    assert [found[step] for step in steps[1::2]] == links * 2
+    assert steps == list(range(steps[0], steps[0] + 4 * len(links)))
+    pairs = [{found[step], found[step + 1]} for step in steps[::2]]
+    assert pairs == [{None, text} for text in links * 2]
+    for text in (None, *links):
+        assert {step % 2 for step in steps if found[step] == text} == {0, 1}
 
 
 def test_the_campaign_has_the_cases_that_it_promises():
