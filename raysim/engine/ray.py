@@ -77,13 +77,21 @@ class RayEngine(Engine):
         warm(plan)  # compiled once, here; the workers of this machine find it on disk
         self._actors = [
             start_actor(
+                name=self._name(worker),
                 num_cpus=config.cpus_per_stage,
                 num_gpus=self._gpus,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            for node in self._nodes
+            for worker, node in enumerate(self._nodes)
         ]
         self._enlist(*self._stored)
+
+    def _name(self, worker: int) -> str:
+        """Return the name of a worker's actor on Ray's dashboard, unique among those of a cluster."""
+        replica, place = divmod(worker, len(self.plan.rows))
+        stages = [str(stage) for stage, owner in enumerate(self.plan.owners) if owner == place]
+        words = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+        return f"{self.plan.config.name}: replica {replica}, {words} ({uuid.uuid4().hex[:8]})"
 
     def _enlist(self, plan: Ref, modules: Sequence[Ref], data: Ref) -> None:
         """Make workers of the actors, and see that those that exchange packets reach one another."""

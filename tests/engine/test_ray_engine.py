@@ -13,6 +13,7 @@ import pytest
 import torch
 from engines import start as start_inline
 from pipelines import RUNS
+from ray import util
 from runs import kill_at, same_records
 
 from raysim.config import ConfigError
@@ -95,8 +96,11 @@ def test_divergence_is_the_same_fault_in_both_engines(engine, small):
 
 def test_a_model_that_fails_is_named(engine, small):
     config = small(model={"name": "tests.support.models:broken"}, num_stages=2)
+    running = engine(config)
+    named = {name.partition(" (")[0] for name in util.list_named_actors()}
+    assert {f"{config.name}: replica 0, stage {stage}" for stage in (0, 1)} <= named  # as Ray's dashboard lists them
     with pytest.raises(StageError) as caught:
-        engine(config).step(0)
+        running.step(0)
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
 
 
