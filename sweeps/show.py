@@ -15,6 +15,9 @@ from rich.text import Text
 
 import analysis
 from analysis.comparison.rule import RULE, SKILL
+from analysis.data.settings import COMPRESSION
+from analysis.report.adopt import snippet
+from analysis.report.words import listed
 from raysim.network.memory import format_bytes
 from raysim.quality import measures_of
 from raysim.records import Run
@@ -181,8 +184,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
         console.print(said, highlight=False, soft_wrap=True)
         return
     found = analysis.safe_set(analysis.load(sweep.store.out))
-    seeds = ", ".join(map(str, sweep.study.seeds))
-    table = Table("setting", title=f"The choice, judged on seeds {seeds}, which did not choose it")
+    table = Table("setting", title=f"The choice, judged on seeds {listed(sweep.study.seeds)}, which did not choose it")
     for name in ("harm", "at most", "margin", "verdict"):
         table.add_column(name, justify="right" if name != "verdict" else "left")
     for row in found.to_dict("records"):
@@ -190,8 +192,27 @@ def show_confirmation(sweep: Sweep | None) -> None:
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
     console.print(table)
     console.print(RULE, highlight=False, soft_wrap=True)
-    said = f"The setting as lines for your own training loop, by network: `raysim report {sweep.store.out.rsplit('/', 1)[0]}`."
+    said, code = _taken_home(sweep, found)
+    if code:
+        console.print(said, highlight=False, soft_wrap=True)
+        console.print(code, highlight=False, markup=False, soft_wrap=True)
+    said = f"The choice for every network, with pictures: `raysim report {sweep.store.out.rsplit('/', 1)[0]}`."
     console.print(said, highlight=False, soft_wrap=True)
+
+
+def _taken_home(sweep: Sweep, found: pd.DataFrame) -> tuple[str, str]:
+    """Return the best of the judged settings in a sentence, and as lines for another training loop; empty where all are harmful.
+
+    The best is the first by the study's first objective among the safe ones, or where there are none among the undecided ones.
+    """
+    for verdict, condition in (("safe", ""), ("undecided", ", once more seeds have shown it to be safe")):
+        judged = found[found["verdict"] == verdict].to_dict("records")
+        for row in frontier(sweep.rows, sweep.study.objectives) if judged else []:
+            run = Run(sweep.store.local / row.runs[0]).row
+            for one in judged:
+                if all(run.get(key, one[key]) == one[key] for key in COMPRESSION) and (code := snippet(run)):
+                    return f"{one['setting']} in your own training{condition}:", code
+    return "", ""
 
 
 def _near_chance(row: TrialRow, sweep: Sweep) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from analysis.comparison.rule import RULE
@@ -12,7 +12,7 @@ from analysis.report.adopt import snippet
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.figures import ByNetwork
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
-from analysis.report.words import against_dense, bytes_of, plural, seconds, speedup, step_time
+from analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 COLUMNS = (
@@ -95,25 +95,9 @@ def _basis(job: Job) -> str:
         sorted({seed for one in confirmed for seed in one.judged[name]}) for name in ("chose_on", "confirmed_on")
     )
     return (
-        f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {_listed(chose)} and "
-        f"judged on seeds {_listed(fresh)} alone, which chose nothing. Of the others, only harm can be shown."
+        f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {listed(chose)} and "
+        f"judged on seeds {listed(fresh)} alone, which chose nothing. Of the others, only harm can be shown."
     )
-
-
-def _listed(values: Iterable[Any]) -> str:
-    """Return increasing values as a text, with three or more successive integers as a range.
-
-    >>> _listed([0, 1, 2, 5, 6]), _listed([])
-    ('0 to 2, 5, 6', 'none')
-    """
-    ranges: list[list[Any]] = []
-    for value in values:
-        if ranges and isinstance(value, int) and value == ranges[-1][-1] + 1:
-            ranges[-1].append(value)
-        else:
-            ranges.append([value])
-    texts = [[f"{one[0]} to {one[-1]}"] if len(one) > 2 else map(str, one) for one in ranges]
-    return ", ".join(text for several in texts for text in several) or "none"
 
 
 def _what(job: Job) -> str:
@@ -126,7 +110,7 @@ def _what(job: Job) -> str:
     text = f"{job.title}: {plural(runs, 'run')} of {plural(len(job.settings), 'setting')}, {each}"
     if diverged:
         text += f"; {diverged} diverged"
-    varied = [f"{name} {_listed(values)}" for name, values in _varied(job) if len(values) > 1]
+    varied = [f"{name} {listed(values)}" for name, values in _varied(job) if len(values) > 1]
     if varied:
         text += f"; of different {' and '.join(varied)}"
     return f"{text}. Bytes are counted on what was sent; steps are simulated on the network. {job.compute}"

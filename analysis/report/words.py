@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from analysis.pricing.estimates import Estimate
 from raysim.network.memory import format_bytes
@@ -106,3 +107,19 @@ def signed(value: float) -> str:
     ('+0.46', '\N{MINUS SIGN}4.6', '0.00')
     """
     return f"+{points(value)}" if value > 0 else points(value + 0.0)
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Return increasing values as a text, with three or more successive integers as a range.
+
+    >>> listed([0, 1, 2, 5, 6]), listed([])
+    ('0 to 2, 5, 6', 'none')
+    """
+    ranges: list[list[Any]] = []
+    for value in values:
+        if ranges and isinstance(value, int) and value == ranges[-1][-1] + 1:
+            ranges[-1].append(value)
+        else:
+            ranges.append([value])
+    texts = [[f"{one[0]} to {one[-1]}"] if len(one) > 2 else map(str, one) for one in ranges]
+    return ", ".join(text for several in texts for text in several) or "none"

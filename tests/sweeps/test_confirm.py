@@ -15,7 +15,7 @@ from sweeps.objectives import Figure, Objective
 from sweeps.reading import read_study
 from sweeps.rows import Rows, TrialRow
 from sweeps.runner import Sweep
-from sweeps.show import _near_chance, frontier
+from sweeps.show import _near_chance, frontier, show_confirmation
 
 
 def rows_of(accuracies):
@@ -96,7 +96,7 @@ def test_a_confirmation_that_cannot_be_is_refused(tmp_path, changes, sentence):
 
 
 @pytest.mark.slow
-def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path):
+def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, capsys):
     """A lossless setting is chosen; the dense runs are too short to have learned, so that even it is not called safe."""
     space = {"forward": ["Identity", "Nonzero"]}
     study = study_of(tmp_path, space=space, sampler="grid", trials=None, seeds=[0], engine="inline")
@@ -113,6 +113,10 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path):
     assert (row["chose_on"], row["confirmed_on"], row["seeds"]) == ([0], [1, 2, 3], 3)
     assert row["harm"] == 0
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
+    show_confirmation(second)
+    shown = capsys.readouterr().out
+    assert "forward=Nonzero in your own training, once more seeds have shown it to be safe:" in shown
+    assert 'link = CompressedLink("Nonzero", backward="Identity", num_microbatches=' in shown
     before = {name: Run(folder / name).row["run_id"] for runs in frame["runs"] for name in runs}
     again = confirming(
         SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None)
