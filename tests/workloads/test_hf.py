@@ -330,6 +330,18 @@ def test_weights_that_do_not_match_are_refused(tmp_path):
         hf(PICTURES._replace(input_shape=(3, 32, 32)), path=str(tmp_path / "vit"))
 
 
+def test_weights_that_know_a_tokenizer_are_not_fed_bytes(tmp_path):
+    by_bytes = TEXT._replace(num_classes=256)
+    load_model(by_bytes, config={**LLAMA, "vocab_size": 300}).save_pretrained(tmp_path)
+    assert len(hf(by_bytes, path=str(tmp_path))) > 1
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"read by bytes, but .* Set `data\.tokenizer=.*`, of data that have this key\.$"
+    ):
+        hf(by_bytes, path=str(tmp_path))
+    assert len(hf(TEXT._replace(num_classes=257), path=str(tmp_path))) > 1
+
+
 def test_the_saved_memory_that_is_promised_is_what_autograd_keeps():
     """Counted on fake tensors beforehand, and on real ones here: masks and rotary embeddings among them."""
     for family in ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert"):

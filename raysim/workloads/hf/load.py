@@ -19,6 +19,7 @@ from raysim.workloads.hf.chain import chain
 from raysim.workloads.hf.lora import add_lora
 from raysim.workloads.options import check_flag, check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
+from raysim.workloads.tokens import Bytes
 
 _CHECKED_TOKENS = 32
 
@@ -77,6 +78,7 @@ def load_model(
             except Exception as error:
                 raise ValueError(f"`model.config` makes no model: {_reason(error)}.") from error
         else:
+            _check_tokens(path, shape)
             model = _pretrained(auto, path, settings, attention, new_head)
     if lora is not None:
         add_lora(model, lora, trained=_head_names(model) if new_head else ())
@@ -187,6 +189,19 @@ def _check_fits(config: Any, shape: DataShape, where: str) -> None:
         raise ValueError(
             f"The data has {_num_tokens(shape)} tokens, but {where!r} knows {config.vocab_size}. "
             "Set `data.tokenizer` to the model's own."
+        )
+
+
+def _check_tokens(path: str, shape: DataShape) -> None:
+    """Raise ValueError where text is read by bytes and the weights have learned other tokens."""
+    if (
+        task_of(shape) != "images"
+        and _num_tokens(shape) == Bytes.num_tokens
+        and (Path(path) / "tokenizer.json").is_file()
+    ):
+        raise ValueError(
+            f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer.json. Set `data.tokenizer={path}`, of "
+            "data that have this key."
         )
 
 
