@@ -176,6 +176,30 @@ ENTRIES = {
             "Vogels et al. 2020, arXiv:2008.01425",
             "The slowest links: replicas may differ from one another.",
         ),
+        "DiLoCo": Entry(
+            "DiLoCo(100)",
+            "Douillard et al. 2023, arXiv:2311.08105",
+            "Links so slow that replicas should speak once in many steps.",
+        ),
+        "MuLoCo": Entry("MuLoCo(30)", "Thérien et al. 2025, arXiv:2505.23725", "The same with `optimizer.name=muon`."),
+        "StreamingDiLoCo": Entry(
+            "StreamingDiLoCo(100, fragments=4)",
+            "Douillard et al. 2025, arXiv:2501.18512",
+            "The same where the peak of an exchange matters, or its time should be hidden (`delay`).",
+        ),
+        "SparseLoCo": Entry(
+            "SparseLoCo(30)",
+            "Sarfi et al. 2025, arXiv:2508.15706",
+            "The fewest bytes of all: sparse changes in two bits.",
+        ),
+        "SPARTA": Entry(
+            "SPARTA", "exo-explore/gym (code)", "A few values in every step, which keep replicas near each other."
+        ),
+        "DeMo": Entry(
+            "DeMo",
+            "Peng et al. 2024, arXiv:2411.19870",
+            "Comparison with signSGD and DGC: frequencies of the momentum.",
+        ),
         "Accordion": Entry(
             "Accordion(TopK(0.1), TopK(0.01))",
             "Agarwal et al. 2020, arXiv:2010.16248",
@@ -234,8 +258,9 @@ SECTIONS = {
     ),
     "replica method": (
         "Replica methods",
-        "A replica method averages the gradients of a stage over replicas (`replica_gradient`). The factor compares the bytes "
-        "that one of two replicas sends with those of an all-reduce, for a matrix of 512 x 512 in the eighth step.",
+        "A replica method averages the gradients of a stage over replicas, or the parameters that their optimisers have stepped "
+        "(`replica_gradient`). The factor compares the bytes that one of two replicas sends with those of an all-reduce, for a "
+        "matrix of 512 x 512 in the eighth step; where replicas exchange in some steps only, in the mean of a period.",
     ),
     "schedule": (
         "Schedules",
@@ -263,22 +288,25 @@ def packet_factors(codec: Codec) -> tuple[str, str]:
 
 
 def replica_factor(example: str) -> str:
-    """Return an all-reduce's bytes over those that a replica sends in its eighth step."""
+    """Return an all-reduce's bytes over those that a replica sends in its eighth step, or in a mean step of its first period."""
     method = parse_replica_method(example)
-    shape, steps = (512, 512), 8
+    shape, period = (512, 512), method.period
+    steps = range(8) if period == 1 else [step for step in range(period) if method.part(step) is not None]
     random = torch.Generator().manual_seed(1)
-    memories: list[dict[str, torch.Tensor]] = [{}, {}]
     common = torch.randn(shape, generator=random)
-    sent = [0, 0]
-    for step in range(steps):
+    memories = [method.begin({"weight": torch.zeros(shape)}) for _ in range(2)]
+    sent = []
+    for step in steps:
         given = [{"weight": common + torch.randn(shape, generator=random)} for _ in range(2)]
         contexts = [
-            ReplicaContext(replica, 2, step, 0, steps, 1, momentum=0.9, step_s=0.1, parameters=given[replica])
+            ReplicaContext(replica, 2, step, 0, len(steps), 1, momentum=0.9, step_s=0.1, parameters=given[replica])
             for replica in range(2)
         ]
-        results, sent = average_together(method, given, memories, contexts)
+        results, sizes = average_together(method, given, memories, contexts)
         memories = [result.memory for result in results]
-    return f"{4 * common.numel() / sent[0]:.1f}x"
+        sent.append(sizes[0])
+    mean = sent[-1] if period == 1 else sum(sent) / period
+    return f"{4 * common.numel() / mean:.1f}x"
 
 
 def signature(cls: type[Notation]) -> str:

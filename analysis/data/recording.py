@@ -108,6 +108,18 @@ class Recording:
         """The priced steps."""
         return np.array(list(self.profiles), np.int64)
 
+    @cached_property
+    def priced_steps(self) -> dict[int, int]:
+        """The steps whose mean is priced, each with the place of the profiled step that its actions are taken from.
+
+        These are the profiled steps, or, where replicas exchange in some steps only, all steps of the last whole period.
+        """
+        period, done = int(self.row.get("exchange_period") or 1), len(self.steps)
+        if period == 1 or done < period:
+            return {step: place for place, step in enumerate(self.profiles)}
+        end = done - done % period
+        return {step: place % len(self.profiles) for place, step in enumerate(range(end - period, end))}
+
     def stacked(self, name: str) -> Floats:
         """Return a cost of every priced step: axes (step, replica, stage, op, microbatch)."""
         return np.stack([getattr(profile, name) for profile in self.profiles.values()])
@@ -151,7 +163,9 @@ class Recording:
                 found[self.kinds[code]] = Samples(seconds[here], steps[here])
         averages = self._averages
         for kind, rows in averages.groupby("kind") if len(averages) else ():
-            found[kind] = Samples(rows["encode_s"].to_numpy(np.float64), rows["step"].to_numpy(np.int64))
+            known = self.step_numbers
+            nearest = np.searchsorted(known, rows["step"].to_numpy(np.int64)).clip(max=len(known) - 1)
+            found[kind] = Samples(rows["encode_s"].to_numpy(np.float64), known[nearest])
         return found | self._inline_overheads
 
     def average_kinds(self, step: int) -> dict[int, Kind]:
@@ -164,7 +178,8 @@ class Recording:
     def _averages(self) -> pd.DataFrame:
         """A row a priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
         links = self.links
-        mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.step_numbers)]
+        mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
+        mine = mine[mine["rounds"] != 0]
         if mine.empty:
             return pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
         rows = mine.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
@@ -285,8 +300,18 @@ class Recording:
 
     def collective_bytes(self, direction: str) -> float:
         """Return the bytes of all transfers of one direction in a mean priced step."""
-        rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(self.step_numbers)]
-        return float(rows["wire_bytes"].sum()) / len(self.step_numbers)
+        return float(self._collective_bytes(direction).sum()) / len(self.priced_steps)
+
+    def exchange_bytes(self) -> float | None:
+        """Return the mean bytes of the steps in which replicas exchange something; None where all priced steps are alike."""
+        sent = self._collective_bytes("replica_gradient")
+        sent = sent[sent > 0]
+        return float(sent.mean()) if 0 < len(sent) < len(self.priced_steps) else None
+
+    def _collective_bytes(self, direction: str) -> pd.Series[float]:
+        """Return the bytes of all transfers of one direction, by priced step."""
+        rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(self.priced_steps)]
+        return rows.groupby("step")["wire_bytes"].sum()
 
     def transfers(self, step: int) -> Transfers:
         """Return the transfers of the collectives that end a priced step: as recorded, else the slowest replica's total, spread."""

@@ -35,7 +35,9 @@ def replay(
 
     Runs of one job share their compute and the seconds of their codecs: those that are given together, or all of the folder that
     `Results` were loaded from. `compute` names where it comes from; `profile`, a file of `raysim profile`, takes its place.
-    `step_low_s` and `step_high_s` are the ends of its 90 % interval.
+    `step_low_s` and `step_high_s` are the ends of its 90 % interval. Where replicas exchange in some steps only, the mean is that of
+    a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without an exchange and of one with it, and
+    `exchange_bytes` are those of one exchange; `replica_bytes` is the mean of all steps.
 
     `against` is a dense run of the same job: then `dense_step_s` is that one's step, `speedup` is `dense_step_s` over `step_s`
     with the interval `speedup_low` to `speedup_high`, `verdict` says whether that is "faster", "slower" or "not distinguishable", and
@@ -154,6 +156,13 @@ def _rows(
             "tied_bytes": one.recording.collective_bytes("tied"),
             "replica_bytes": one.recording.collective_bytes("replica_gradient"),
         }
+        if one.exchanging.any() and not one.exchanging.all():
+            each = one.step_seconds([network])[0]
+            row |= {
+                "quiet_step_s": float(each[~one.exchanging].mean()),
+                "exchange_step_s": float(each[one.exchanging].mean()),
+                "exchange_bytes": one.recording.exchange_bytes(),
+            }
         if split:
             parts = one.split(network)
             row |= {name: float(parts.workers[name].mean()) for name in PARTS}

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.comparison.targets import Target
 from analysis.data.errors import ReplayError
@@ -23,9 +24,11 @@ from analysis.data.recording import NO_KIND, Floats, Recording
 from analysis.pricing.costs import RESAMPLES, Costs
 from analysis.pricing.estimates import BOUNDS, Estimate, crossing
 from raysim.network.calibrate import Overheads
+from raysim.network.collectives import DIRECTIONS
+from raysim.network.overlap import hidden, without_exchange
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile
-from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
 from raysim.network.topology import Network
 from raysim.network.trace import trace_events
@@ -98,9 +101,10 @@ class Replay:
         table = self._engine_costs()
         self.overheads = Overheads(*table[0].tolist())
         seconds = self.costs.seconds(one.kinds)[0]
+        recorded = list(one.profiles.values())
         self.profiles = {
-            step: self._with_collectives(step, self._at(profile, seconds, place))
-            for place, (step, profile) in enumerate(one.profiles.items())
+            step: self._with_collectives(step, self._at(recorded[place], seconds, place))
+            for step, place in one.priced_steps.items()
         }
 
     def __repr__(self) -> str:
@@ -205,6 +209,11 @@ class Replay:
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
             notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
+        if self.row.get("exchange_delay"):
+            notes.append(
+                f"An exchange of replicas may last {self.row['exchange_delay']} steps more: of a step's seconds the part that these "
+                "hide is left out, but its shares by worker and the break-even are those of exchanges that are waited for."
+            )
         if self.num_replicas > 1:
             known = "by the transfers recorded"
             if self.recording.knows_totals_alone:
@@ -218,7 +227,20 @@ class Replay:
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
-        return self._seconds(list(self.profiles.values()), networks)
+        profiles, delay = list(self.profiles.values()), int(self.row.get("exchange_delay") or 0)
+        seconds = self._seconds(profiles, networks)
+        if not delay:
+            return seconds
+        quiet_s = self._seconds([without_exchange(profile) for profile in profiles], networks)
+        codec_s = np.array([float(profile.method_s.max()) for profile in profiles])
+        return hidden(seconds, quiet_s, np.broadcast_to(codec_s, seconds.shape), delay)
+
+    @cached_property
+    def exchanging(self) -> NDArray[np.bool_]:
+        """Whether replicas exchange something, by priced step."""
+        return np.array(
+            [bool((profile.transfers["direction"] == DIRECTIONS[0]).any()) for profile in self.profiles.values()]
+        )
 
     def step_s(self, networks: Sequence[Network]) -> list[Estimate]:
         """Return by network the seconds of a mean step."""
@@ -318,7 +340,7 @@ class Replay:
         if isinstance(network.bandwidth_bps, tuple):
             return None
         placement = self.placement(network)
-        even = break_even_bps(self.schedule, self.mean_profile, dense.mean_profile, network, placement=placement)
+        even = break_even_bps(self.schedule, self.mixture, dense.mixture, network, placement=placement)
         grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
@@ -330,6 +352,15 @@ class Replay:
     def mean_profile(self) -> Profile:
         """The mean of all priced steps."""
         return mean_profile(list(self.profiles.values()))
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """The mean of the priced steps in which replicas exchange something, and that of the others, with their shares."""
+        profiles = list(self.profiles.values())
+        kinds = [
+            [one for one, there in zip(profiles, self.exchanging, strict=True) if there == of] for of in (True, False)
+        ]
+        return [(len(kind) / len(profiles), mean_profile(kind)) for kind in kinds if kind]
 
     def trace(self, network: Network) -> tuple[int, Iterator[dict[str, Any]]]:
         """Return the priced step of median duration on `network`, and its trace events, for `raysim.network.trace.write_trace`."""

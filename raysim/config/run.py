@@ -275,8 +275,9 @@ class RunConfig(Strict):
                 f"`replica_gradient` must be one method or a list of one a stage ({self.stages}), but got {len(self.replica_gradient)}."
             )
         if self.num_replicas == 1:
+            alone = any(method.works_alone for method in self.replica_methods())
             for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
-                if getattr(self, field) != default:
+                if getattr(self, field) != default and not (field == "replica_gradient" and alone):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
         if self.profile is not None and self.clock == "measured":
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")

@@ -264,6 +264,12 @@ class Gradients:
                 raise ValueError(f"`{argument}` must be given for {method!r}, which goes by {need.replace('_', ' ')}.")
         if self._optimizer is not None and self._momentum is not None and self._optimizer.defaults.get("momentum"):
             raise ValueError("`momentum` is applied by the hook: the optimiser must have none, but has its own.")
+        if method.optimizers is not None and self._optimizer is not None:
+            rule = type(self._optimizer).__name__.lower()
+            if rule not in method.optimizers:
+                raise ValueError(
+                    f"`optimizer` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {rule}."
+                )
         try:
             method.check(shapes, self._channel.size, self._momentum)
         except ValueError as refused:

@@ -1,6 +1,6 @@
 """The protocol between the driver and the workers, written once for all engines.
 
-A step is two calls of each worker: `run`, in which workers exchange letters among themselves, and `update` once all have run.
+A step is two calls of each worker: `run`, and `update` once all have run; in both of them workers exchange letters.
 The driver sees reports only. `raysim.engine.inline` runs the workers in this process, `raysim.engine.ray` as actors.
 """
 
@@ -92,7 +92,7 @@ class Engine(ABC):
             {stage: norm for part in norms[first : first + per] for stage, norm in part.items()}
             for first in range(0, self.num_workers, per)
         ]
-        return self._fetch([self._submit(w, "update", step, signals, of_replica[w // per]) for w in everyone])
+        return self._together(everyone, "update", step, signals, of_replica)
 
     def _together(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Return what a method of several workers makes, which exchange letters as it runs.
@@ -111,7 +111,7 @@ class Engine(ABC):
         """Return what is evaluated of a split, summed over its samples, with links in an evaluation `mode`.
 
         Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
-        their mean is evaluated.
+        the parameters that it agreed on last are evaluated, or else their mean.
         """
         *_, total = self.evaluating(mode, split, num_batches)
         return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -199,6 +200,8 @@ class ReplicaCost(NamedTuple):
 
     stage: int
     method: str
+    part: int
+    """The part of the stage that is exchanged, see `ReplicaMethod.part`."""
     dense_bytes: int
     wire_bytes: int
     rounds: int
@@ -215,7 +218,8 @@ def replica_costs(
 ) -> list[ReplicaCost]:
     """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
 
-    Raises ConfigError where the gradients of all replicas would not fit this machine, or steps are not alike.
+    A method that exchanges in some steps only has a cost for each of its parts. Raises ConfigError where the gradients of all
+    replicas would not fit this machine, or steps are not alike.
     """
     count = config.num_replicas
     costs = []
@@ -233,7 +237,7 @@ def replica_costs(
             sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
             rounds = method.num_rounds(count)
             costs.append(
-                ReplicaCost(stage, repr(method), ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
+                ReplicaCost(stage, repr(method), 0, ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
             )
             continue
         if 6 * 4 * values * count > host_memory_bytes():
@@ -242,7 +246,9 @@ def replica_costs(
                 f"({format_bytes(host_memory_bytes())}) room to average them. Use fewer replicas or more stages."
             )
         method.check(mine, count, config.optimizer.momentum)
-        costs.append(_averaged(method, stage, mine, config, codec_bytes_per_s))
+        found = (method.part(step) for step in range(method.period))
+        parts = sorted({part for part in found if part is not None})
+        costs += [_averaged(method, stage, part, mine, config, codec_bytes_per_s) for part in parts]
     if any(method.compresses for method in config.replica_methods()):
         notes.append(
             "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
@@ -253,18 +259,22 @@ def replica_costs(
 def _averaged(
     method: ReplicaMethod,
     stage: int,
+    part: int,
     shapes: Mapping[str, tuple[int, ...]],
     config: RunConfig,
     codec_bytes_per_s: float | None,
 ) -> ReplicaCost:
-    """Return the cost of an average of one stage, after the first: the bytes and seconds of the slowest replica."""
+    """Return the cost of an exchange of one part of a stage, after the first: the bytes and seconds of the slowest replica."""
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
     table = method.table(shapes)
     max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
-    memories: list[Memory] = [{} for _ in range(count)]
+    memories: list[Memory] = [
+        method.begin({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(count)
+    ]
     last: list[list[Exchange]] = []
-    for step in range(AVERAGES):
+    exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
+    for step in itertools.islice(exchanging, AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
         rounds = []
         for replica in range(count):
@@ -292,6 +302,7 @@ def _averaged(
     return ReplicaCost(
         stage=stage,
         method=repr(method),
+        part=part,
         dense_bytes=ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
         wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
         rounds=max(step[0].num_rounds for step in last),

@@ -7,6 +7,7 @@ forecast too; packets are made by the run's own compressors from seeded tensors 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,13 +24,21 @@ from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_pro
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory, format_bytes
+from raysim.network.overlap import hidden, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
-from raysim.pipeline.plan import averaged_shapes, stage_memories, task_of, tied_owners
+from raysim.pipeline.plan import (
+    averaged_shapes,
+    exchange_delay,
+    exchange_period,
+    stage_memories,
+    task_of,
+    tied_owners,
+)
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
@@ -44,6 +53,15 @@ CIFAR = {
 }
 WIKITEXT2 = (50_257, 2_391_884)  # tokens that GPT-2 knows, and that the training text has: as the tokeniser counts them
 GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """The end of a step: what its replicas exchange, and the share of steps that end so."""
+
+    share: float
+    costs: dict[str, Any]
+    """The transfers and the seconds of the replica methods, as `Profile` has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +81,11 @@ class Forecast:
     """The device's memory, where one is named."""
     links: tuple[LinkCost, ...]
     averages: tuple[ReplicaCost, ...]
-    """By stage, of one replica; none where there is just one."""
+    """By stage and part, of one replica; none where there is just one."""
+    endings: tuple[Ending, ...]
+    """The ways in which a step ends, by what replicas exchange in it; the first, with most bytes, is that of `steady`."""
+    exchange_delay: int
+    """Further steps that an exchange of replicas may take before a step waits for it."""
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
@@ -98,12 +120,13 @@ class Forecast:
             totals[worker] += memory.total_bytes
         return totals
 
-    def simulate(self, network: Network, *, first: bool = False, seed: int = 0) -> Timeline:
-        """Return the timeline of a steady step, or of one of first visits."""
+    def simulate(self, network: Network, *, first: bool = False, ending: int = 0, seed: int = 0) -> Timeline:
+        """Return the timeline of a steady step, or of one of first visits, with one of `endings`."""
+        costs = self.first if first else self.steady
         try:
             return simulate(
                 self.schedule,
-                self.first if first else self.steady,
+                replace(costs, **self.endings[ending].costs),
                 network,
                 num_microbatches=self.config.num_microbatches,
                 num_replicas=self.num_replicas,
@@ -113,8 +136,18 @@ class Forecast:
             raise ConfigError(str(error)) from None
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
-        """Return the seconds of a step."""
-        return self.simulate(network, first=first).step_s
+        """Return the seconds of a step, in the mean of its endings."""
+        each = (self.ending_s(network, place, first=first) for place in range(len(self.endings)))
+        return sum(ending.share * seconds for ending, seconds in zip(self.endings, each, strict=True))
+
+    def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
+        """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""
+        timeline = self.simulate(network, first=first, ending=ending)
+        if not self.exchange_delay:
+            return timeline.step_s
+        quiet = replace(self, endings=(Ending(1.0, _costs(without_exchange(timeline.profile))),))
+        quiet_s = quiet.simulate(network, first=first).step_s
+        return hidden(timeline.step_s, quiet_s, float(timeline.profile.method_s.max()), self.exchange_delay)
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""
@@ -226,13 +259,15 @@ def _forecast(
         notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
     names = [dict(module.named_parameters()) for module in parts.stages]
     tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
-    ending: dict[str, Any] = {
-        "transfers": np.concatenate([*(cost.transfers for cost in averages), _tied_transfers(config, tied)]),
-        "method_s": np.array([cost.method_s for cost in averages] or [0.0]),
-    }
-    steady, first = replace(steady, **ending), replace(first, **ending)
+    endings = _endings(config, averages, _tied_transfers(config, tied))
+    steady, first = (replace(profile, **endings[0].costs) for profile in (steady, first))
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
+    for stage, averaging in enumerate(config.replica_methods()):
+        try:
+            averaging.check_steps(num_steps)
+        except ValueError as error:
+            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
     methods = dict.fromkeys(method for pair in config.compressors() for method in pair)
     warmup = max((method.warmup_epochs for method in methods), default=0)
     differs = any(link.first_bytes != link.wire_bytes for link in links)
@@ -252,10 +287,33 @@ def _forecast(
         capacity_bytes=DEVICES[device].memory_bytes if device is not None else None,
         links=links,
         averages=tuple(averages),
+        endings=endings,
+        exchange_delay=exchange_delay(config),
         flops_forward=parts.flops_forward,
         tied=tied,
         notes=tuple(notes),
     )
+
+
+def _costs(profile: Profile) -> dict[str, Any]:
+    """Return the part of a profile that an ending replaces."""
+    return {"transfers": profile.transfers, "method_s": profile.method_s}
+
+
+def _endings(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
+    """Return the ways in which the steps of a period end, those with most bytes first; `tied` transfers are in all of them."""
+    methods = config.replica_methods()
+    period = exchange_period(config)
+    counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
+    found = []
+    for parts, count in counts.items():
+        here = [cost for cost in averages if parts[cost.stage] == cost.part]
+        method_s = np.zeros(config.stages)
+        for cost in here:
+            method_s[cost.stage] = cost.method_s
+        transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in here), tied])
+        found.append(Ending(count / period, {"transfers": transfers, "method_s": method_s}))
+    return tuple(sorted(found, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
 
 
 def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:

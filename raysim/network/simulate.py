@@ -149,10 +149,14 @@ def step_seconds(
     return result
 
 
+Mixture = Sequence[tuple[float, Profile]]
+"""Kinds of step, each with its share of all steps."""
+
+
 def break_even_bps(
     schedule: Schedule,
-    profile: Profile,
-    dense: Profile,
+    profile: Profile | Mixture,
+    dense: Profile | Mixture,
     network: Network,
     *,
     lowest_bps: float = 1e5,
@@ -162,6 +166,7 @@ def break_even_bps(
 ) -> float:
     """Return the bandwidth below which `profile` (compressed) takes less time a step than `dense`, all else of `network` kept.
 
+    Either may be a mixture of several kinds of step, of which the mean counts.
     0.0 where it is never faster between the limits, infinity where it is still faster at the highest. Found to 1e-6 on nested grids.
     """
     if network.num_hosts is not None and isinstance(network.bandwidth_bps, tuple):
@@ -170,10 +175,13 @@ def break_even_bps(
     for depth in range(5):
         grid = np.geomspace(low, high, 64)
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
-        seconds = [
-            step_seconds(schedule, costs, networks, num_microbatches=num_microbatches, placement=placement)[:, 0]
-            for costs in (profile, dense)
-        ]
+        seconds = []
+        for costs in (profile, dense):
+            kinds = [(1.0, costs)] if isinstance(costs, Profile) else costs
+            found = step_seconds(
+                schedule, [kind for _, kind in kinds], networks, num_microbatches=num_microbatches, placement=placement
+            )
+            seconds.append(found @ [share for share, _ in kinds])
         wins = np.flatnonzero(seconds[0] < seconds[1])
         if not len(wins):
             return 0.0 if depth == 0 else low

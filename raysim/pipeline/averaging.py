@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from raysim.codecs.warm import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.plan import Plan, averaged_shapes
+from raysim.pipeline.plan import Plan, averaged_shapes, takes_part
 from raysim.pipeline.replicas import (
     CONTROL_VALUES,
     TIED_TABLE,
@@ -33,6 +34,7 @@ from raysim.replication.base import (
     ReplicaContext,
     ReplicaMethod,
     Rounds,
+    agreed,
     average_together,
 )
 
@@ -45,20 +47,26 @@ class Averaging:
         self.replica = replica
         self.stages = stages
         self.device = device
-        self._memories: dict[int, Memory] = {stage: {} for stage in stages}
+        self._memories: dict[int, Memory] = {
+            stage: plan.replica_methods[stage].begin(self._parameters(stage)) for stage in stages
+        }
         self._begin()
 
     def _begin(self) -> None:
         self._averaged: dict[int, Averaged] = {}
         self._accounts: list[GroupAccount] = []
 
-    def run(self, step: int, step_s: float | None) -> Turns[None]:
+    def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
         """Take part in the rounds of all groups of this worker's stages, phase by phase and round by round.
 
-        All workers take the turns of their groups in the same order, so that none waits for what comes after it. Raises
-        DivergedError where gradients hold NaN or infinity, StageError where a method fails.
+        `after_update`: in those of the last phase, which exchange parameters; else in those of all others. All workers take
+        the turns of their groups in the same order, so that none waits for what comes after it. Raises DivergedError where
+        gradients hold NaN or infinity, StageError where a method fails.
         """
+        last = len(self.plan.groups) - 1
         for phase, groups in enumerate(self.plan.groups):
+            if (phase == last) is not after_update:
+                continue
             mine = [
                 (place, member)
                 for place, group in enumerate(groups)
@@ -66,10 +74,11 @@ class Averaging:
                 if replica == self.replica and stage in self.stages
             ]
             exchanges: dict[tuple[int, int], Exchange] = {}
-            for turn in range(max((groups[place].num_rounds for place, _ in mine), default=-1) + 1):
+            rounds = {place: self.plan.rounds_in(step, groups[place]) for place, _ in mine}
+            for turn in range(max(rounds.values(), default=-1) + 1):
                 for place, member in mine:
                     group = groups[place]
-                    if turn > group.num_rounds:
+                    if turn > rounds[place]:
                         continue
                     stage, received = group.members[member][1], list[Parts]()
                     for other in group.others(member) if turn > 0 else ():
@@ -79,7 +88,7 @@ class Averaging:
                         if turn == 0:
                             exchanges[place, member] = self._exchange(group, member, step, step_s)
                         everyone, *each = exchanges[place, member].advance(received)
-                    if turn == group.num_rounds:
+                    if turn == rounds[place]:
                         self._conclude(group, member, exchanges.pop((place, member)))
                         continue
                     letters = (
@@ -94,7 +103,8 @@ class Averaging:
         try:
             yield
         except NonFiniteError:
-            raise DivergedError(step, "update", f"gradient of stage {stage}") from None
+            exchanged = "parameters" if self.plan.replica_methods[stage].after_update else "gradient"
+            raise DivergedError(step, "update", f"{exchanged} of stage {stage}") from None
         except Exception as error:
             raise StageError(f"stage {stage}, averaging of step {step}: {type(error).__name__}: {error}") from error
 
@@ -103,8 +113,12 @@ class Averaging:
         return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
 
     def parameters(self, stage: int) -> Gradients:
-        """Return the values that replace a stage's parameters before it steps, for a decentralized method."""
+        """Return the values that replace a stage's parameters, for a decentralized method."""
         return self._averaged[stage].parameters if stage in self._averaged else {}
+
+    def agreed(self, stage: int) -> Gradients:
+        """Return the parameters of a stage that this replica has evaluated."""
+        return agreed(dict(self.stages[stage].parameters()), self._memories[stage])
 
     def end_step(self) -> list[GroupAccount]:
         """Move the memories on, return the step's accounts and open the next."""
@@ -146,12 +160,9 @@ class Averaging:
     def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds:
         """Return the generator of a stage's replica method."""
         config, plan = self.plan.config, self.plan
-        module = self.stages[index].module
-        gradients = {}
-        for name in averaged_shapes(index, module, plan.config, plan.tied):
-            parameter = module.get_parameter(name)
-            gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         method = plan.replica_methods[index]
+        parameters = self._parameters(index)
+        gradients = parameters if method.after_update else self._gradients(index)
         context = ReplicaContext(
             replica=self.replica,
             num_replicas=plan.num_replicas,
@@ -165,10 +176,25 @@ class Averaging:
             learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
-            parameters={name: module.get_parameter(name) for name in gradients} if method.decentralized else None,
+            parameters=parameters if method.decentralized else None,
             previous=self.stages[index].previous_gradients(),
         )
         return method.average(gradients, self._memories[index], context)
+
+    def _parameters(self, index: int) -> Gradients:
+        """Return the parameters of a stage that its replicas average or whose gradients they do, detached."""
+        module = self.stages[index].module
+        names = averaged_shapes(index, module, self.plan.config, self.plan.tied)
+        return {name: module.get_parameter(name).detach() for name in names}
+
+    def _gradients(self, index: int) -> Gradients:
+        """Return the gradients of a stage's `_parameters`, zeros where there are none."""
+        module = self.stages[index].module
+        found = {}
+        for name, x in self._parameters(index).items():
+            gradient = module.get_parameter(name).grad
+            found[name] = torch.zeros_like(x) if gradient is None else gradient
+        return found
 
     def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
         """Put the result of a group's rounds in the place of this member's gradients."""
@@ -181,7 +207,7 @@ class Averaging:
             for name, gradient in averaged.gradients.items():
                 parameter = module.get_parameter(name)
                 parameter.grad = gradient.view_as(parameter)
-            num_values = sum(gradient.numel() for gradient in averaged.gradients.values())
+            num_values = sum(x.numel() for x in self._parameters(index).values())
         else:
             parameter = module.get_parameter(self.plan.tied_name(group.tied, index))
             num_values = parameter.numel()
@@ -207,21 +233,20 @@ def warm(plan: Plan) -> None:
     """Compile the kernels that a run needs, or load them from disk: of its links' codecs, and of its replica methods."""
     if plan.compresses:
         warm_codecs(plan.codecs)
-    if plan.num_replicas > 1:
-        for method in dict.fromkeys(plan.replica_methods):
-            if method.compresses:
-                _rehearse(method)
+    for method in dict.fromkeys(plan.replica_methods):
+        if method.compresses and takes_part(method, plan.num_replicas):
+            _rehearse(method)
 
 
 def _rehearse(method: ReplicaMethod) -> None:
     """Average a small matrix over two replicas, past any warm-up of the method, twice."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
     context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
-    following = next(
-        (step for step in range(2**40 + 1, 2**40 + 100) if method.needs_previous_gradients(step, 0)), 2**40 + 1
-    )
-    memories: list[Memory] = [{}, {}]
-    for step in (context.step, following):  # the first may be dense, to have something to differ from
+    exchanging = (step for step in itertools.count(context.step) if method.part(step) is not None)
+    first, *later = itertools.islice(exchanging, 100)
+    following = next((step for step in later if method.needs_previous_gradients(step, 0)), later[0])
+    memories: list[Memory] = [method.begin(gradients) for _ in range(2)]
+    for step in (first, following):  # the first may be dense, to have something to differ from
         contexts = [context._replace(replica=replica, step=step) for replica in range(2)]
         averaged, _ = average_together(method, [gradients, gradients], memories, contexts)
         memories = [one.memory for one in averaged]

@@ -92,27 +92,48 @@ class Plan:
 
     @property
     def decentralized(self) -> bool:
-        """Whether replicas keep parameters of their own."""
-        return self.num_replicas > 1 and any(method.decentralized for method in self.replica_methods)
+        """Whether replicas keep parameters of their own, or train others than those that are evaluated."""
+        return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
 
     @cached_property
     def groups(self) -> list[list[Group]]:
-        """The groups that end a step, phase by phase: replicas of each stage first, then the owners of tied parameters.
+        """The groups that end a step, phase by phase: replicas of a stage that average gradients, the owners of tied
+        parameters, and, after the optimisers have stepped, replicas of a stage that exchange parameters.
 
         Fused owners are those of all replicas, and their parameters are no replica's matter.
         """
         replicas = range(self.num_replicas)
-        averages = [
-            Group(tuple((r, stage) for r in replicas), method.num_rounds(self.num_replicas))
-            for stage, method in enumerate(self.replica_methods)
-        ]
+        averages, exchanges = (
+            [
+                Group(tuple((r, stage) for r in replicas), method.num_rounds(self.num_replicas))
+                for stage, method in enumerate(self.replica_methods)
+                if method.after_update is after_update and takes_part(method, self.num_replicas)
+            ]
+            for after_update in (False, True)
+        )
         fused: list[Sequence[int]] = [replicas] if self.config.fused_embedding else [[r] for r in replicas]
         sums = [
             Group(tuple((r, stage) for r in together for stage, _ in owners), 2, place)
             for place, owners in enumerate(self.tied)
             for together in fused
         ]
-        return [phase for phase in (averages if self.num_replicas > 1 else [], sums) if phase]
+        return [averages, sums, exchanges]
+
+    @cached_property
+    def exchange_period(self) -> int:
+        """The number of steps after which replicas exchange the same again: 1 where every step is alike."""
+        return exchange_period(self.config)
+
+    @property
+    def exchange_delay(self) -> int:
+        """The number of further steps that an exchange may take before a step waits for it."""
+        return exchange_delay(self.config)
+
+    def rounds_in(self, step: int, group: Group) -> int:
+        """Return the most rounds of a group in a step: none where the method of its stage exchanges nothing."""
+        if group.tied is None and self.replica_methods[group.stage].part(step) is None:
+            return 0
+        return group.num_rounds
 
     def tied_name(self, place: int, stage: int) -> str:
         """Return the name of the tied parameter in a place of `tied` within a stage."""
@@ -167,6 +188,10 @@ class Plan:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == every // 2
+
+    def keeps_transfers(self, step: int) -> bool:
+        """Return whether a step's transfers between workers are recorded: all, where replicas exchange in some steps only."""
+        return self.profiles(step) or self.exchange_period > 1
 
     def measures(self, step: int) -> bool:
         """Return whether a step's fidelity is measured: not a profiled one where there is a choice, since it takes time."""
@@ -258,6 +283,25 @@ def task_of(config: RunConfig, shape: DataShape) -> Task:
     return make_task(name, options, config.metrics, shape)
 
 
+def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
+    """Return whether a method has anything to do with so many replicas."""
+    return num_replicas > 1 or method.works_alone
+
+
+def exchange_period(config: RunConfig) -> int:
+    """Return the number of steps after which the replicas of all stages exchange the same again."""
+    return math.lcm(*(method.period for method in _taking_part(config)))
+
+
+def exchange_delay(config: RunConfig) -> int:
+    """Return the number of further steps that the exchanges of all stages may take before a step waits for them."""
+    return min((method.steps_under_way for method in _taking_part(config)), default=0)
+
+
+def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
+    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]
+
+
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 
 
@@ -286,7 +330,7 @@ def _check_muon(plan: Plan, parts: Partition) -> None:
 
 def _check_groups(plan: Plan, parts: Partition) -> None:
     """Raise ConfigError where gradients cannot be averaged as configured."""
-    if plan.num_replicas == 1:
+    if not any(takes_part(method, plan.num_replicas) for method in plan.replica_methods):
         return
     if plan.config.fused_embedding and not plan.tied:
         raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
@@ -295,10 +339,22 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
         raise ConfigError(
             f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
         )
-    momentum = plan.config.optimizer.momentum if plan.config.optimizer.name == "sgd" else None
+    kinds = {method.decentralized for method in plan.replica_methods}
+    if plan.config.optimizer.clip_norm is not None and len(kinds) > 1 and plan.num_replicas > 1:
+        raise ConfigError(
+            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not: replicas are "
+            "clipped by norms of their own, and would part everywhere."
+        )
+    optimizer = plan.config.optimizer.name
+    momentum = plan.config.optimizer.momentum if optimizer == "sgd" else None
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
+        if method.optimizers is not None and optimizer not in method.optimizers:
+            raise ConfigError(
+                f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
+            )
         try:
             method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
+            method.check_steps(plan.num_steps)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
@@ -350,8 +406,8 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 references[target] += kept
             else:
                 residuals[source] += kept
-    if config.num_replicas > 1:
-        for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
+    for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
+        if takes_part(averaging, config.num_replicas):
             residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
     schedule = config.parsed_schedule
     rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)

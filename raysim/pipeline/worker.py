@@ -148,38 +148,50 @@ class Worker:
         self._has_run = True
         return self._squared_norms() if self.plan.config.optimizer.clip_norm is not None else {}
 
-    def update(self, step: int, signals: Signals, norms: Mapping[int, float]) -> StepReport:
-        """Step the optimisers and end the step, which all workers have run.
+    def update(self, step: int, signals: Signals, norms: Sequence[Mapping[int, float]]) -> Turns[StepReport | Fault]:
+        """Step the optimisers and end the step, which all workers have run; return its report, or a fault as `run` does.
 
-        `signals` are those of the last step, for links that adapt. `norms` are the squared norms of all stages of this
+        `signals` are those of the last step, for links that adapt. `norms` are the squared norms of all stages of each
         replica, read where gradients are clipped. Only now do the memories of replica methods move: with the parameters, or
         not at all.
         """
         self._check_step(step)
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
-        with self.threads():
-            config = self.plan.config.optimizer
-            norm, scale = None, 1.0
-            if config.clip_norm is not None:
-                norm = math.sqrt(sum(norms[stage] for stage in sorted(norms)))  # whichever workers own them
-                if not math.isfinite(norm):
-                    raise DivergedError(step, "update", "gradient norm")
-                scale = min(1.0, config.clip_norm / (norm + 1e-6))
-            rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
-            for index, stage in self.stages.items():
-                if self.plan.needs_previous_gradients(step + 1):
-                    stage.keep_parameters()
+        try:
+            norm = self._step_optimizers(step, norms)
+            yield from self.averaging.run(step, signals.step_s, after_update=True)
+        except (DivergedError, StageError) as error:
+            return Fault(None, error)
+        for index, stage in self.stages.items():
+            if self.plan.replica_methods[index].after_update:
                 stage.place(self.averaging.parameters(index))
-                stage.update(rate, scale, self.averaging.with_momentum(index))
-            groups = self.averaging.end_step()
-            synchronize(self.device)
-            links = self.links.end_step(step, signals)
-            losses = [self._losses[m] for m in sorted(self._losses)]
-            actions = [one.record(self.stopwatch) for one in self._profiled]
-            report = StepReport(self.replica, losses, links, groups, actions, norm, self._measured)
+        groups = self.averaging.end_step()
+        synchronize(self.device)
+        links = self.links.end_step(step, signals)
+        losses = [self._losses[m] for m in sorted(self._losses)]
+        actions = [one.record(self.stopwatch) for one in self._profiled]
+        report = StepReport(self.replica, losses, links, groups, actions, norm, self._measured)
         self._begin(step + 1)
         return report
+
+    def _step_optimizers(self, step: int, norms: Sequence[Mapping[int, float]]) -> float | None:
+        """Step the optimisers of all stages; return the norm of the replica's gradients where they are clipped."""
+        config = self.plan.config.optimizer
+        norm, scale = None, 1.0
+        if config.clip_norm is not None:
+            mine = norms[self.replica]
+            norm = math.sqrt(sum(mine[stage] for stage in sorted(mine)))  # whichever workers own them
+            if not math.isfinite(norm):
+                raise DivergedError(step, "update", "gradient norm")
+            scale = min(1.0, config.clip_norm / (norm + 1e-6))
+        rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
+        for index, stage in self.stages.items():
+            if self.plan.needs_previous_gradients(step + 1):
+                stage.keep_parameters()
+            stage.place(self.averaging.parameters(index))
+            stage.update(rate, scale, self.averaging.with_momentum(index))
+        return norm
 
     # Evaluation: whole batches go forward, and leave no trace in any memory.
 
@@ -225,9 +237,9 @@ class Worker:
         return Evaluated(len(targets), self.plan.task.sums(outputs, targets))
 
     def parameters(self) -> np.ndarray:
-        """Return the parameters of all stages, as bytes of safetensors."""
+        """Return the parameters of all stages that are evaluated, as bytes of safetensors."""
         return pack_tensors(
-            {f"{s}.{name}": x.cpu() for s, stage in self.stages.items() for name, x in stage.parameters()}
+            {f"{s}.{name}": x.cpu() for s in self.stages for name, x in self.averaging.agreed(s).items()}
         )
 
     def take_mean(self, *replicas: np.ndarray) -> None:

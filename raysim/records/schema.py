@@ -50,7 +50,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ),  # null for replica gradients, and for tied parameters, which their owners exchange
             ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
             ("codec", pa.string()),
-            ("rounds", pa.int16()),  # of collectives, null for links
+            ("rounds", pa.int16()),  # of collectives, 0 in steps without an exchange; null for links
             ("packets", pa.int32()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),  # of a replica gradient: of an uncompressed all-reduce
@@ -81,7 +81,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("work", pa.string()),
         ]
     ),
-    "collectives": pa.schema(  # a row for each transfer of the groups that end a profiled step
+    # A row for each transfer of the groups that end a step: of profiled ones, or of all where replicas exchange in some steps only.
+    "collectives": pa.schema(
         [
             _STEP,
             ("direction", pa.string()),  # "replica_gradient" or "tied"

@@ -3,37 +3,48 @@
 Adding a method is a class, and a line in `METHODS`; the laws in the tests then ask for a variant of it.
 """
 
-from raysim.codecs import CODECS, Codec, Identity
+from raysim.codecs import CODECS
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.base import ReplicaMethod
+from raysim.replication.demo import DeMo
 from raysim.replication.dgc import DGC
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
-from raysim.replication.gathered import Dense, Gathered
+from raysim.replication.gathered import Gathered, as_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.gtopk import GTopK
+from raysim.replication.local import DiLoCo, MuLoCo
 from raysim.replication.powergossip import PowerGossip
 from raysim.replication.powersgd import PowerSGD
 from raysim.replication.redsync import RedSync
 from raysim.replication.signsgd import SignSGD
+from raysim.replication.sparseloco import SparseLoCo
+from raysim.replication.sparta import SPARTA
+from raysim.replication.streaming import StreamingDiLoCo
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
     for cls in (
         Accordion,
+        DeMo,
         DGC,
         DIANA,
+        DiLoCo,
         ReplicaEF21,
         Gathered,
         ReplicaGraVAC,
         GTopK,
         MARINA,
+        MuLoCo,
         PowerGossip,
         PowerSGD,
         RedSync,
         SignSGD,
+        SparseLoCo,
+        SPARTA,
+        StreamingDiLoCo,
     )
 }
 
@@ -49,12 +60,9 @@ def parse_replica_method(text: str) -> ReplicaMethod:
     memories: dict[str, type[Notation]] = {cls.name(): cls for cls in (ErrorFeedback, MixedErrorFeedback)}
     names: dict[str, type[Notation]] = {**CODECS, **memories, **METHODS}
     result = parse_notation(text, names, kind="replica method")
-    if isinstance(result, ReplicaMethod):
-        return result
-    if isinstance(result, Identity):
-        return Dense()
-    assert isinstance(result, (Codec, ErrorFeedback, MixedErrorFeedback))
-    return Gathered(result)  # type: ignore[arg-type]  # a codec becomes Plain there
+    method = as_method(result)
+    assert method is not None
+    return method
 
 
 __all__ = ["METHODS", "ReplicaMethod", "parse_replica_method"]

@@ -23,6 +23,8 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+AGREED = "agreed"  # kind of a memory: the parameters on which replicas agreed last, which are evaluated and exported
+
 Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name, in the order of its module; float32
 Memory: TypeAlias = "dict[str, Tensor]"  # what a method remembers at one replica, by any names; checkpoints keep it
 Packets = Mapping[str, Packet]
@@ -73,17 +75,26 @@ class Averaged:
     memory: Memory
     decisions: list[Decision] = field(default_factory=list)
     with_momentum: frozenset[str] = frozenset()  # of these the optimiser's momentum is part already
-    parameters: Gradients = field(default_factory=dict)  # in place of this replica's, before it steps
+    parameters: Gradients = field(default_factory=dict)  # in place of this replica's
 
 
 class ReplicaMethod(Notation, ABC):
-    """Averages the gradients of one stage over its replicas: a frozen dataclass, equal and hashed by its settings."""
+    """Averages the gradients of one stage over its replicas, or the parameters that their optimisers have stepped.
+
+    A frozen dataclass, equal and hashed by its settings.
+    """
 
     compresses: ClassVar[bool] = True  # whether anything but an uncompressed mean is computed
     uses_previous_gradients: ClassVar[bool] = False  # whether some steps do, see `needs_previous_gradients`
     decentralized: ClassVar[bool] = (
         False  # whether each replica keeps parameters of its own, stepped by its own gradient
     )
+
+    after_update: ClassVar[bool] = (
+        False  # whether replicas step by gradients of their own, and exchange parameters then
+    )
+    works_alone: ClassVar[bool] = False  # whether it changes the training of a single replica
+    optimizers: ClassVar[frozenset[str] | None] = None  # names of the optimisers that it is for; None for all
 
     @property
     def needs(self) -> frozenset[str]:
@@ -101,8 +112,33 @@ class ReplicaMethod(Notation, ABC):
         """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
 
         All replicas yield equally often, and return the same gradients bit for bit unless the method is `decentralized`.
-        Raises NonFiniteError at NaN or infinity.
+        A method that works `after_update` is given the stepped parameters in the place of `gradients`, and returns `parameters`
+        alone. Raises NonFiniteError at NaN or infinity.
         """
+
+    def part(self, step: int) -> int | None:
+        """Return the part of the stage that replicas exchange in a step, counted from 0; None where they exchange nothing.
+
+        Steps of the same part send alike. `average` is called in every step, and takes no rounds in those without a part.
+        """
+        return 0
+
+    @property
+    def period(self) -> int:
+        """The number of steps after which `part` repeats."""
+        return 1
+
+    @property
+    def steps_under_way(self) -> int:
+        """The number of steps for which training goes on while an exchange is under way, and hides its time."""
+        return 0
+
+    def begin(self, parameters: Gradients) -> Memory:
+        """Return the memory before the first step, given the parameters, which are equal at all replicas."""
+        return {}
+
+    def check_steps(self, num_steps: int) -> None:
+        """Raise ValueError where the method does not fit the length of a run."""
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the codecs of the packets that this method sends, for the table of its group, see `Compressor.entries`."""
@@ -193,6 +229,11 @@ def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
             for other, packets in part.each.items():
                 each.setdefault(other, {}).update(packets)
         received = yield Round(everyone, each)
+
+
+def agreed(parameters: Gradients, memory: Memory) -> Gradients:
+    """Return the parameters that are evaluated: those on which replicas agreed last, where a method remembers them."""
+    return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
 
 
 def exchange(sent: Sequence[Round]) -> list[Received]:

@@ -120,6 +120,17 @@ class Gathered(Layered):
         return 4 * self.compressed_values(shapes) if isinstance(self.compressor, Residual) else 0
 
 
+def as_method(written: object) -> ReplicaMethod | None:
+    """Return the replica method that a codec or compressor alone stands for, or the method itself; None of anything else."""
+    if isinstance(written, ReplicaMethod):
+        return written
+    if isinstance(written, Identity):
+        return Dense()
+    if isinstance(written, (Codec, ErrorFeedback, MixedErrorFeedback)):
+        return Gathered(written)  # type: ignore[arg-type]  # a codec becomes Plain there
+    return None
+
+
 def _message(context: ReplicaContext, key: int) -> Context:
     """Return the context of the only message of a step, for the compressor of a link."""
     return Context(

@@ -44,18 +44,24 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     table = Table("network", title=f"A step by network (compute: {plan.steady.source})")
     first = ["first visits"] if plan.first_steps else []
     ends = ["collectives"] if any(timeline.collectives for timeline in timelines.values()) else []
-    names = ("step", *first, *ends, "update, driver", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
+    kinds = ["without exchange", "with one"] if len(plan.endings) > 1 else []
+    names = ("step", *first, *kinds, *ends, "update, driver", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
     for name in names:
         table.add_column(name, justify="right")
     for network, timeline in timelines.items():
         table.add_row(
             repr(network),
-            format_seconds(timeline.step_s),
+            format_seconds(plan.step_s(network)),
             *([format_seconds(plan.step_s(network, first=True))] if first else []),
+            *(
+                [format_seconds(each) for each in (quiet_step_s(plan, network), plan.ending_s(network, 0))]
+                if kinds
+                else []
+            ),
             *([format_seconds(timeline.collective_s, of=timeline.step_s)] if ends else []),
             format_seconds(timeline.outside_s, of=timeline.step_s),
             f"{timeline.busiest:.0%} busy",
-            three_digits(config.batch_size / timeline.step_s),
+            three_digits(config.batch_size / plan.step_s(network)),
             format_seconds(plan.run_s(network)),
         )
     out.print(table)
@@ -69,6 +75,11 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     for network, timeline in timelines.items():
         out.print(critical_words(repr(network), timeline.explain()), highlight=False, markup=False, soft_wrap=True)
     show_notes(out, plan.notes)
+
+
+def quiet_step_s(plan: Forecast, network: Network) -> float:
+    """Return the seconds of a step whose replicas exchange least: nothing, where there are steps without an exchange."""
+    return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 
 def show_profile(profile: Profile) -> None:
@@ -169,9 +180,11 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
         first_s = plan.step_s(network, first=True) if plan.first_steps else None
         times = {
             "network": repr(network),
-            "step_s": timeline.step_s,
+            "step_s": plan.step_s(network),
             "first_step_s": first_s,
         }
+        if len(plan.endings) > 1:
+            times |= {"quiet_step_s": quiet_step_s(plan, network), "exchange_step_s": plan.ending_s(network, 0)}
         rows.append(times | {"run_s": plan.run_s(network), "pipeline": timeline.summary()})
     memories = [
         {"stage": memory.stage, "total_bytes": memory.total_bytes, "explained": memory.explain()}

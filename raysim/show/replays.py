@@ -47,13 +47,15 @@ def show_replay(
     )
     table = Table("network", title=f"A step by network (compute: {replay.costs.source})")
     ends = ["collectives"] if any(one["collective_s"] for one in rows) else []
-    names = ["step", "90 % interval", *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
+    kinds = ["without exchange", "with one"] if any("quiet_step_s" in one for one in rows) else []
+    names = ["step", "90 % interval", *kinds, *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
     for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
         table.add_column(name, justify="right")
     for one in rows:
         cells = [
             format_seconds(one["step_s"]),
             f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}",
+            *([format_seconds(one[name]) for name in ("quiet_step_s", "exchange_step_s")] if kinds else []),
             *([format_seconds(one["collective_s"], of=one["step_s"])] if ends else []),
             format_seconds(one["outside_s"], of=one["step_s"]),
             f"{one['busiest_link']:.0%} busy",

@@ -14,6 +14,8 @@ from raysim.network.memory import format_bytes
 from raysim.training.progress import Pace, header, print_progress, sentence
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysim.records import Run
     from raysim.training.run import Training
 
@@ -89,6 +91,8 @@ def tables(run: Run) -> None:
                 f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
             )
         console.print(table)
+        if (run.row.get("exchange_period") or 1) > 1:
+            console.print(exchange_words(links), highlight=False, soft_wrap=True)
     evals = run.evals
     if len(evals):
         table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
@@ -113,6 +117,17 @@ def tables(run: Run) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+def exchange_words(links: pd.DataFrame) -> str:
+    """Return a sentence on the bytes of exchanges of replicas that are not in every step: of one, of a mean step, and at most."""
+    sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
+    exchanges = sent[sent > 0]
+    words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"
+    if not len(exchanges):
+        return f"{words}."
+    each, mean, most = (format_bytes(float(size)) for size in (exchanges.mean(), sent.mean(), exchanges.max()))
+    return f"{words}: {each} an exchange, {most} at most, {mean} a step in the mean."
 
 
 def _link(row: dict[Hashable, Any]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from raysim.files import write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
 from raysim.records import RecordsError
+from raysim.replication.base import AGREED
 
 FORMAT = 2
 KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
@@ -158,7 +159,8 @@ def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
 def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model: those that are evaluated.
 
-    They are the mean of parameters where replicas part. BatchNorm statistics are the first replica's.
+    They are the parameters on which replicas agreed last, or else the mean, where replicas part. BatchNorm statistics are the
+    first replica's.
 
     Raises CheckpointError where there is none, or it is corrupt.
 
@@ -172,11 +174,14 @@ def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     if not found:
         raise CheckpointError(f"There is no checkpoint in {run_folder}.")
     weights: dict[str, list[Tensor]] = {}
+    agreed: dict[str, list[Tensor]] = {}
     for part in read_checkpoint(found[-1]):
         for name, tensor in unpack_tensors(part).items():
-            stage, model, parameter = name.partition(".model.")
-            if model and stage.startswith("stage."):
-                weights.setdefault(parameter, []).append(tensor)
+            for kind, infix, held in (("stage.", ".model.", weights), ("replicas.", f".{AGREED}/", agreed)):
+                stage, separator, parameter = name.partition(infix)
+                if separator and stage.startswith(kind):
+                    held.setdefault(parameter, []).append(tensor)
+    weights |= agreed
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     return {
         name: tensors[0] if name.rpartition(".")[2] in statistics else mean_of(tensors)

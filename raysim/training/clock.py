@@ -14,9 +14,11 @@ from raysim.files import is_file
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers
 from raysim.network.devices import DEVICES
+from raysim.network.overlap import hidden, without_exchange
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
+from raysim.network.topology import Network
 from raysim.network.transport import parse_transport
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
@@ -50,10 +52,18 @@ class Clock:
         """
         if self.network is None:
             return seconds
+        profile = self.profile(reports)
+        step_s, delay = self._simulated_s(self.network, profile), self.plan.exchange_delay
+        if not delay:
+            return step_s
+        quiet_s = self._simulated_s(self.network, without_exchange(profile))
+        return hidden(step_s, quiet_s, float(profile.method_s.max()), delay)
+
+    def _simulated_s(self, network: Network, profile: Profile) -> float:
         return simulate(
             self.plan.config.parsed_schedule,
-            self.profile(reports),
-            self.network,
+            profile,
+            network,
             num_microbatches=self.plan.config.num_microbatches,
             num_replicas=self.plan.num_replicas,
         ).step_s

@@ -136,6 +136,7 @@ class Training:
         plan = self.plan
         self.recorder.measures = tuple(measure.name for measure in plan.task.measures)
         self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
+        self._row |= {"exchange_period": plan.exchange_period, "exchange_delay": plan.exchange_delay}
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
         custom = isinstance(self.config.parsed_schedule, Custom)  # whose file may change, or stay behind

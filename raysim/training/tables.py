@@ -102,8 +102,8 @@ def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any
 
 
 def collective_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `collectives` for each transfer of a profiled step, in order of rounds and members."""
-    if plan.profiles(step):
+    """Yield a row of `collectives` for each transfer of a step that keeps them, in order of rounds and members."""
+    if plan.keeps_transfers(step):
         transfers = [transfer for report in reports for group in report.groups for transfer in group.transfers]
         yield from ({"step": step, **transfer._asdict()} for transfer in sorted(transfers))
 

@@ -65,6 +65,8 @@ def engine(ray):
                 "replicas-budget",
                 "replicas-marina-tied",
                 "replicas-gossip",
+                "replicas-local",
+                "replicas-apart",
             )
         ),
     ],
@@ -195,6 +197,15 @@ def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
     assert run.row["restarts"] == 1
     assert executed == [0, 1, 2, 3, 4, 4, 5, 6]  # the checkpoint at 4 stands, step 4 is run again
     same_records(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_killed_between_exchanges_resumes_to_the_same_bits(ray, small, tmp_path):
+    config = small(**RUNS["replicas-apart"])
+    undisturbed = train(config, out=tmp_path / "whole", engine="inline")
+    training = Training(config, out=tmp_path / "killed")
+    assert kill_at(training, {5: 1}) == [0, 1, 2, 3, 4, 4, 5]  # exchanges at 1 to 5, and one under way at 4
+    same_records(Run(training.folder), undisturbed)
 
 
 def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):

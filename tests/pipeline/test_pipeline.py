@@ -308,7 +308,7 @@ def test_calls_out_of_order_are_refused(small):
     with pytest.raises(StageError, match="is at step 0, but was called for step 1"):
         engine.step(1)
     with pytest.raises(StageError, match="was told to update in step 0 before the step was run"):
-        engine.workers[0].update(0, Signals(), {})
+        next(engine.workers[0].update(0, Signals(), []))
 
 
 def test_threads_are_set_for_stages_and_put_back(small):
@@ -339,8 +339,8 @@ def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
     engine = start(small(**RUNS[run]))
     handed = {"packets": 0, "exchanges": 0}
 
-    def watch(worker):
-        turns, answer = worker_run[worker](0, None), None
+    def watch(worker, turns):
+        answer = None
         while True:
             try:
                 asked = turns.send(answer)
@@ -353,9 +353,10 @@ def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
                     handed["packets" if len(key) == 3 else "exchanges"] += wire_bytes((header, *arrays))
             answer = yield asked
 
-    worker_run = [worker.run for worker in engine.workers]
     for index, worker in enumerate(engine.workers):
-        worker.run = lambda *_, index=index: watch(index)
+        for name in ("run", "update"):
+            method = getattr(worker, name)
+            setattr(worker, name, lambda *call, index=index, method=method: watch(index, method(*call)))
     reports = engine.step(0)
     assert handed["packets"] == sum(link.wire_bytes for report in reports for link in report.links if link.sender)
     assert handed["exchanges"] == sum(group.wire_bytes for report in reports for group in report.groups)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from replica_variants import (
+    LOCAL,
     SHAPES,
     VARIANTS,
     Team,
@@ -29,7 +30,8 @@ STEPS = 5
 
 
 def test_every_method_has_a_variant() -> None:
-    assert set(METHODS) <= {type(variant.method).name() for variant in VARIANTS}
+    variants = [variant.notation for variant in VARIANTS] + LOCAL
+    assert set(METHODS) <= {type(parse_replica_method(notation)).name() for notation in variants}
 
 
 @variants
@@ -44,7 +46,7 @@ def test_notation(variant: Variant) -> None:
 @replicas
 def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Variant, count: int) -> None:
     team = Team(variant.method, count)
-    variant.method.check(SHAPES, count, 0.9)
+    variant.method.check(SHAPES, count, variant.momentum)
     for step in range(STEPS):
         given = [gradients(replica, step) for replica in range(count)]
         before, held = [copy_of(one) for one in given], [copy_of(memory) for memory in team.memories]

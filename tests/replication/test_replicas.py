@@ -10,7 +10,8 @@ from raysim.pipeline.errors import StageError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes, ring_bytes
 
-REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name != "replicas-gossip"]
+APART = {"replicas-gossip", "replicas-apart"}
+REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name not in APART]
 
 
 def all_reduce_bytes(*arguments):

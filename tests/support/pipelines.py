@@ -123,6 +123,22 @@ RUNS = {
         "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
         "replica_gradient": "DGC(0.1, ramp=1, min_values=16)",
     },
+    "replicas-local": {
+        **REPLICAS,
+        "forward": "ErrorFeedback(TopK(0.3))",
+        "optimizer": {"learning_rate": 0.05},
+        "replica_gradient": [
+            "DiLoCo(3, codec=Gathered(ErrorFeedback(TopK(0.3)), min_values=16))",
+            "DeMo(kept=8, side=16)",
+            "SparseLoCo(3, kept=4, side=8, min_values=16)",
+        ],
+    },
+    "replicas-apart": {
+        **REPLICAS,
+        "optimizer": {"learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
+        "replica_gradient": ["StreamingDiLoCo(3, delay=1, blend=0.5)", "SPARTA(share=0.1)", "DiLoCo(1, momentum=0.5)"],
+    },
+    "look-ahead": {"replica_gradient": "DiLoCo(3, rate=0.5, momentum=0.5)"},
     "four-replicas": {"num_replicas": 4, "num_microbatches": 1, "num_stages": 1},
     "bottleneck": {"bottleneck": 2, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.2))"},
     "one-stage": {"num_stages": 1},

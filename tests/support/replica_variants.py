@@ -35,6 +35,7 @@ class Variant:
     conserves: bool = False  # what was averaged and what is remembered sum to what was fed
     exact: bool = False  # equals the uncompressed mean: bit for bit where `bitwise`
     bitwise: bool = False
+    momentum: float | None = 0.9  # of the optimiser
 
     @property
     def method(self) -> ReplicaMethod:
@@ -70,6 +71,8 @@ VARIANTS = [
     Variant("Accordion(TopK(0.5), TopK(0.05), interval=1)", conserves=True),
     Variant("Accordion(LowRank(3), LowRank(1), eta=0.05, interval=1)", conserves=True),
     Variant("Accordion(RandomK(0.3), RandomK(0.1), interval=1, warmup=1)", conserves=True),
+    Variant("DeMo", momentum=None),
+    Variant("DeMo(kept=5, decay=0.9, side=8)", momentum=None),
     Variant("DGC(0.05)"),
     Variant("DGC(0.01, select='sampled', ramp=2, clip_norm=5.0, warmup=1)"),
     Variant("DGC(0.05, masking=False, scope='stage')"),
@@ -108,6 +111,22 @@ VARIANTS = [
     Variant("GraVAC(2.0, 100.0, epsilon=0.6, window=1, promote='passing', ewma_alpha=1.0)", conserves=True),
     Variant("GraVAC(1.0, 1.0)", conserves=True, exact=True, bitwise=True),
     Variant("GraVAC(10.0, 1000.0, epsilon=1.0)", conserves=True, exact=True, bitwise=True),
+]
+
+# Methods of which each replica steps by itself.
+LOCAL = [
+    "DiLoCo(2)",
+    "DiLoCo(3, rate=0.5, momentum=0.0)",
+    "DiLoCo(2, codec=ErrorFeedback(TopK(0.05)))",
+    "DiLoCo(1, rate=1.0, momentum=0.5, codec=PowerSGD(2))",
+    "DiLoCo(2, codec=Gathered(Quantize(4), warmup=1))",
+    "MuLoCo(2, codec=EF21(TopK(0.1)))",
+    "StreamingDiLoCo(4, fragments=3)",
+    "StreamingDiLoCo(3, codec=ErrorFeedback(TopK(0.05)), delay=1, blend=0.5)",
+    "SparseLoCo(2)",
+    "SparseLoCo(3, decay=1.0, kept=5, side=8, values=Quantize(4))",
+    "SPARTA",
+    "SPARTA(share=0.2)",
 ]
 
 
@@ -229,6 +248,38 @@ class Team:
             elif f"residual/{name}" in memory:
                 total += memory[f"residual/{name}"].double().view(self.shapes[name])
         return total / self.count
+
+
+class Apart:
+    """The replicas of one stage, each of which steps by its own gradient."""
+
+    def __init__(self, notation: str, num_replicas: int = 2, shapes=SHAPES) -> None:
+        self.method, self.count, self.shapes = parse_replica_method(notation), num_replicas, shapes
+        start = {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+        self.parameters: list[Gradients] = [copy_of(start) for _ in range(num_replicas)]
+        self.memories: list[Memory] = [self.method.begin(own) for own in self.parameters]
+        self.array_bytes: list[int] = []
+
+    def step(self, step: int, given: list[Gradients] | None = None, rate: float = 0.125) -> list[Averaged]:
+        given = given or [gradients(replica, step, self.shapes) for replica in range(self.count)]
+        stepped = [
+            {name: x - rate * own[name] for name, x in held.items()}
+            for held, own in zip(self.parameters, given, strict=True)
+        ]
+        contexts = [
+            context(replica, self.count, step, parameters=stepped[replica], learning_rate=rate)
+            for replica in range(self.count)
+        ]
+        before = [copy_of(one) for one in (*stepped, *self.memories)]
+        results, self.array_bytes = average(self.method, stepped, self.memories, contexts)
+        assert all(same_tensors(*pair) for pair in zip((*stepped, *self.memories), before, strict=True))
+        self.parameters = [{**own, **result.parameters} for own, result in zip(stepped, results, strict=True)]
+        self.memories = [result.memory for result in results]
+        return results
+
+    def restore(self) -> None:
+        """Take over from a checkpoint."""
+        self.memories = [unpack_tensors(pack_tensors(memory)) for memory in self.memories]
 
 
 def dense_mean(given: Sequence[Gradients]) -> Gradients:

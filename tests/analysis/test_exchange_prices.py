@@ -1,0 +1,105 @@
+"""Prices of runs whose replicas exchange in some steps only: clock, forecast and replay agree, step by step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from analysis import Replay, replay
+from raysim import train
+from raysim.engine.inline import InlineEngine
+from raysim.forecast.forecast import forecast
+from raysim.network.presets import parse_network
+from raysim.network.profile import COSTS
+from raysim.network.simulate import simulate
+from raysim.pipeline.plan import prepare
+from raysim.training.clock import Clock
+
+TWO = {"num_replicas": 2, "num_microbatches": 2, "clock": "100mbps+1ms", "profile": "T4", "backward": "Quantize(8)"}
+
+
+def clocked(config, num_steps):
+    """Return the clock of a run and the reports of its first steps."""
+    engine = InlineEngine(prepare(config))
+    engine.start()
+    return Clock(engine.plan), [engine.step(step) for step in range(num_steps)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "DiLoCo(3, codec=ErrorFeedback(TopK(0.05, index='int32')))",
+        "StreamingDiLoCo(3)",
+        "StreamingDiLoCo(3, fragments=1, delay=2)",
+        ["DiLoCo(3)", "Identity", "DiLoCo(2)"],
+    ],
+)
+def test_clock_and_forecast_agree_on_every_step_of_a_period(small, method) -> None:
+    config = small(**TWO, replica_gradient=method)
+    network, planned = parse_network(config.clock), forecast(config, device="T4")
+    clock, reports = clocked(config, 6)
+    seconds = [clock.step_s(each, 0.0) for each in reports]
+    shares = [ending.share * 6 for ending in planned.endings]
+    expected = [planned.ending_s(network, place) for place, count in enumerate(shares) for _ in range(round(count))]
+    assert sum(shares) == pytest.approx(6)
+    np.testing.assert_allclose(sorted(seconds), sorted(expected), rtol=1e-9)
+    assert planned.step_s(network) == pytest.approx(np.mean(seconds), rel=1e-9)
+    assert planned.run_s(network) == pytest.approx(np.sum(seconds), rel=1e-9)
+
+
+def test_following_steps_hide_an_exchange_as_far_as_they_last(small) -> None:
+    for network in ("1mbps", "10gbps"):
+        prices = {}
+        for delay in (0, 1, 3):
+            config = small(
+                **{**TWO, "clock": network}, replica_gradient=f"StreamingDiLoCo(6, fragments=1, delay={delay})"
+            )
+            planned = forecast(config, device="T4")
+            prices[delay] = [planned.ending_s(parse_network(network), place) for place in range(2)]
+            codec_s = float(planned.endings[0].costs["method_s"].max())
+        whole, quiet = prices[0]
+        for delay in (1, 3):
+            exchange, other = prices[delay]
+            assert other == quiet
+            assert exchange == pytest.approx(max(whole - delay * quiet, quiet + codec_s), rel=1e-9)
+        assert whole > prices[1][0] >= prices[3][0]
+
+
+def test_replay_prices_a_whole_period(small, tmp_path) -> None:
+    config = small(**TWO, replica_gradient="DiLoCo(3)", profile_every_steps=3)  # no profiled step has an exchange
+    network = parse_network(config.clock)
+    run = train(config, engine="inline", out=tmp_path / "run")
+    assert not set(run.actions["step"]) & {2, 5}
+    priced = Replay(run, overheads="none")
+    assert list(priced.profiles) == [3, 4, 5]
+    assert priced.exchanging.tolist() == [False, False, True]
+    clock, reports = clocked(config, 6)
+    for step, profile in priced.profiles.items():
+        frozen = clock.profile(reports[step])
+        shape = (*frozen.compute_s.shape[:3], config.num_microbatches)
+        taken = {name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")}
+        same = dataclasses.replace(profile, **taken, method_s=frozen.method_s, update_s=frozen.update_s)
+        found = simulate(priced.schedule, same, network).step_s
+        assert found == pytest.approx(clock.step_s(reports[step], 0.0), rel=1e-9)
+    row = replay([run], network).iloc[0]
+    assert row["quiet_step_s"] < row["step_s"] < row["exchange_step_s"]
+    assert row["step_s"] == pytest.approx((2 * row["quiet_step_s"] + row["exchange_step_s"]) / 3)
+    links = run.links[run.links["direction"] == "replica_gradient"]
+    assert row["exchange_bytes"] == links.groupby("step")["wire_bytes"].sum()[5]
+    assert row["replica_bytes"] == pytest.approx(row["exchange_bytes"] / 3)
+
+
+def test_a_codec_pays_below_a_bandwidth_that_a_mean_period_decides(small, tmp_path) -> None:
+    """At the break-even the mean of the period takes as long as the dense step, not that of a step with a mean exchange."""
+    runs = [
+        train(small(**{**TWO, "replica_gradient": method}), engine="inline", out=tmp_path / str(place))
+        for place, method in enumerate(("Identity", "DiLoCo(3)"))
+    ]
+    row = replay([runs[1]], "100mbps+5ms", against=runs[0]).iloc[0]
+    if 0 < row["break_even_bps"] < 1e12:
+        at = parse_network("100mbps+5ms")
+        even = dataclasses.replace(at, bandwidth_bps=float(row["break_even_bps"]), name="")
+        there = replay([runs[1]], even, against=runs[0]).iloc[0]
+        assert there["step_s"] == pytest.approx(there["dense_step_s"], rel=0.05)
+    else:
+        assert row["break_even_bps"] == float("inf")

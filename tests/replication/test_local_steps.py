@@ -1,0 +1,461 @@
+"""Laws of methods whose replicas step by themselves, and exchange parameters afterwards."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from codec_variants import normal
+from engines import start, weights
+from pipelines import REPLICAS, TIED
+from replica_variants import LOCAL, SHAPES, Apart, Team, copy_of, dense_mean, gradients, same_tensors
+
+from raysim.codecs.positions import index_bytes
+from raysim.config import ConfigError
+from raysim.network.memory import format_bytes
+from raysim.pipeline.plan import prepare
+from raysim.replication import parse_replica_method
+from raysim.replication.base import AGREED, agreed
+from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.demo import cosines, transformed
+from raysim.replication.local import LocalSteps
+from raysim.replication.streaming import StreamingDiLoCo
+from raysim.show.training import exchange_words
+from raysim.training.checkpoint import load_weights
+from raysim.training.run import train
+
+local = pytest.mark.parametrize("notation", LOCAL)
+STEPS = 8
+ONE = {"weight": (4, 6)}
+
+
+@local
+def test_notation(notation) -> None:
+    method = parse_replica_method(notation)
+    assert repr(method) == notation
+    assert parse_replica_method(repr(method)) == method
+    assert hash(method) == hash(parse_replica_method(notation))
+
+
+@local
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_replicas_agree_bit_for_bit_after_an_exchange_and_send_nothing_else(notation, count) -> None:
+    team = Apart(notation, count)
+    whole = isinstance(team.method, LocalSteps) and not isinstance(team.method, StreamingDiLoCo)
+    for step in range(STEPS):
+        held = team.memories
+        results = team.step(step)
+        assert all(result.gradients == {} for result in results)
+        if team.method.part(step) is None:
+            assert team.array_bytes == [0] * count
+            if not team.method.steps_under_way:
+                assert all(result.parameters == {} for result in results)
+                assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
+        else:
+            assert count == 1 or min(team.array_bytes) > 0
+        known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
+        if isinstance(team.method, LocalSteps):
+            assert all(same_tensors(one, known[0]) for one in known)
+        if whole and team.method.part(step) is not None:
+            assert all(same_tensors(own, known[0]) for own in team.parameters)
+
+
+@local
+def test_a_restored_memory_goes_on_bit_for_bit(notation) -> None:
+    one, other = Apart(notation), Apart(notation)
+    for step in range(STEPS):
+        one.step(step), other.step(step)
+        other.restore()
+        for pair in zip((*one.parameters, *one.memories), (*other.parameters, *other.memories), strict=True):
+            assert same_tensors(*pair)
+
+
+@local
+def test_the_memory_is_no_more_than_stated(notation) -> None:
+    team = Apart(notation)
+    for step in range(STEPS):
+        team.step(step)
+    stated = team.method.memory_bytes(SHAPES)
+    held = [sum(x.nbytes for x in memory.values()) for memory in team.memories]
+    assert max(held) <= stated
+    assert min(held) > 0 or stated == 0
+
+
+@local
+def test_parts_repeat_after_a_period(notation) -> None:
+    method = parse_replica_method(notation)
+    parts = [method.part(step) for step in range(3 * method.period)]
+    assert parts == parts[: method.period] * 3
+    assert any(part is not None for part in parts)
+
+
+# DiLoCo.
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_one_step_of_sgd_at_outer_rate_one_is_data_parallelism_bit_for_bit(count) -> None:
+    """Of whole numbers and halves of them, so that no sum is rounded: (w - g_r) and w - mean(g) round differently."""
+    targets = [{"weight": (8 * normal(4, 6, seed=seed)).round()} for seed in range(count)]
+    team = Apart("DiLoCo(1, rate=1.0, momentum=0.0)", count, ONE)
+    team.parameters = [{"weight": (8 * normal(4, 6, seed=9)).round()} for _ in range(count)]
+    team.memories = [team.method.begin(own) for own in team.parameters]
+    parallel = copy_of(team.parameters[0])
+    for step in range(5):
+        given = [{"weight": own["weight"] - one["weight"]} for own, one in zip(team.parameters, targets, strict=True)]
+        mean = dense_mean([{"weight": parallel["weight"] - one["weight"]} for one in targets])
+        parallel["weight"] -= 0.5 * mean["weight"]
+        team.step(step, given, rate=0.5)
+        assert all(torch.equal(own["weight"], parallel["weight"]) for own in team.parameters)
+
+
+def test_one_step_of_sgd_in_a_run_is_data_parallelism_to_rounding(small) -> None:
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
+    one, other = (
+        start(small(**REPLICAS, optimizer=optimizer, replica_gradient=method))
+        for method in ("Identity", "DiLoCo(1, rate=1.0, momentum=0.0)")
+    )
+    for step in range(4):
+        one.step(step), other.step(step)
+    for name, x in weights(one, 0).items():
+        torch.testing.assert_close(weights(other, 0)[name], x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_one_replica_is_a_look_ahead_of_itself(steps, momentum) -> None:
+    """On h w^2 / 2 an exchange multiplies (w, u) by a matrix: w goes to q^H w, and D is (1 - q^H) w."""
+    curvature, inner, rate = 0.4, 0.5, 0.7
+    team = Apart(f"DiLoCo({steps}, rate={rate}, momentum={momentum})", 1, {"w": (1, 1)})
+    start_at = float(team.parameters[0]["w"])
+    shrink = rate * (1 - (1 - inner * curvature) ** steps)
+    turn = np.array([[1 - shrink * (1 + momentum), -(momentum**2)], [shrink, momentum]])
+    for step in range(6 * steps):
+        team.step(step, [{"w": curvature * team.parameters[0]["w"]}], rate=inner)
+    expected = (np.linalg.matrix_power(turn, 6) @ [start_at, 0.0])[0]
+    assert float(team.parameters[0]["w"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_outer_step_is_torch_s_nesterov_momentum() -> None:
+    team = Apart("DiLoCo(2)", 2, ONE)
+    outer = torch.nn.Parameter(team.parameters[0]["weight"].clone())
+    optimizer = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(8):
+        given = [gradients(replica, step, ONE) for replica in range(2)]
+        stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
+        team.step(step, given)
+        if step % 2:
+            outer.grad = outer.detach() - (stepped[0] + stepped[1]) / 2
+            optimizer.step()
+            torch.testing.assert_close(team.parameters[0]["weight"], outer.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_bytes_of_an_exchange_are_those_of_its_codec() -> None:
+    values = sum(math.prod(shape) for shape in SHAPES.values())
+    for count in (2, 4):
+        team = Apart("DiLoCo(3)", count)
+        sent = [team.step(step) and team.array_bytes for step in range(6)]
+        exchange = 2 * (count - 1) * 4 * values  # of all replicas, by a reduce-scatter and an all-gather
+        assert [sum(each) for each in sent] == [0, 0, exchange, 0, 0, exchange]
+    one, other = (
+        Apart("DiLoCo(1, codec=ErrorFeedback(TopK(0.05)))"),
+        Apart("DiLoCo(2, codec=ErrorFeedback(TopK(0.05)))"),
+    )
+    one.step(0), other.step(1)
+    assert one.array_bytes == other.array_bytes < [4 * values] * 2
+
+
+def test_the_codec_s_memory_counts_exchanges() -> None:
+    """The same changes in the same exchanges leave the same residuals, whatever the number of steps between them."""
+    one, other = (
+        Apart("DiLoCo(1, codec=Gathered(ErrorFeedback(TopK(0.05)), warmup=1))"),
+        Apart("DiLoCo(2, codec=Gathered(ErrorFeedback(TopK(0.05)), warmup=1))"),
+    )
+    still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
+    for exchange in range(3):
+        given = [gradients(replica, exchange) for replica in range(2)]
+        one.step(exchange, given)
+        other.step(2 * exchange, given)
+        other.step(2 * exchange + 1, still)
+        assert same_tensors(one.memories[1], other.memories[1])
+        assert ("changes/residual/wide.weight" in one.memories[0]) is (exchange > 0)
+
+
+# Streaming.
+
+
+def test_one_fragment_without_delay_is_diloco_bit_for_bit() -> None:
+    one, other = Apart("DiLoCo(3)"), Apart("StreamingDiLoCo(3, fragments=1)")
+    for step in range(6):
+        one.step(step), other.step(step)
+        assert one.array_bytes == other.array_bytes
+        assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
+    streaming, whole = Apart("StreamingDiLoCo(6, fragments=3)"), Apart("DiLoCo(6)")
+    fragments = [streaming.method.fragment(SHAPES, part) for part in range(3)]
+    assert sorted(name for names in fragments for name in names) == sorted(SHAPES)
+    sent = [[team.step(step) and sum(team.array_bytes) for step in range(6)] for team in (streaming, whole)]
+    assert [step for step, size in enumerate(sent[0]) if size] == [1, 3, 5]
+    assert sum(sent[0]) == sum(sent[1]) == sent[1][5]
+    largest = max(sum(math.prod(SHAPES[name]) for name in names) for names in fragments)
+    assert max(sent[0]) == 2 * 4 * largest < 0.5 * max(sent[1])
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_what_was_sent_arrives_after_the_delay(delay) -> None:
+    """Where replicas stand still while an exchange is under way, it is as if it had been sent when it arrives."""
+    one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
+    still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
+    for step in range(12):
+        given = still if step % 4 >= 4 - delay else [gradients(replica, step) for replica in range(2)]
+        one.step(step, given), other.step(step, given)
+        assert bool(sum(other.array_bytes)) is (step % 4 == 3 - delay)
+        if step % 4 == 3:
+            assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_own_parameters_are_blended_with_those_agreed_on() -> None:
+    team = Apart("StreamingDiLoCo(2, fragments=1, blend=0.25)", 2, ONE)
+    for step in range(4):
+        given = [gradients(replica, step, ONE) for replica in range(2)]
+        stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
+        team.step(step, given)
+        if step % 2:
+            for own, mine, memory in zip(team.parameters, stepped, team.memories, strict=True):
+                expected = torch.lerp(memory[f"{AGREED}/weight"], mine, 0.25)
+                torch.testing.assert_close(own["weight"], expected, rtol=1e-6, atol=1e-6)
+
+
+# SparseLoCo.
+
+
+def test_sparseloco_follows_its_formula_block_by_block() -> None:
+    shapes = {"weight": (16, 24)}
+    team = Apart("SparseLoCo(1, kept=3, side=8, values=Identity, min_values=1)", 2, shapes)
+    agreed_on, residuals = team.parameters[0]["weight"].clone(), [torch.zeros(16, 24)] * 2
+    for step in range(4):
+        given = [gradients(replica, step, shapes) for replica in range(2)]
+        sent = []
+        for replica in range(2):
+            fed = (
+                0.95 * residuals[replica]
+                + agreed_on
+                - (team.parameters[replica]["weight"] - 0.125 * given[replica]["weight"])
+            )
+            mine = torch.zeros(16, 24)
+            for row in range(0, 16, 8):
+                for column in range(0, 24, 8):
+                    block = fed[row : row + 8, column : column + 8].reshape(-1)
+                    kept = block.abs().topk(3).indices
+                    chosen = torch.zeros(64).index_copy(0, kept, block[kept]).view(8, 8)
+                    mine[row : row + 8, column : column + 8] = chosen
+            residuals[replica] = fed - mine
+            sent.append(mine)
+        team.step(step, given)
+        agreed_on = agreed_on - 0.6 * (sent[0] + sent[1]) / 2
+        torch.testing.assert_close(team.parameters[0]["weight"], agreed_on, rtol=1e-5, atol=1e-5)
+
+
+def test_the_published_factor_of_sparseloco_is_one_of_twelve_bits_a_position_against_float32() -> None:
+    values = 1024 * 1024
+    team = Apart("SparseLoCo(1)", 2, {"weight": (1024, 1024)})
+    team.step(0)
+    blocks, kept = values // 4096, 64 * values // 4096
+    positions = index_bytes("elias_fano", kept, values)
+    assert team.array_bytes == [positions + kept * 2 // 8 + 4 * 4] * 2  # two bits a value, and four levels
+    assert positions / kept == 1  # a byte each, as against 12 bits
+    twelve = blocks * 64 * (12 + 2) / 8
+    assert round(4 * values / twelve, 1) == 146.3
+    assert round(2 * values / twelve, 1) == 73.1
+    assert round(4 * values / team.array_bytes[0], 1) == 204.6
+    assert round(2 * values / team.array_bytes[0], 1) == 102.3
+
+
+# SPARTA.
+
+
+def test_sparta_averages_the_positions_that_are_drawn_and_no_others() -> None:
+    team = Apart("SPARTA(share=0.2)", 3)
+    for step in range(3):
+        given = [gradients(replica, step) for replica in range(3)]
+        stepped = [
+            {name: x - 0.125 * g[name] for name, x in own.items()}
+            for own, g in zip(team.parameters, given, strict=True)
+        ]
+        team.step(step, given)
+        mean, total = dense_mean(stepped), 0
+        for name, x in mean.items():
+            same = torch.stack([own[name] == team.parameters[0][name] for own in team.parameters]).all(dim=0)
+            drawn = same & (team.parameters[0][name] != stepped[0][name])
+            total += math.ceil(0.2 * x.numel())
+            assert int(drawn.sum()) <= math.ceil(0.2 * x.numel())
+            for own, before in zip(team.parameters, stepped, strict=True):
+                changed = own[name] != before[name]
+                torch.testing.assert_close(own[name][changed], x[changed], rtol=1e-6, atol=1e-6)
+        assert sum(team.array_bytes) == 2 * 2 * 4 * total
+
+
+def test_all_of_the_parameters_are_their_mean() -> None:
+    team = Apart("SPARTA(share=1.0)", 2)
+    for step in range(3):
+        team.step(step)
+        assert same_tensors(*team.parameters)
+
+
+# DeMo.
+
+
+def test_the_cosine_transform_is_orthonormal_and_blocks_come_back() -> None:
+    for size in (1, 5, 64):
+        matrix = cosines(size)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert transformed(torch.ones(1, 4, 4))[0, 0, 0] == pytest.approx(4)  # a constant is its first frequency
+    for shape in ((24, 3, 5, 5), (40,), (7, 9), (128, 96)):
+        x = normal(*shape)
+        assert torch.equal(from_blocks(to_blocks(x, 64), shape), x)
+        there = transformed(to_blocks(x, 16))
+        assert float(there.square().sum()) == pytest.approx(float(x.square().sum()), rel=1e-5)
+        torch.testing.assert_close(from_blocks(transformed(there, back=True), shape), x, rtol=1e-4, atol=1e-5)
+
+
+def test_demo_sends_all_or_the_strongest_frequency_and_keeps_the_rest() -> None:
+    shapes = {"weight": (16, 24)}
+    given = [gradients(replica, 0, shapes) for replica in range(2)]
+    everything = Team(parse_replica_method("DeMo(kept=64, side=8)"), 2, shapes)
+    steps = everything.step(0, given)[0].gradients["weight"]
+    mean = dense_mean(given)["weight"]
+    assert torch.equal(steps, mean.sign())
+    assert float(everything.memories[0]["momentum/weight"].abs().max()) < 1e-5
+    one = Team(parse_replica_method("DeMo(kept=1, decay=0.5, side=8)"), 1, shapes)
+    results = one.step(0, given[:1])
+    left = transformed(to_blocks(one.memories[0]["momentum/weight"], 8)).flatten(1)
+    before = transformed(to_blocks(0.1 * given[0]["weight"], 8)).flatten(1)  # the learning rate
+    strongest = before.abs().argmax(dim=1, keepdim=True)
+    torch.testing.assert_close(left, before.scatter(1, strongest, 0.0), rtol=1e-4, atol=1e-5)
+    sent = torch.zeros_like(before).scatter(1, strongest, before.gather(1, strongest)).view(-1, 8, 8)
+    expected = from_blocks(transformed(sent, back=True), (16, 24))
+    clear = expected.abs() > 1e-4
+    assert torch.equal(results[0].gradients["weight"][clear], expected.sign()[clear])
+
+
+def test_demo_s_bytes_are_values_and_positions_of_blocks() -> None:
+    team = Team(parse_replica_method("DeMo"), 2, {"weight": (128, 128)})
+    team.step(0)
+    assert team.array_bytes == 2 * (4 * 4 * 32 + index_bytes("elias_fano", 4 * 32, 128 * 128))
+
+
+# In a run.
+
+
+def test_what_replicas_agreed_on_last_is_evaluated_and_left(small, tmp_path) -> None:
+    config = small(**REPLICAS, replica_gradient="DiLoCo(2)", steps=4)
+    engine = start(config)
+    begin = {name: x.detach().clone() for name, x in weights(engine, 0).items()}
+    first = engine.evaluate("off")
+    engine.step(0)
+    assert any(not torch.equal(x, begin[name]) for name, x in weights(engine, 0).items())
+    assert engine.evaluate("off") == first
+    engine.step(1)
+    held = {name: x.detach().clone() for name, x in weights(engine, 0).items()}
+    second = engine.evaluate("off")
+    assert second != first
+    engine.step(2)
+    assert engine.evaluate("off") == second
+    for worker in engine.workers:
+        for index, stage in worker.stages.items():
+            mine = agreed(dict(stage.parameters()), worker.averaging._memories[index])
+            assert all(torch.equal(x, held[f"{index}.{name}"]) for name, x in mine.items())
+    engine.step(3)
+    run = train(config, out=tmp_path / "run", engine="inline")
+    left = load_weights(run.folder)
+    assert all(torch.equal(x, left[name.split(".", 1)[1]]) for name, x in weights(engine, 0).items())
+
+
+def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
+    run = train(small(**REPLICAS, replica_gradient="DiLoCo(3)"), out=tmp_path / "run", engine="inline")
+    rows = run.links[run.links["direction"] == "replica_gradient"]
+    silent = rows[rows["step"] % 3 != 2]
+    assert not silent[["rounds", "packets", "wire_bytes"]].to_numpy().any()
+    exchanges = rows[(rows["step"] % 3 == 2) & (rows["dense_bytes"] > 0)]
+    assert (exchanges["rounds"] == 2).all()
+    assert (exchanges["wire_bytes"] > 0).all()
+    assert rows.groupby("stage")["dense_bytes"].nunique().eq(1).all()  # those of data parallelism, in every step
+    sent = run.collectives.groupby("step")["wire_bytes"].sum()
+    by_step = rows[rows["wire_bytes"] > 0].groupby("step")["wire_bytes"].sum()
+    assert sent.to_dict() == by_step.to_dict()
+    size = format_bytes(float(by_step[2]))
+    assert exchange_words(run.links) == (
+        f"Replicas exchanged something in 2 of 6 steps: {size} an exchange, {size} at most, "
+        f"{format_bytes(by_step[2] / 3)} a step in the mean."
+    )
+    assert (run.row["exchange_period"], run.row["exchange_delay"]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {**REPLICAS, "replica_gradient": "DiLoCo(4)"},
+            "`replica_gradient` at stage 0: `steps` of DiLoCo(4) must divide the 6 steps of the run, whose last ones would be "
+            "lost, but got 4.",
+        ),
+        (
+            {**REPLICAS, "replica_gradient": "MuLoCo(3)"},
+            "`optimizer.name` must be muon with MuLoCo(3), but got 'sgd'.",
+        ),
+        (
+            {**REPLICAS, "replica_gradient": "DeMo"},
+            "`replica_gradient` at stage 0: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
+        ),
+        (
+            {
+                **REPLICAS,
+                "optimizer": {"learning_rate": 0.1, "clip_norm": 0.5},
+                "replica_gradient": ["DiLoCo(3)", "Identity", "DiLoCo(3)"],
+            },
+            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not",
+        ),
+        (
+            {**REPLICAS, **TIED, "replica_gradient": "DiLoCo(3)"},
+            "`replica_gradient` cannot be DiLoCo(3) with parameters that are tied between stages: their copies would part.",
+        ),
+        (
+            {**REPLICAS, "replica_gradient": "DiLoCo(3, codec=PowerSGD(31, min_values=16))"},
+            "`rank` must be at most",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare(small(**changes))
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("notation", "sentence"),
+    [
+        ("DiLoCo(0)", "`steps` must be an integer of at least 1, but got 0"),
+        ("DiLoCo(2, rate=0)", "`rate` must be in (0, 100], but got 0"),
+        ("DiLoCo(2, momentum=1)", "`momentum` must be below 1, or the outer steps never end, but got 1"),
+        (
+            "DiLoCo(2, codec=MARINA(Natural))",
+            "`codec` must be a codec, alone or under error feedback, or a replica method that averages by gradients alone, "
+            "but got MARINA(Natural)",
+        ),
+        ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),
+        ("StreamingDiLoCo(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
+        ("StreamingDiLoCo(2, blend=2)", "`blend` must be in [0, 1], but got 2"),
+        ("SparseLoCo(2, kept=0)", "`kept` must be an integer from 1 to 4096, but got 0"),
+        ("SparseLoCo(2, decay=2)", "`decay` must be in [0, 1], but got 2"),
+        ("SparseLoCo(2, values=3)", "`values` must be a codec, but got 3"),
+        ("SPARTA(0)", "`share` must be in (0, 1], but got 0"),
+        ("DeMo(0)", "`kept` must be an integer from 1 to 4096, but got 0"),
+        ("DiLoCo(2, codec=DiLoCo(2))", "`codec` must be a codec, alone or under error feedback"),
+        ("DiLoCo(2, codec=7)", "`codec` must be a codec, alone or under error feedback"),
+    ],
+)
+def test_bad_settings_are_refused(notation, sentence) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_replica_method(notation)
+    assert sentence in str(error.value)
