@@ -1,25 +1,206 @@
 """The general kernel: events in order of time, for wires and cores that several workers share.
 
-Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts messages go one after
+Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts, messages go one after
 another, or, where wires are fair, all at once in equal parts. Cores are fluid too: the threads at work on a machine get equal
-parts of its cores. Every event looks at all workers, so it is meant for hundreds of workers, not thousands; where nothing is
-shared it gives the results of `fast_path.py`.
+parts of its cores. Every event looks at all workers, so the kernel is meant for hundreds of workers, not thousands. Where
+nothing is shared, its results equal those of `fast_path.py`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from raysim.network.event_state import (
+    Buckets,
+    Costs,
+    Flows,
+    Hosts,
+    Inputs,
+    Packets,
+    Queue,
+    Rows,
+    State,
+    Times,
+    Wires,
+    Workers,
+)
 from raysim.network.fast_path import uniform
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-U8 = NDArray[np.uint8]
 
-IDLE, HEAD, COMPUTE, ENCODE, DONE = 0, 1, 2, 3, 4
+WAITING, DECODE, COMPUTE, ENCODE, DONE = 0, 1, 2, 3, 4  # phases of a worker
+POSTED, QUEUED = -1.0, -2.0  # in place of the time at which a packet's transfer begins, until it does
+
+helper = njit(cache=True, forceinline=True)
+
+
+@njit(cache=True, nogil=True)
+def run_shared(
+    rows: tuple[Any, ...],
+    costs: tuple[Any, ...],
+    hosts: tuple[Any, ...],
+    wires: tuple[Any, ...],
+    times: tuple[Any, ...],
+) -> int:
+    """Fill `times` and return how many actions ran: fewer than there are where the rows deadlock.
+
+    The arguments are plain tuples of the fields of `Rows`, `Costs`, `Hosts`, `Wires` and `Times`: numba recognises the types of
+    a plain tuple much faster than those of a named one.
+    """
+    inputs = _gather_inputs(Rows(*rows), Costs(*costs), Hosts(*hosts), Wires(*wires))
+    results = Times(*times)
+    state = _initial_state(inputs)
+    threads_at_work = np.empty(inputs.hosts.cores.shape[0])
+    flow_rate = np.zeros(inputs.wires.rate.shape[0])
+    active = np.empty(inputs.wires.rate.shape[0], np.int64)
+    arriving = np.empty(state.wired.head.shape[0] + state.posted.head.shape[0], np.int64)
+    now = 0.0
+    count = 0
+    jobs_changed = flows_changed = True
+    while True:
+        if _start_actions(inputs, state, results, now):
+            jobs_changed = True
+        if jobs_changed:
+            _share_cores(inputs, state, threads_at_work, now)
+        if flows_changed:
+            _share_wires(inputs, state, active, flow_rate, now)
+        soonest = _next_event(state)
+        if soonest == np.inf:
+            return count
+        now = max(now, soonest)
+        jobs_changed, finished = _finish_phases(inputs, state, results, now)
+        count += finished
+        flows_changed, moved = _collect_packets(inputs, state, results, arriving, now)
+        for j in range(moved):
+            if _forward_packet(inputs, state, results, arriving[j], now):
+                flows_changed = True
+        if flows_changed:
+            _begin_flows(inputs, state, results, now)
+
+
+@helper
+def _gather_inputs(rows: Rows, costs: Costs, hosts: Hosts, wires: Wires) -> Inputs:
+    """Return all inputs with the sizes that follow from them."""
+    num_workers, num_stages = rows.offsets.shape[0] - 1, rows.owner.shape[0]
+    ported = wires.port_rate.min() < np.inf
+    return Inputs(rows, costs, hosts, wires, num_workers, num_stages, costs.compute_s.shape[2], ported)
+
+
+@helper
+def _initial_state(inputs: Inputs) -> State:
+    """Return the state before the step: every worker waits, and nothing is on the wires."""
+    rows, wires = inputs.rows, inputs.wires
+    num_actors = rows.num_replicas * inputs.num_workers
+    num_channels = wires.rate.shape[0]
+    num_posts = num_actors * inputs.num_ops
+    num_packets = rows.num_replicas * inputs.num_stages * inputs.num_ops * rows.num_microbatches
+    num_buckets = wires.port_rate.shape[0] if inputs.ported else num_channels
+    head = np.empty(num_actors, np.int64)
+    for a in range(num_actors):
+        head[a] = rows.offsets[a % inputs.num_workers]
+    return State(
+        Workers(
+            head,
+            np.full(num_actors, WAITING, np.int64),
+            np.zeros(num_actors),
+            np.ones(num_actors),
+            np.zeros(num_actors),
+            np.full(num_actors, np.inf),
+        ),
+        Queue(np.full(num_posts, -1, np.int64), np.full(num_posts, -1, np.int64)),
+        Queue(np.full(num_channels, -1, np.int64), np.full(num_channels, -1, np.int64)),
+        Queue(np.full(num_channels, -1, np.int64), np.full(num_channels, -1, np.int64)),
+        Packets(
+            np.zeros(num_packets, np.bool_),
+            np.zeros(num_packets),
+            np.full(num_packets, -1, np.int64),
+            np.zeros(num_packets if wires.fair else 0),
+        ),
+        Flows(
+            np.zeros(num_channels),
+            np.zeros(num_channels),
+            np.zeros(num_channels),
+            np.full(num_channels, np.inf),
+            np.zeros(num_channels, np.bool_),
+            np.ones(num_channels),
+            np.zeros(num_channels),
+            np.zeros(num_channels),
+        ),
+        Buckets(np.full(num_buckets, wires.burst_bytes), np.zeros(num_buckets), np.zeros(num_buckets, np.int64)),
+    )
+
+
+@helper
+def _start_actions(inputs: Inputs, state: State, times: Times, now: float) -> bool:
+    """Let workers begin the next action of their rows where its input is there; return whether any began."""
+    rows, workers = inputs.rows, state.workers
+    began = False
+    for a in range(workers.phase.shape[0]):
+        if workers.phase[a] != WAITING:
+            continue
+        worker, replica = a % inputs.num_workers, a // inputs.num_workers
+        i = workers.head[a]
+        if i == rows.offsets[worker + 1]:
+            workers.phase[a] = DONE
+            continue
+        stage, op, m = rows.stages[i], rows.ops[i], rows.microbatches[i]
+        source = -1
+        if op == 0 and stage > 0:
+            source = _slot(inputs, replica, stage - 1, op, m)
+        elif op == 1 and stage < inputs.num_stages - 1:
+            source = _slot(inputs, replica, stage + 1, op, m)
+        if source >= 0 and not state.packets.delivered[source]:
+            continue
+        times.start_s[_slot(inputs, replica, stage, op, m)] = now
+        workers.phase[a] = DECODE
+        workers.left[a] = _cost(inputs.costs.decode_s, replica, stage, op, m)
+        workers.since[a], workers.speed[a], workers.finish[a] = now, 0.0, now
+        began = True
+    return began
+
+
+@helper
+def _share_cores(inputs: Inputs, state: State, threads_at_work: F64, now: float) -> None:
+    """Give the threads at work on each machine equal parts of its cores, and work out when phases will end."""
+    hosts, workers = inputs.hosts, state.workers
+    threads_at_work[:] = 0
+    for a in range(workers.phase.shape[0]):
+        if DECODE <= workers.phase[a] <= ENCODE:
+            threads_at_work[hosts.machine[a]] += hosts.threads if workers.phase[a] == COMPUTE else 1
+    for a in range(workers.phase.shape[0]):
+        if DECODE <= workers.phase[a] <= ENCODE:
+            speed = min(1.0, hosts.cores[hosts.machine[a]] / threads_at_work[hosts.machine[a]])
+            if speed != workers.speed[a]:
+                workers.left[a] -= (now - workers.since[a]) * workers.speed[a]
+                workers.since[a], workers.speed[a] = now, speed
+                workers.finish[a] = now + max(workers.left[a], 0.0) / speed
+
+
+@helper
+def _share_wires(inputs: Inputs, state: State, active: I64, flow_rate: F64, now: float) -> None:
+    """Give every flow its rate, and work out when flows will be through."""
+    wires, flows = inputs.wires, state.flows
+    number = 0
+    for c in range(wires.rate.shape[0]):
+        if state.wired.head[c] >= 0:
+            active[number] = c
+            number += 1
+    if inputs.ported:
+        _share_ports(active, number, wires.source, wires.target, wires.rate, wires.port_rate, wires.half, flow_rate)
+    for j in range(number):
+        c = active[j]
+        rate = (flow_rate[c] if inputs.ported else wires.rate[c]) / flows.sharing[c]
+        if flows.fresh[c] or rate != flows.rate[c]:
+            if not flows.fresh[c] and now > flows.since[c]:
+                flows.left[c] -= (now - flows.since[c]) * flows.rate[c]
+            flows.fresh[c] = False
+            flows.since[c], flows.rate[c] = now, rate
+            flows.finish[c] = now + (flows.left[c] / rate if flows.left[c] > 0 else 0.0)
 
 
 @njit(cache=True)
@@ -52,345 +233,243 @@ def _share_ports(
                 left[port] = max(left[port] - lowest, 0.0)
 
 
-@njit(cache=True)
-def _begin_flow(
-    bucket: int, refill: float, size: float, now: float, burst: float, tokens: F64, idle_since: F64, sending: I64
-) -> float:
-    """Count a flow in at its token bucket, and return its bytes without those that the tokens let through at once."""
-    if sending[bucket] == 0 and burst > 0 and now > idle_since[bucket]:
-        tokens[bucket] = min(burst, tokens[bucket] + refill * (now - idle_since[bucket]))
-    sending[bucket] += 1
-    taken = min(tokens[bucket], size)
-    tokens[bucket] -= taken
+@helper
+def _next_event(state: State) -> float:
+    """Return the time of the next event, infinite where none will come."""
+    soonest = np.inf
+    for a in range(state.workers.phase.shape[0]):
+        if DECODE <= state.workers.phase[a] <= ENCODE:
+            soonest = min(soonest, state.workers.finish[a])
+    for q in range(state.posted.head.shape[0]):
+        if state.posted.head[q] >= 0:
+            soonest = min(soonest, state.packets.due[state.posted.head[q]])
+    for c in range(state.wired.head.shape[0]):
+        if state.wired.head[c] >= 0:
+            soonest = min(soonest, state.flows.finish[c])
+        if state.flying.head[c] >= 0:
+            soonest = min(soonest, state.packets.due[state.flying.head[c]])
+    return soonest
+
+
+@helper
+def _finish_phases(inputs: Inputs, state: State, times: Times, now: float) -> tuple[bool, int]:
+    """Move workers whose phase is over to their next one; return whether there were any, and how many actions ended."""
+    rows, costs, workers = inputs.rows, inputs.costs, state.workers
+    changed, finished = False, 0
+    for a in range(workers.phase.shape[0]):
+        if not (DECODE <= workers.phase[a] <= ENCODE and workers.finish[a] <= now):
+            continue
+        changed = True
+        replica = a // inputs.num_workers
+        i = workers.head[a]
+        stage, op, m = rows.stages[i], rows.ops[i], rows.microbatches[i]
+        if workers.phase[a] != ENCODE:
+            workers.phase[a] += 1
+            if workers.phase[a] == COMPUTE:
+                workers.left[a] = _cost(costs.compute_s, replica, stage, op, m)
+            else:
+                workers.left[a] = _cost(costs.encode_s, replica, stage, op, m)
+                if _sends(inputs, stage, op):
+                    workers.left[a] += costs.call_s
+            workers.since[a], workers.speed[a], workers.finish[a] = now, 0.0, np.inf
+            continue
+        workers.phase[a] = WAITING
+        workers.finish[a] = np.inf
+        workers.head[a] = i + 1
+        finished += 1
+        slot = _slot(inputs, replica, stage, op, m)
+        times.end_s[slot] = now
+        times.free_s[a] = now
+        times.done_s[replica * inputs.num_stages + stage] = now
+        if _sends(inputs, stage, op):
+            q = a * inputs.num_ops + op
+            due = now + costs.message_s + costs.byte_s * _cost(costs.wire_bytes, replica, stage, op, m)
+            if state.posted.head[q] >= 0:
+                due = max(due, state.packets.due[state.posted.tail[q]])
+            state.packets.due[slot] = due
+            _push(state.posted, state.packets.after, q, slot)
+    return changed, finished
+
+
+@helper
+def _collect_packets(inputs: Inputs, state: State, times: Times, arriving: I64, now: float) -> tuple[bool, int]:
+    """Take packets off their queues that come to their wire or their host now, and move those that left their wire to `flying`.
+
+    Fills `arriving`; returns whether flows ended, and how many packets are in `arriving`. Packets for which it has no room wait
+    for the next event, which is at the same time.
+    """
+    packets, flows = state.packets, state.flows
+    flows_changed, moved = False, 0
+    for q in range(state.posted.head.shape[0]):
+        while state.posted.head[q] >= 0 and packets.due[state.posted.head[q]] <= now and moved < arriving.shape[0]:
+            slot = _pop(state.posted, packets.after, q)
+            times.begin_s[slot] = POSTED
+            arriving[moved] = slot
+            moved += 1
+    for c in range(state.wired.head.shape[0]):
+        if state.wired.head[c] >= 0 and flows.finish[c] <= now and moved < arriving.shape[0]:
+            _end_flow(inputs, state, c, now)
+            flows_changed = True
+        while state.flying.head[c] >= 0 and packets.due[state.flying.head[c]] <= now and moved < arriving.shape[0]:
+            arriving[moved] = _pop(state.flying, packets.after, c)
+            moved += 1
+    return flows_changed, moved
+
+
+@helper
+def _end_flow(inputs: Inputs, state: State, c: int, now: float) -> None:
+    """Take the packet that is through off its channel; it arrives after the latency."""
+    wires, flows = inputs.wires, state.flows
+    slot = _pop(state.wired, state.packets.after, c)
+    if wires.fair:
+        flows.sharing[c] -= 1.0
+        flows.served[c], flows.since[c] = state.packets.over_at[slot], now
+    bucket = wires.source[c] if inputs.ported else c
+    state.buckets.sending[bucket] -= 1
+    state.buckets.idle_since[bucket] = now
+    replica, stage, op, m = _action(inputs, slot)
+    latency = _cost(inputs.costs.trips, replica, stage, op, m) * wires.latency_s[c]
+    if wires.jitter_s > 0:
+        per_replica = inputs.num_stages * inputs.num_ops * inputs.rows.num_microbatches
+        latency += wires.jitter_s * uniform(wires.seed + replica, slot % per_replica)
+    state.packets.due[slot] = max(now + latency, flows.last_due[c])
+    flows.last_due[c] = state.packets.due[slot]
+    _push(state.flying, state.packets.after, c, slot)
+    if state.wired.head[c] >= 0:
+        flows.fresh[c] = True
+        flows.finish[c] = np.inf
+
+
+@helper
+def _forward_packet(inputs: Inputs, state: State, times: Times, slot: int, now: float) -> bool:
+    """Deliver a packet that is at its host, or put it on its wire; return whether it was put on a wire."""
+    replica, stage, op, _ = _action(inputs, slot)
+    first = replica * inputs.num_workers
+    origin = inputs.hosts.host[first + inputs.rows.owner[stage]]
+    goal = inputs.hosts.host[first + inputs.rows.owner[stage + 1 if op == 0 else stage - 1]]
+    posted = times.begin_s[slot] == POSTED
+    if posted:
+        times.begin_s[slot] = QUEUED
+    if not posted or origin == goal:
+        state.packets.delivered[slot] = True
+        times.arrive_s[slot] = now
+        if times.begin_s[slot] < 0:
+            times.begin_s[slot] = now
+        return False
+    c = inputs.wires.channel[origin, goal]
+    if inputs.wires.fair:
+        _join_flow(inputs, state, times, c, slot, now)
+    else:
+        waits = state.wired.head[c] >= 0
+        _push(state.wired, state.packets.after, c, slot)
+        if waits:
+            return True
+    state.flows.fresh[c] = True
+    state.flows.finish[c] = np.inf
+    return True
+
+
+@helper
+def _join_flow(inputs: Inputs, state: State, times: Times, c: int, slot: int, now: float) -> None:
+    """Put a packet on a fair channel, among the others in the order in which they will be through."""
+    flows, over_at, after = state.flows, state.packets.over_at, state.packets.after
+    if state.wired.head[c] < 0:
+        flows.sharing[c] = 0.0
+    elif not flows.fresh[c]:
+        flows.served[c] += (now - flows.since[c]) * flows.rate[c]
+    flows.since[c] = now
+    flows.sharing[c] += 1.0
+    if times.begin_s[slot] < 0:
+        times.begin_s[slot] = now
+    replica, stage, op, m = _action(inputs, slot)
+    size = _cost(inputs.costs.wire_bytes, replica, stage, op, m)
+    over_at[slot] = flows.served[c] + _begin_flow(
+        state.buckets, c, inputs.wires.rate[c], size, inputs.wires.burst_bytes, now
+    )
+    before, following = -1, state.wired.head[c]
+    while following >= 0 and over_at[following] <= over_at[slot]:
+        before, following = following, after[following]
+    after[slot] = following
+    if before < 0:
+        state.wired.head[c] = slot
+    else:
+        after[before] = slot
+
+
+@helper
+def _begin_flows(inputs: Inputs, state: State, times: Times, now: float) -> None:
+    """Begin the transfer of packets that have just come to the head of their channel."""
+    wires, flows = inputs.wires, state.flows
+    for c in range(wires.rate.shape[0]):
+        if state.wired.head[c] < 0 or not flows.fresh[c]:
+            continue
+        slot = state.wired.head[c]
+        if wires.fair:
+            flows.left[c] = state.packets.over_at[slot] - flows.served[c]
+            continue
+        if times.begin_s[slot] < 0:
+            times.begin_s[slot] = now
+        bucket = wires.source[c] if inputs.ported else c
+        refill = wires.port_rate[wires.source[c]] if inputs.ported else wires.rate[c]
+        replica, stage, op, m = _action(inputs, slot)
+        size = _cost(inputs.costs.wire_bytes, replica, stage, op, m)
+        flows.left[c] = _begin_flow(state.buckets, bucket, refill, size, wires.burst_bytes, now)
+
+
+@helper
+def _begin_flow(buckets: Buckets, bucket: int, refill: float, size: float, burst: float, now: float) -> float:
+    """Add a flow to its token bucket, and return the bytes that are left after the tokens let the first ones through."""
+    if buckets.sending[bucket] == 0 and burst > 0 and now > buckets.idle_since[bucket]:
+        idle_s = now - buckets.idle_since[bucket]
+        buckets.tokens[bucket] = min(burst, buckets.tokens[bucket] + refill * idle_s)
+    buckets.sending[bucket] += 1
+    taken = min(buckets.tokens[bucket], size)
+    buckets.tokens[bucket] -= taken
     left: float = size - taken
     return left
 
 
-@njit(cache=True, nogil=True)
-def run_shared(
-    offsets: I64,
-    stages: I32,
-    ops: U8,
-    microbatches: I32,
-    owner: I32,
-    num_microbatches: int,
-    num_replicas: int,
-    decode_s: F64,  # (replica or 1, stage, op, microbatch or 1), as the next five
-    compute_s: F64,  # alone on its cores
-    encode_s: F64,
-    wire_bytes: F64,
-    trips: F64,  # how often a packet pays the latency
-    call_s: float,  # to hand a packet over
-    message_s: float,
-    byte_s: float,
-    host: I64,  # (replica * worker,)
-    machine: I64,  # (replica * worker,)
-    cores: F64,  # (machine,): infinite where workers never slow one another down
-    threads: int,
-    channel: I32,  # (host, host): number of the channel, -1 within a host
-    source_host: I64,  # (channel,)
-    target_host: I64,
-    channel_rate: F64,  # (channel,): payload bytes/s
-    latency_s: F64,
-    port_rate: F64,  # (host,): payload bytes/s, infinite where ports are not shared
-    half: bool,
-    fair: bool,  # packets under way at once share a wire, instead of going one after another
-    burst_bytes: float,
-    jitter_s: float,
-    seed: int,
-    start_s: F64,  # results by (replica, stage, op, microbatch), flat
-    end_s: F64,
-    begin_s: F64,
-    arrive_s: F64,
-    free_s: F64,  # (replica * worker,)
-    done_s: F64,  # (replica * stage,)
-) -> int:
-    """Fill the results and return how many actions ran: fewer than there are where the rows deadlock."""
-    num_workers = offsets.shape[0] - 1
-    num_stages = owner.shape[0]
-    num_ops = decode_s.shape[2]
-    num_actors = num_replicas * num_workers
-    num_channels = channel_rate.shape[0]
-    per_replica = num_stages * num_ops * num_microbatches
-    wide = compute_s.shape[3] > 1
-    wide_wire = wire_bytes.shape[3] > 1
-    own_replica = compute_s.shape[0] > 1
-    ported = port_rate.min() < np.inf
+@helper
+def _push(queue: Queue, after: I64, q: int, slot: int) -> None:
+    """Append a packet to a queue."""
+    if queue.head[q] < 0:
+        queue.head[q] = slot
+    else:
+        after[queue.tail[q]] = slot
+    queue.tail[q] = slot
+    after[slot] = -1
 
-    heads = np.empty(num_actors, np.int64)
-    phase = np.zeros(num_actors, np.int64)
-    left = np.zeros(num_actors)
-    rate = np.ones(num_actors)
-    since = np.zeros(num_actors)
-    finish = np.full(num_actors, np.inf)
-    for a in range(num_actors):
-        heads[a] = offsets[a % num_workers]
 
-    delivered = np.zeros(num_replicas * per_replica, np.bool_)
-    due = np.zeros(num_replicas * per_replica)  # when a packet gets to its wire, or off it to its host
-    after = np.full(num_replicas * per_replica, -1, np.int64)  # the next packet of the same queue
-    post_head = np.full(num_actors * num_ops, -1, np.int64)  # packets not yet at the wire
-    post_tail = np.full(num_actors * num_ops, -1, np.int64)
-    # Packets at the wire: the first is on it, or, where all are, is the next to be over.
-    wire_head = np.full(num_channels, -1, np.int64)
-    wire_tail = np.full(num_channels, -1, np.int64)
-    flight_head = np.full(num_channels, -1, np.int64)  # packets sent, arriving after the latency
-    flight_tail = np.full(num_channels, -1, np.int64)
-    last_due = np.zeros(num_channels)
-    flow_left = np.zeros(num_channels)
-    flow_rate = np.zeros(num_channels)
-    flow_since = np.zeros(num_channels)
-    flow_finish = np.full(num_channels, np.inf)
-    fresh = np.zeros(num_channels, np.bool_)  # the flow has no rate yet
-    on_wire = np.ones(num_channels)  # packets that share it
-    served = np.zeros(num_channels)  # bytes that each packet on the wire since its start has been given
-    over_at = np.zeros(num_replicas * per_replica if fair else 0)  # `served` at which a packet is over
-    new_rate = np.zeros(num_channels)
-    active = np.empty(num_channels, np.int64)
-    # A token bucket stands at every outgoing port, or at every channel where ports are not shared.
-    num_buckets = port_rate.shape[0] if ported else num_channels
-    tokens = np.full(num_buckets, burst_bytes)
-    idle_since = np.zeros(num_buckets)
-    sending = np.zeros(num_buckets, np.int64)
+@helper
+def _pop(queue: Queue, after: I64, q: int) -> int:
+    """Remove the first packet of a queue and return it."""
+    slot: int = queue.head[q]
+    queue.head[q] = after[slot]
+    return slot
 
-    threads_at_work = np.zeros(cores.shape[0])
-    arriving = np.empty(num_channels + num_actors * num_ops, np.int64)
-    now = 0.0
-    count = 0
-    jobs_changed = flows_changed = True
 
-    while True:
-        # Workers that wait, and may go on.
-        for a in range(num_actors):
-            if phase[a] != IDLE:
-                continue
-            worker, replica = a % num_workers, a // num_workers
-            i = heads[a]
-            if i == offsets[worker + 1]:
-                phase[a] = DONE
-                continue
-            stage, op, m = stages[i], ops[i], microbatches[i]
-            base = replica * per_replica
-            source = -1
-            if op == 0 and stage > 0:
-                source = base + ((stage - 1) * num_ops) * num_microbatches + m
-            elif op == 1 and stage < num_stages - 1:
-                source = base + ((stage + 1) * num_ops + 1) * num_microbatches + m
-            if source >= 0 and not delivered[source]:
-                continue
-            r = replica if own_replica else 0
-            start_s[base + (stage * num_ops + op) * num_microbatches + m] = now
-            phase[a] = HEAD
-            left[a] = decode_s[r, stage, op, m if wide else 0]
-            since[a], rate[a], finish[a] = now, 0.0, now
-            jobs_changed = True
+@helper
+def _slot(inputs: Inputs, replica: int, stage: int, op: int, m: int) -> int:
+    """Return the number of an action, and of the packet that it sends."""
+    return ((replica * inputs.num_stages + stage) * inputs.num_ops + op) * inputs.rows.num_microbatches + m
 
-        # Speeds, where who is at work has changed.
-        if jobs_changed:
-            threads_at_work[:] = 0
-            for a in range(num_actors):
-                if HEAD <= phase[a] <= ENCODE:
-                    threads_at_work[machine[a]] += threads if phase[a] == COMPUTE else 1
-            for a in range(num_actors):
-                if HEAD <= phase[a] <= ENCODE:
-                    speed = min(1.0, cores[machine[a]] / threads_at_work[machine[a]])
-                    if speed != rate[a]:
-                        left[a] -= (now - since[a]) * rate[a]
-                        since[a], rate[a] = now, speed
-                        finish[a] = now + max(left[a], 0.0) / speed
-            jobs_changed = False
-        if flows_changed:
-            number = 0
-            for c in range(num_channels):
-                if wire_head[c] >= 0:
-                    active[number] = c
-                    number += 1
-            if ported:
-                _share_ports(active, number, source_host, target_host, channel_rate, port_rate, half, new_rate)
-            for j in range(number):
-                c = active[j]
-                speed = (new_rate[c] if ported else channel_rate[c]) / on_wire[c]
-                if fresh[c] or speed != flow_rate[c]:
-                    if not fresh[c] and now > flow_since[c]:
-                        flow_left[c] -= (now - flow_since[c]) * flow_rate[c]
-                    fresh[c] = False
-                    flow_since[c], flow_rate[c] = now, speed
-                    flow_finish[c] = now + (flow_left[c] / speed if flow_left[c] > 0 else 0.0)
-            flows_changed = False
 
-        # The next event.
-        soonest = np.inf
-        for a in range(num_actors):
-            if HEAD <= phase[a] <= ENCODE:
-                soonest = min(soonest, finish[a])
-        for q in range(num_actors * num_ops):
-            if post_head[q] >= 0:
-                soonest = min(soonest, due[post_head[q]])
-        for c in range(num_channels):
-            if wire_head[c] >= 0:
-                soonest = min(soonest, flow_finish[c])
-            if flight_head[c] >= 0:
-                soonest = min(soonest, due[flight_head[c]])
-        if soonest == np.inf:
-            break
-        now = max(now, soonest)
+@helper
+def _action(inputs: Inputs, slot: int) -> tuple[int, int, int, int]:
+    """Return replica, stage, op and microbatch of an action by its number."""
+    rest, m = slot // inputs.rows.num_microbatches, slot % inputs.rows.num_microbatches
+    rest, op = rest // inputs.num_ops, rest % inputs.num_ops
+    return rest // inputs.num_stages, rest % inputs.num_stages, op, m
 
-        # Work done.
-        for a in range(num_actors):
-            if not (HEAD <= phase[a] <= ENCODE and finish[a] <= now):
-                continue
-            worker, replica = a % num_workers, a // num_workers
-            i = heads[a]
-            stage, op, m = stages[i], ops[i], microbatches[i]
-            base = replica * per_replica
-            slot = base + (stage * num_ops + op) * num_microbatches + m
-            r = replica if own_replica else 0
-            jobs_changed = True
-            if phase[a] != ENCODE:
-                phase[a] += 1
-                costs = compute_s if phase[a] == COMPUTE else encode_s
-                left[a] = costs[r, stage, op, m if wide else 0]
-                if phase[a] == ENCODE and ((op == 0 and stage < num_stages - 1) or (op == 1 and stage > 0)):
-                    left[a] += call_s
-                since[a], rate[a], finish[a] = now, 0.0, np.inf
-                continue
-            phase[a] = IDLE
-            finish[a] = np.inf
-            heads[a] = i + 1
-            count += 1
-            end_s[slot] = now
-            free_s[a] = now
-            done_s[replica * num_stages + stage] = now
-            if (op == 0 and stage < num_stages - 1) or (op == 1 and stage > 0):
-                size = wire_bytes[r, stage, op, m if wide_wire else 0]
-                q = a * num_ops + op
-                due[slot] = now + message_s + byte_s * size
-                if post_head[q] < 0:
-                    post_head[q] = slot
-                else:
-                    due[slot] = max(due[slot], due[post_tail[q]])
-                    after[post_tail[q]] = slot
-                post_tail[q] = slot
-                after[slot] = -1
 
-        # Packets that get somewhere: to their wire, off it, or to their host.
-        moved = 0
-        for q in range(num_actors * num_ops):
-            while post_head[q] >= 0 and due[post_head[q]] <= now:
-                slot = post_head[q]
-                post_head[q] = after[slot]
-                begin_s[slot] = -1.0
-                arriving[moved] = slot
-                moved += 1
-                if moved == arriving.shape[0]:
-                    break
-            if moved == arriving.shape[0]:
-                break
-        for c in range(num_channels):
-            if wire_head[c] >= 0 and flow_finish[c] <= now and moved < arriving.shape[0]:
-                slot = wire_head[c]
-                wire_head[c] = after[slot]
-                if fair:
-                    on_wire[c] -= 1.0
-                    served[c], flow_since[c] = over_at[slot], now
-                bucket = source_host[c] if ported else c
-                sending[bucket] -= 1
-                idle_since[bucket] = now
-                flows_changed = True
-                within = slot % per_replica
-                m = within % num_microbatches
-                op = (within // num_microbatches) % num_ops
-                stage = within // (num_microbatches * num_ops)
-                r = slot // per_replica if own_replica else 0
-                latency = trips[r, stage, op, m if wide_wire else 0] * latency_s[c]
-                if jitter_s > 0:
-                    latency += jitter_s * uniform(seed + slot // per_replica, slot % per_replica)
-                due[slot] = max(now + latency, last_due[c])
-                last_due[c] = due[slot]
-                after[slot] = -1
-                if flight_head[c] < 0:
-                    flight_head[c] = slot
-                else:
-                    after[flight_tail[c]] = slot
-                flight_tail[c] = slot
-                if wire_head[c] >= 0:
-                    fresh[c] = True
-                    flow_finish[c] = np.inf
-            while flight_head[c] >= 0 and due[flight_head[c]] <= now and moved < arriving.shape[0]:
-                slot = flight_head[c]
-                flight_head[c] = after[slot]
-                arriving[moved] = slot
-                moved += 1
+@helper
+def _cost(values: F64, replica: int, stage: int, op: int, m: int) -> float:
+    """Return an action's entry of `Costs`, in which replicas and microbatches that are all alike stand once."""
+    cost: float = values[replica if values.shape[0] > 1 else 0, stage, op, m if values.shape[3] > 1 else 0]
+    return cost
 
-        for j in range(moved):
-            slot = arriving[j]
-            replica = slot // per_replica
-            within = slot % per_replica
-            m = within % num_microbatches
-            op = (within // num_microbatches) % num_ops
-            stage = within // (num_microbatches * num_ops)
-            r = replica if own_replica else 0
-            origin = host[replica * num_workers + owner[stage]]
-            goal = host[replica * num_workers + owner[stage + 1 if op == 0 else stage - 1]]
-            posted = begin_s[slot] == -1.0
-            if posted:
-                begin_s[slot] = -2.0
-            if not posted or origin == goal:
-                delivered[slot] = True
-                arrive_s[slot] = now
-                if begin_s[slot] < 0:
-                    begin_s[slot] = now
-                continue
-            c = channel[origin, goal]
-            flows_changed = True
-            after[slot] = -1
-            if fair:  # among the others on the wire, by when it will be over
-                if wire_head[c] < 0:
-                    on_wire[c] = 0.0
-                elif not fresh[c]:
-                    served[c] += (now - flow_since[c]) * flow_rate[c]
-                flow_since[c] = now
-                on_wire[c] += 1.0
-                if begin_s[slot] < 0:
-                    begin_s[slot] = now
-                size = wire_bytes[r, stage, op, m if wide_wire else 0]
-                over_at[slot] = served[c] + _begin_flow(
-                    c, channel_rate[c], size, now, burst_bytes, tokens, idle_since, sending
-                )
-                before, following = -1, wire_head[c]
-                while following >= 0 and over_at[following] <= over_at[slot]:
-                    before, following = following, after[following]
-                after[slot] = following
-                if before < 0:
-                    wire_head[c] = slot
-                else:
-                    after[before] = slot
-            elif wire_head[c] < 0:
-                wire_head[c] = wire_tail[c] = slot
-            else:
-                after[wire_tail[c]] = slot
-                wire_tail[c] = slot
-                continue
-            fresh[c] = True
-            flow_finish[c] = np.inf
 
-        # Packets that have just come to the head of their wire.
-        if flows_changed:
-            for c in range(num_channels):
-                if wire_head[c] >= 0 and fresh[c]:
-                    slot = wire_head[c]
-                    if fair:
-                        flow_left[c] = over_at[slot] - served[c]
-                        continue
-                    within = slot % per_replica
-                    m = within % num_microbatches
-                    op = (within // num_microbatches) % num_ops
-                    stage = within // (num_microbatches * num_ops)
-                    r = slot // per_replica if own_replica else 0
-                    if begin_s[slot] < 0:
-                        begin_s[slot] = now
-                    bucket = source_host[c] if ported else c
-                    refill = port_rate[source_host[c]] if ported else channel_rate[c]
-                    size = wire_bytes[r, stage, op, m if wide_wire else 0]
-                    flow_left[c] = _begin_flow(bucket, refill, size, now, burst_bytes, tokens, idle_since, sending)
-    return count
+@helper
+def _sends(inputs: Inputs, stage: int, op: int) -> bool:
+    """Return whether an action ends with a packet: a forward before the last stage, a backward after the first."""
+    return (op == 0 and stage < inputs.num_stages - 1) or (op == 1 and stage > 0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.network.event_state import Costs, Hosts, Rows, Times, Wires
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.timeline import alone_s
@@ -194,44 +195,42 @@ def share_wires(
     shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
     start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
     free, done = np.zeros((replicas, table.num_workers)), np.zeros((replicas, table.num_stages))
-    count = run_shared(
-        table.offsets,
-        table.stage,
-        table.op,
-        table.microbatch,
-        table.owner,
-        table.num_microbatches,
-        replicas,
-        profile.decode_s,
-        alone_s(profile, placement).copy(),  # one type for the kernel: writeable
-        profile.encode_s,
-        profile.moved_bytes,
-        profile.trips,
-        profile.call_s,
-        profile.message_s,
-        profile.byte_s,
-        hosts,
-        machines,
-        np.full(int(machines.max()) + 1, math.inf) if placement.cores is None else np.array(placement.cores),
-        placement.threads,
-        number,
-        source,
-        target,
-        network.bandwidths_bps(source, target) / payload,
-        network.latencies_s(source, target),
-        (network.ports_bps(num_hosts) if network.shares_ports else np.full(num_hosts, math.inf)) / payload,
-        network.sharing == "half",
-        network.sharing == "fair",
-        network.burst_bytes / network.framing,
-        network.jitter_s,
-        seed * REPLICA_SEEDS,
-        start.reshape(-1),
-        end.reshape(-1),
-        begin.reshape(-1),
-        arrive.reshape(-1),
-        free.reshape(-1),
-        done.reshape(-1),
+    rows = Rows(
+        offsets=table.offsets,
+        stages=table.stage,
+        ops=table.op,
+        microbatches=table.microbatch,
+        owner=table.owner,
+        num_microbatches=table.num_microbatches,
+        num_replicas=replicas,
     )
+    costs = Costs(
+        decode_s=profile.decode_s,
+        compute_s=alone_s(profile, placement).copy(),  # one type for the kernel: writeable
+        encode_s=profile.encode_s,
+        wire_bytes=profile.moved_bytes,
+        trips=profile.trips,
+        call_s=profile.call_s,
+        message_s=profile.message_s,
+        byte_s=profile.byte_s,
+    )
+    cores = np.full(int(machines.max()) + 1, math.inf) if placement.cores is None else np.array(placement.cores)
+    wires = Wires(
+        channel=number,
+        source=source,
+        target=target,
+        rate=network.bandwidths_bps(source, target) / payload,
+        latency_s=network.latencies_s(source, target),
+        port_rate=(network.ports_bps(num_hosts) if network.shares_ports else np.full(num_hosts, math.inf)) / payload,
+        half=network.sharing == "half",
+        fair=network.sharing == "fair",
+        burst_bytes=network.burst_bytes / network.framing,
+        jitter_s=network.jitter_s,
+        seed=seed * REPLICA_SEEDS,
+    )
+    times = Times(*(array.reshape(-1) for array in (start, end, begin, arrive, free, done)))
+    inputs = rows, costs, Hosts(hosts, machines, cores, placement.threads), wires, times
+    count = run_shared(*(tuple(fields) for fields in inputs))
     _check_complete(schedule, table, count, replicas)
     return free, done
 
