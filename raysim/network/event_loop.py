@@ -1,9 +1,9 @@
 """The general kernel: events in order of time, for wires and cores that several workers share.
 
 Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts, messages go one after
-another, or, where wires are fair, all at once in equal parts. Cores are fluid too: the threads at work on a machine get equal
-parts of its cores. Every event looks at all workers, so the kernel is meant for hundreds of workers, not thousands. Where
-nothing is shared, its results equal those of `fast_path.py`.
+another. A packet may take several messages: the receiver asks for it, and its questions wait behind packets that go the other
+way. Cores are fluid too: the threads at work on a machine get equal parts of its cores. Every event looks at all workers, so the
+kernel is meant for hundreds of workers, not thousands. Where nothing is shared, its results equal those of `fast_path.py`.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def _initial_state(inputs: Inputs) -> State:
         Queue(np.full(num_channels, -1, np.int64), np.full(num_channels, -1, np.int64)),
         Packets(
             np.zeros(num_packets, np.bool_),
+            np.zeros(num_packets, np.int64),
             np.zeros(num_packets),
             np.full(num_packets, -1, np.int64),
-            np.zeros(num_packets if wires.fair else 0),
         ),
         Flows(
             np.zeros(num_channels),
@@ -127,8 +127,6 @@ def _initial_state(inputs: Inputs) -> State:
             np.zeros(num_channels),
             np.full(num_channels, np.inf),
             np.zeros(num_channels, np.bool_),
-            np.ones(num_channels),
-            np.zeros(num_channels),
             np.zeros(num_channels),
         ),
         Buckets(np.full(num_buckets, wires.burst_bytes), np.zeros(num_buckets), np.zeros(num_buckets, np.int64)),
@@ -194,7 +192,7 @@ def _share_wires(inputs: Inputs, state: State, active: I64, flow_rate: F64, now:
         _share_ports(active, number, wires.source, wires.target, wires.rate, wires.port_rate, wires.half, flow_rate)
     for j in range(number):
         c = active[j]
-        rate = (flow_rate[c] if inputs.ported else wires.rate[c]) / flows.sharing[c]
+        rate = flow_rate[c] if inputs.ported else wires.rate[c]
         if flows.fresh[c] or rate != flows.rate[c]:
             if not flows.fresh[c] and now > flows.since[c]:
                 flows.left[c] -= (now - flows.since[c]) * flows.rate[c]
@@ -318,17 +316,15 @@ def _collect_packets(inputs: Inputs, state: State, times: Times, arriving: I64, 
 
 @helper
 def _end_flow(inputs: Inputs, state: State, c: int, now: float) -> None:
-    """Take the packet that is through off its channel; it arrives after the latency."""
+    """Take the message that is through off its channel; it arrives after the latency."""
     wires, flows = inputs.wires, state.flows
     slot = _pop(state.wired, state.packets.after, c)
-    if wires.fair:
-        flows.sharing[c] -= 1.0
-        flows.served[c], flows.since[c] = state.packets.over_at[slot], now
     bucket = wires.source[c] if inputs.ported else c
     state.buckets.sending[bucket] -= 1
     state.buckets.idle_since[bucket] = now
     replica, stage, op, m = _action(inputs, slot)
-    latency = _cost(inputs.costs.trips, replica, stage, op, m) * wires.latency_s[c]
+    trips = _cost(inputs.costs.trips, replica, stage, op, m) / _cost(inputs.costs.messages, replica, stage, op, m)
+    latency = trips * wires.latency_s[c]
     if wires.jitter_s > 0:
         per_replica = inputs.num_stages * inputs.num_ops * inputs.rows.num_microbatches
         latency += wires.jitter_s * uniform(wires.seed + replica, slot % per_replica)
@@ -342,77 +338,49 @@ def _end_flow(inputs: Inputs, state: State, c: int, now: float) -> None:
 
 @helper
 def _forward_packet(inputs: Inputs, state: State, times: Times, slot: int, now: float) -> bool:
-    """Deliver a packet that is at its host, or put it on its wire; return whether it was put on a wire."""
-    replica, stage, op, _ = _action(inputs, slot)
+    """Deliver a packet that is at its host, or put its next message on a wire; return whether one was put there."""
+    packets = state.packets
+    replica, stage, op, m = _action(inputs, slot)
     first = replica * inputs.num_workers
     origin = inputs.hosts.host[first + inputs.rows.owner[stage]]
     goal = inputs.hosts.host[first + inputs.rows.owner[stage + 1 if op == 0 else stage - 1]]
-    posted = times.begin_s[slot] == POSTED
-    if posted:
+    if times.begin_s[slot] == POSTED:
         times.begin_s[slot] = QUEUED
-    if not posted or origin == goal:
-        state.packets.delivered[slot] = True
+        packets.to_come[slot] = int(_cost(inputs.costs.messages, replica, stage, op, m))
+    else:
+        packets.to_come[slot] -= 1
+    if packets.to_come[slot] == 0 or origin == goal:
+        packets.delivered[slot] = True
         times.arrive_s[slot] = now
         if times.begin_s[slot] < 0:
             times.begin_s[slot] = now
         return False
-    c = inputs.wires.channel[origin, goal]
-    if inputs.wires.fair:
-        _join_flow(inputs, state, times, c, slot, now)
-    else:
-        waits = state.wired.head[c] >= 0
-        _push(state.wired, state.packets.after, c, slot)
-        if waits:
-            return True
+    asks = packets.to_come[slot] % 2 == 0  # the receiver's turn
+    c = inputs.wires.channel[goal, origin] if asks else inputs.wires.channel[origin, goal]
+    waits = state.wired.head[c] >= 0
+    _push(state.wired, packets.after, c, slot)
+    if waits:
+        return True
     state.flows.fresh[c] = True
     state.flows.finish[c] = np.inf
     return True
 
 
 @helper
-def _join_flow(inputs: Inputs, state: State, times: Times, c: int, slot: int, now: float) -> None:
-    """Put a packet on a fair channel, among the others in the order in which they will be through."""
-    flows, over_at, after = state.flows, state.packets.over_at, state.packets.after
-    if state.wired.head[c] < 0:
-        flows.sharing[c] = 0.0
-    elif not flows.fresh[c]:
-        flows.served[c] += (now - flows.since[c]) * flows.rate[c]
-    flows.since[c] = now
-    flows.sharing[c] += 1.0
-    if times.begin_s[slot] < 0:
-        times.begin_s[slot] = now
-    replica, stage, op, m = _action(inputs, slot)
-    size = _cost(inputs.costs.wire_bytes, replica, stage, op, m)
-    over_at[slot] = flows.served[c] + _begin_flow(
-        state.buckets, c, inputs.wires.rate[c], size, inputs.wires.burst_bytes, now
-    )
-    before, following = -1, state.wired.head[c]
-    while following >= 0 and over_at[following] <= over_at[slot]:
-        before, following = following, after[following]
-    after[slot] = following
-    if before < 0:
-        state.wired.head[c] = slot
-    else:
-        after[before] = slot
-
-
-@helper
 def _begin_flows(inputs: Inputs, state: State, times: Times, now: float) -> None:
-    """Begin the transfer of packets that have just come to the head of their channel."""
+    """Begin the transfer of messages that have just come to the head of their channel."""
     wires, flows = inputs.wires, state.flows
     for c in range(wires.rate.shape[0]):
         if state.wired.head[c] < 0 or not flows.fresh[c]:
             continue
         slot = state.wired.head[c]
-        if wires.fair:
-            flows.left[c] = state.packets.over_at[slot] - flows.served[c]
-            continue
-        if times.begin_s[slot] < 0:
+        last = state.packets.to_come[slot] == 1
+        if last:
             times.begin_s[slot] = now
         bucket = wires.source[c] if inputs.ported else c
         refill = wires.port_rate[wires.source[c]] if inputs.ported else wires.rate[c]
         replica, stage, op, m = _action(inputs, slot)
-        size = _cost(inputs.costs.wire_bytes, replica, stage, op, m)
+        size = _cost(inputs.costs.wire_bytes, replica, stage, op, m) if last else 0.0
         flows.left[c] = _begin_flow(state.buckets, bucket, refill, size, wires.burst_bytes, now)
 
 

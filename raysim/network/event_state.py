@@ -33,7 +33,8 @@ class Costs(NamedTuple):
     compute_s: F64  # alone on its cores
     encode_s: F64
     wire_bytes: F64
-    trips: F64  # how often a packet pays the latency
+    messages: F64  # of a packet, which go there and back in turn; all but the last, the packet itself, are short
+    trips: F64  # how often all of them together pay the latency
     call_s: float  # to hand a packet over
     message_s: float
     byte_s: float
@@ -58,7 +59,6 @@ class Wires(NamedTuple):
     latency_s: F64  # (channel,)
     port_rate: F64  # (host,): payload bytes/s, infinite where ports are not shared
     half: bool  # a port sends or receives at its rate, not both
-    fair: bool  # the packets of a channel share it, instead of going one after another
     burst_bytes: float
     jitter_s: float
     seed: int
@@ -110,22 +110,20 @@ class Packets(NamedTuple):
     """State of each packet; its number is that of the action that sends it."""
 
     delivered: Bools
-    due: F64  # when it comes to its wire, or off it to its host
+    to_come: I64  # its messages that have not arrived
+    due: F64  # when its message comes to the wire, or off it to the host
     after: I64  # the next packet of the same queue
-    over_at: F64  # the value of `Flows.served` at which it is through, on fair wires
 
 
 class Flows(NamedTuple):
-    """State of the packet at the head of each channel."""
+    """State of the message at the head of each channel."""
 
     left: F64  # bytes that were left at `since`
     rate: F64
     since: F64
     finish: F64  # when it will be through
     fresh: Bools  # it has no rate yet
-    sharing: F64  # number of packets that share the channel
-    served: F64  # bytes that each packet on the channel has been given, on fair wires
-    last_due: F64  # arrival of the latest packet: none overtakes another
+    last_due: F64  # arrival of the latest message: none overtakes another
 
 
 class Buckets(NamedTuple):
@@ -141,8 +139,8 @@ class State(NamedTuple):
 
     workers: Workers
     posted: Queue  # (replica * worker * op,): packets on their way to the wire
-    wired: Queue  # (channel,): packets at the wire; the first is on it, or on fair wires the next to be through
-    flying: Queue  # (channel,): packets sent, which arrive after the latency
+    wired: Queue  # (channel,): packets with a message at the wire, of which the first is on it
+    flying: Queue  # (channel,): packets with a message that arrives after the latency
     packets: Packets
     flows: Flows
     buckets: Buckets

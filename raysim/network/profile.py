@@ -187,6 +187,11 @@ class Profile:
         return self.wire_bytes + self.transport.beside(self.wire_bytes)
 
     @property
+    def messages(self) -> Floats:
+        """Messages of every packet, which go there and back in turn; the last one is the packet itself."""
+        return self.transport.messages(self.wire_bytes)
+
+    @property
     def trips(self) -> Floats:
         """One-way trips of every packet, each of which pays the latency of the wire."""
         return self.transport.trips(self.wire_bytes)

@@ -34,7 +34,7 @@ from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network
-from raysim.network.wires import Floats, Wiring, is_ordered, order_wires, share_wires
+from raysim.network.wires import Floats, Wiring, is_ordered, order_wires, questions_wait, share_wires
 from raysim.notation import check_integer
 from raysim.schedules.arrays import Table, make_table
 from raysim.schedules.families import Schedule
@@ -65,7 +65,7 @@ def simulate(
     profile = _joined(profile, table)
     shape = (replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
     start, end, begin, arrive = (np.full(shape, math.nan) for _ in range(4))
-    if is_ordered(table, network.sharing, placement):
+    if is_ordered(table, network.sharing, placement, questions=questions_wait(network, [profile])):
         wiring = Wiring.of(table, [network], placement, replicas, shape[2])
         free, done = order_wires(schedule, table, profile, wiring, seed, (start, end, begin, arrive))
         free, done = free[..., 0], done[..., 0]
@@ -125,8 +125,9 @@ def step_seconds(
         table, replicas, placed = _set_up(
             schedule, steps[0], networks[rows[0]], num_microbatches, num_replicas, placement
         )
-        ordered = {sharing: is_ordered(table, sharing, placed) for sharing in {networks[row].sharing for row in rows}}
-        lanes = [row for row in rows if ordered[networks[row].sharing]]
+        kinds = {row: (networks[row].sharing, questions_wait(networks[row], steps)) for row in rows}
+        ordered = {kind: is_ordered(table, kind[0], placed, questions=kind[1]) for kind in set(kinds.values())}
+        lanes = [row for row in rows if ordered[kinds[row]]]
         if lanes:
             chosen = [networks[row] for row in lanes]
             wiring = Wiring.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])

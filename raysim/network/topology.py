@@ -18,7 +18,7 @@ from raysim.notation import check_choice, check_real
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
 
-SHARING = ("pair", "fair", "port", "half", "inbound")
+SHARING = ("pair", "port", "half", "inbound")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Network:
     `sharing` says which packets between stages wait for one another (for collectives see `raysim.network.collectives`):
 
     - "pair": every ordered pair of hosts has a wire of its own, messages in the order sent (full duplex);
-    - "fair": the same, but messages under way at once share their wire evenly, as Ray sends objects of its store;
     - "port": a host's outgoing messages share one port, its incoming ones another, each of `port_bps`, fairly (full duplex);
     - "half": outgoing and incoming share one port;
     - "inbound": one wire into each host, served in the order in which the receiver asks, and the next message starts

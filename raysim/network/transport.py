@@ -25,6 +25,9 @@ class Transport:
     small_trips: float
     """One-way trips from the moment at which a small message is ready to its arrival."""
     large_trips: float
+    large_messages: int = 1
+    """The large message itself and the short ones by which the receiver asks for it, there and back in turn. All wait for their
+    wires."""
     step_trips: float = 0
     """One-way trips between the driver and the workers at a step's end."""
 
@@ -60,6 +63,14 @@ class Transport:
         """
         return np.where(self.is_small(wire_bytes), self.small_trips, self.large_trips)
 
+    def messages(self, wire_bytes: ArrayLike) -> Floats:
+        """Return how many messages go there and back in turn until one of each of these sizes has arrived.
+
+        >>> RAY.messages([1_000, 1_000_000])
+        array([1., 5.])
+        """
+        return np.where(self.is_small(wire_bytes), 1.0, float(self.large_messages))
+
     def is_small(self, wire_bytes: ArrayLike) -> NDArray[np.bool_]:
         """Return whether messages of these sizes are small ones."""
         return np.asarray(wire_bytes) < self.large_from
@@ -75,14 +86,15 @@ RAY = Transport(
     large_bytes=4_500,
     small_trips=1,
     large_trips=7,
+    large_messages=5,
     step_trips=2,
 )
 """Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver. Small ones
 (`max_direct_call_object_size`) travel in the call and make one trip. Large ones stay in the object store of their host: after the
-call come a question where the packet is, its answer, a request and the packet, which is five trips; flow control of gRPC and TCP
-adds to these where the connection was idle. Medians measured on 2026-11-22 (`raysim validate --trips`): 1.00 to 1.02 for small
-packets, 5.2 to 8.1 for large ones, the same between any two hosts. The end of a step takes two trips, the driver's call to update
-and its reply.
+call come a question where the packet is, its answer, a request and the packet, which is five messages. Each of them waits behind
+packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips where the
+connection was idle. Medians measured on 2026-11-22 (`raysim validate --trips`): 1.00 to 1.02 trips for small packets, 5.2 to 8.1
+for large ones, the same between any two hosts. The end of a step takes two trips, the driver's call to update and its reply.
 Bytes counted on 2026-11-22 on the cables of three hosts (`raysim validate --count`): 1,130 to 1,300 beside packets of 2 to 66 kB,
 5,200 to 5,600 beside packets of 262 kB. Headers of TCP, IP and Ethernet, and acknowledgements, are in these counts, but not in the
 figures above, since networks count them by `framing`.

@@ -46,8 +46,16 @@ def _ends(table: Table, placement: Placement, num_ops: int, replica: int) -> _En
     return _Ends(hosts[sender], hosts[receiver], sender, receiver)
 
 
-def is_ordered(table: Table, sharing: str, placement: Placement) -> bool:
-    """Return whether the schedule alone fixes who waits for whom: no wire has two workers at the end that orders it."""
+def questions_wait(network: Network, profiles: Sequence[Profile]) -> bool:
+    """Return whether receivers ask for packets, over wires on which questions wait."""
+    return bool(np.isfinite(network.bandwidth_bps).any()) and any((one.messages > 1).any() for one in profiles)
+
+
+def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: bool = False) -> bool:
+    """Return whether the schedule alone fixes who waits for whom.
+
+    It does where no wire has two workers at the end that orders it, and no `questions` wait behind packets.
+    """
     replicas = len(placement.hosts) // table.num_workers
     inbound = sharing == "inbound"
     users: dict[tuple[int, int], set[int]] = {}
@@ -59,7 +67,7 @@ def is_ordered(table: Table, sharing: str, placement: Placement) -> bool:
         for source, target, worker in zip(sources[across], ends.target[across], orders[across], strict=True):
             users.setdefault((int(source), int(target)), set()).add(int(worker))
     alone = all(len(workers) == 1 for workers in users.values())
-    simple = placement.cores is None and sharing in ("pair", "inbound")
+    simple = placement.cores is None and (inbound or (sharing == "pair" and not questions))
     if inbound and not (alone and simple):
         raise ValueError(
             f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
@@ -186,7 +194,7 @@ def share_wires(
     machines = hosts if placement.machines is None else np.array(placement.machines, np.int64)[hosts]
     ends = [_ends(table, placement, num_ops, replica) for replica in range(replicas)]
     pairs = {(int(a), int(b)) for end in ends for a, b in zip(end.source.flat, end.target.flat, strict=True)}
-    channels = sorted(pair for pair in pairs if pair[0] != pair[1])
+    channels = sorted({way for a, b in pairs if a != b for way in ((a, b), (b, a))})
     source = np.array([a for a, _ in channels], np.int64)
     target = np.array([b for _, b in channels], np.int64)
     number = np.full((num_hosts, num_hosts), -1, np.int32)
@@ -209,6 +217,7 @@ def share_wires(
         compute_s=alone_s(profile, placement).copy(),  # one type for the kernel: writeable
         encode_s=profile.encode_s,
         wire_bytes=profile.moved_bytes,
+        messages=profile.messages,
         trips=profile.trips,
         call_s=profile.call_s,
         message_s=profile.message_s,
@@ -223,7 +232,6 @@ def share_wires(
         latency_s=network.latencies_s(source, target),
         port_rate=(network.ports_bps(num_hosts) if network.shares_ports else np.full(num_hosts, math.inf)) / payload,
         half=network.sharing == "half",
-        fair=network.sharing == "fair",
         burst_bytes=network.burst_bytes / network.framing,
         jitter_s=network.jitter_s,
         seed=seed * REPLICA_SEEDS,

@@ -3,7 +3,7 @@
 There are three wirings:
 
 - "pairs": each pair of hosts has a cable of its own, a veth pair. A token bucket (`tc tbf`) at each end shapes the traffic that
-  leaves that end, so the cable is full duplex. This is what the simulator calls sharing "pair" or "fair".
+  leaves that end, so the cable is full duplex. This is what the simulator calls sharing "pair".
 - "switch": each host has one cable, to a bridge in a namespace of its own. The token bucket at the host shapes all that the host
   sends, the one at the bridge all that it receives. This is what the simulator calls sharing "port".
 - "distant": as "pairs", with a second cable for each pair, of any latency (see `delay`), that is used where a latency is asked for.
@@ -186,7 +186,7 @@ class Hosts:
 
 def network(wiring: str, bandwidth_bps: float | None, latency_s: float = 0.0) -> Network:
     """Return the network that hosts make whose cables have this rate and latency, as Ray uses it."""
-    sharing = "port" if wiring == "switch" else "fair"
+    sharing = "port" if wiring == "switch" else "pair"
     if bandwidth_bps is None:
         return Network(math.inf, latency_s, sharing=sharing)
     link_header_bytes = 0 if latency_s else ETHERNET_HEADER_BYTES  # of which the cables with latency have none

@@ -207,7 +207,7 @@ def test_no_more_sharers_replicas_or_bytes_are_ever_faster(
         assert seconds(profile, num_replicas, shared) >= usual * (1 - 1e-12)
 
 
-@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["pair", "fair", "port", "half"]))
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["pair", "port", "half"]))
 def test_a_round_is_bounded_by_its_busiest_port_and_by_all_messages_in_turn(
     num_replicas: int, num_stages: int, seed: int, sharing: str
 ) -> None:
