@@ -1,146 +1,117 @@
-"""Inputs, results and state of the event loop, as named tuples of arrays."""
+"""Records of the event loop: arrays whose elements have named fields, one array for each kind of object.
+
+Numba reads and writes the fields in place. (Arrays in a tuple are slower: numba counts references at every access.)
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-U8 = NDArray[np.uint8]
-Bools = NDArray[np.bool_]
+Record = Any  # one element of `Records`, a view into it
+Records = NDArray[Any]
 
+ACTION = np.dtype(
+    [
+        ("replica", np.int64),
+        ("number", np.int64),  # within its replica
+        ("stage", np.int64),  # replica * stages + stage
+        ("needs", np.int64),  # the action whose packet it needs, -1 where it needs none
+        ("queue", np.int64),  # of `posted` for the packet that it sends, -1 where it sends none
+        ("there", np.int64),  # channel to the receiver of its packet, -1 within a host
+        ("back", np.int64),  # channel from that receiver
+    ],
+    align=True,
+)
+"""An action and its packet, numbered by (replica, stage, op, microbatch): fixed by schedule and placement."""
 
-class Rows(NamedTuple):
-    """The actions of each worker in their order, the same in every replica."""
+COST = np.dtype(
+    [
+        ("decode_s", np.float64),
+        ("compute_s", np.float64),  # alone on its cores
+        ("encode_s", np.float64),  # with handing the packet over
+        ("wire_bytes", np.float64),
+        ("messages", np.int64),  # there and back in turn; the last is the packet itself, the others are short
+        ("trips", np.float64),  # how often each of them pays the latency
+    ],
+    align=True,
+)
+"""Seconds and bytes of an action: fixed by the profile."""
 
-    offsets: I64  # (worker + 1,): where the row of each worker begins
-    stages: I32
-    ops: U8
-    microbatches: I32
-    owner: I32  # (stage,): its worker
-    num_microbatches: int
-    num_replicas: int
+PROGRESS = np.dtype(
+    [
+        ("start_s", np.float64),  # results, in seconds from the start of the step; NaN where there is no such time
+        ("end_s", np.float64),
+        ("begin_s", np.float64),  # of the packet's transfer
+        ("arrive_s", np.float64),
+        ("due", np.float64),  # when the packet's message comes to the wire, or off it to the host
+        ("to_come", np.int64),  # messages of the packet that have not arrived
+        ("after", np.int64),  # the next packet of the same queue
+        ("delivered", np.bool_),
+    ],
+    align=True,
+)
+"""State of an action and of its packet."""
 
+WORKER = np.dtype(
+    [
+        ("machine", np.int64),
+        ("threads", np.int64),  # at work while it computes
+        ("head", np.int64),  # index of its next action in `rows`
+        ("stop", np.int64),  # end of its row there
+        ("phase", np.int64),  # 0 while it waits
+        ("action", np.int64),  # the action it works on
+        ("left", np.float64),  # seconds of the phase at full speed that were left at `since`
+        ("speed", np.float64),
+        ("since", np.float64),
+        ("finish", np.float64),  # when the phase will end, infinite while it waits
+        ("free_s", np.float64),  # the result: when its last action ended
+    ],
+    align=True,
+)
+"""A worker of a replica and its state."""
 
-class Costs(NamedTuple):
-    """Seconds and bytes of every action; arrays are (replica or 1, stage, op, microbatch or 1)."""
+MACHINE = np.dtype([("cores", np.float64), ("threads", np.float64)], align=True)
+"""The cores of a machine, infinite where workers never slow one another down, and the threads at work on them."""
 
-    decode_s: F64
-    compute_s: F64  # alone on its cores
-    encode_s: F64
-    wire_bytes: F64
-    messages: F64  # of a packet, which go there and back in turn; all but the last, the packet itself, are short
-    trips: F64  # how often all of them together pay the latency
-    call_s: float  # to hand a packet over
-    message_s: float
-    byte_s: float
+QUEUE = np.dtype([("first", np.int64), ("last", np.int64)], align=True)
+"""First and last packet of a queue, -1 where it is empty; `PROGRESS` links them by `after`."""
 
+CHANNEL = np.dtype(
+    [
+        ("rate", np.float64),  # payload bytes/s
+        ("latency_s", np.float64),
+        ("jitter_s", np.float64),
+        ("out", np.int64),  # the sending port, where ports are shared
+        ("into", np.int64),  # the receiving port
+        ("bucket", np.int64),
+        ("wired", QUEUE),  # packets with a message at the wire, of which the first is on it: the flow
+        ("flying", QUEUE),  # packets with a message that arrives after the latency
+        ("share", np.float64),  # the rate that a flow would get now
+        ("fresh", np.bool_),  # the flow has not begun
+        ("left", np.float64),  # bytes of the flow that were left at `since`
+        ("speed", np.float64),  # its rate
+        ("since", np.float64),
+        ("finish", np.float64),  # when it will be through, infinite where there is none
+        ("last_due", np.float64),  # arrival of the latest message: none overtakes another
+    ],
+    align=True,
+)
+"""One direction between two hosts, and its state."""
 
-class Hosts(NamedTuple):
-    """The place of every worker, and the cores there."""
+BUCKET = np.dtype(
+    [
+        ("burst_bytes", np.float64),  # its size
+        ("refill", np.float64),  # bytes/s
+        ("tokens", np.float64),
+        ("idle_since", np.float64),
+        ("sending", np.int64),  # number of flows
+    ],
+    align=True,
+)
+"""A token bucket: one at every outgoing port, or at every channel where ports are not shared."""
 
-    host: I64  # (replica * worker,)
-    machine: I64  # (replica * worker,)
-    cores: F64  # (machine,): infinite where workers never slow one another down
-    threads: int  # of a worker that computes
-
-
-class Wires(NamedTuple):
-    """Channels between pairs of hosts, and the ports that channels share."""
-
-    channel: I32  # (host, host): number of the channel, -1 within a host
-    source: I64  # (channel,): host
-    target: I64
-    rate: F64  # (channel,): payload bytes/s
-    latency_s: F64  # (channel,)
-    port_rate: F64  # (host,): payload bytes/s, infinite where ports are not shared
-    half: bool  # a port sends or receives at its rate, not both
-    burst_bytes: float
-    jitter_s: float
-    seed: int
-
-
-class Times(NamedTuple):
-    """The results, in seconds from the start of the step."""
-
-    start_s: F64  # by (replica, stage, op, microbatch), flat, as the next three
-    end_s: F64
-    begin_s: F64
-    arrive_s: F64
-    free_s: F64  # (replica * worker,)
-    done_s: F64  # (replica * stage,)
-
-
-class Inputs(NamedTuple):
-    """All inputs, with sizes that follow from them."""
-
-    rows: Rows
-    costs: Costs
-    hosts: Hosts
-    wires: Wires
-    num_workers: int
-    num_stages: int
-    num_ops: int
-    ported: bool  # channels share ports
-
-
-class Workers(NamedTuple):
-    """State of each worker of each replica."""
-
-    head: I64  # its next action
-    phase: I64
-    left: F64  # seconds of the phase at full speed that were left at `since`
-    speed: F64
-    since: F64
-    finish: F64  # when the phase will end
-
-
-class Queue(NamedTuple):
-    """First and last packet of each queue, -1 where it is empty; `Packets.after` links them."""
-
-    head: I64
-    tail: I64
-
-
-class Packets(NamedTuple):
-    """State of each packet; its number is that of the action that sends it."""
-
-    delivered: Bools
-    to_come: I64  # its messages that have not arrived
-    due: F64  # when its message comes to the wire, or off it to the host
-    after: I64  # the next packet of the same queue
-
-
-class Flows(NamedTuple):
-    """State of the message at the head of each channel."""
-
-    left: F64  # bytes that were left at `since`
-    rate: F64
-    since: F64
-    finish: F64  # when it will be through
-    fresh: Bools  # it has no rate yet
-    last_due: F64  # arrival of the latest message: none overtakes another
-
-
-class Buckets(NamedTuple):
-    """Token buckets: one at every outgoing port, or at every channel where ports are not shared."""
-
-    tokens: F64
-    idle_since: F64
-    sending: I64  # number of flows
-
-
-class State(NamedTuple):
-    """The state of the simulation at one time."""
-
-    workers: Workers
-    posted: Queue  # (replica * worker * op,): packets on their way to the wire
-    wired: Queue  # (channel,): packets with a message at the wire, of which the first is on it
-    flying: Queue  # (channel,): packets with a message that arrives after the latency
-    packets: Packets
-    flows: Flows
-    buckets: Buckets
+PORT = np.dtype([("rate", np.float64), ("left", np.float64), ("users", np.int64)], align=True)
+"""A port of a host and its rate in payload bytes/s. While rates are shared out: the rate left, and the flows that wait for theirs."""

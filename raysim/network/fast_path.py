@@ -1,7 +1,7 @@
-"""The fast kernel: every wire serves its messages in an order that the schedule fixes, so one pass in order of needs is exact.
+"""The fast kernel: the schedule fixes the order of messages on every wire, so one pass in topological order is exact.
 
-It holds where each worker has a host of its own. Wires that several workers share, and hosts with too few cores, are `shared.py`'s.
-All times are seconds from the start of the step. Arrays end in a lane axis: one lane is one network.
+It is exact where each worker has a host of its own. `event_loop.py` serves wires that several workers share, and hosts with too
+few cores. All times are seconds from the start of the step. Arrays end in a lane axis: one lane is one network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ U8 = NDArray[np.uint8]
 @njit(cache=True, inline="always")
 def uniform(seed: int, slot: int) -> float:
     """Return a number in [-1, 1) that depends on its arguments alone (SplitMix64), so that networks see the same draws."""
-    # `shared.py` inlines this; numba's cache does not see that, so whoever changes it clears `__pycache__`.
+    # `event_loop.py` inlines this function, unseen by numba's cache: clear `__pycache__` after a change.
     z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""Schedule x Profile x Network -> Timeline: one training step, on a network one may not have.
+"""Schedule x Profile x Network -> Timeline: one training step on any network.
 
-Channels are ordered and blocking, as those of Ray actors are: a worker runs its row in order, and an action whose packet is not there
-holds up all that follows. Codec time is on the clock of the worker that packs or unpacks.
+Channels are ordered and blocking, as Ray's are: a worker runs its row in order, and an action whose packet is not there holds up
+all actions after it. Codec time is on the clock of the worker that packs or unpacks.
 
 >>> from raysim.network.presets import parse_network
 >>> from raysim.schedules import OneFOneB
@@ -30,11 +30,12 @@ from raysim.network.collectives import (
     start_times,
     total_seconds,
 )
+from raysim.network.event_inputs import SharedWiring
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network
-from raysim.network.wires import Floats, Wiring, is_ordered, order_wires, questions_wait, share_wires
+from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait
 from raysim.notation import check_integer
 from raysim.schedules.arrays import Table, make_table
 from raysim.schedules.families import Schedule
@@ -53,29 +54,25 @@ def simulate(
 ) -> Timeline:
     """Return the timeline of one step.
 
-    `num_microbatches` and `num_replicas` are the profile's where it has them. Without `placement` every worker has a host of
-    its own, or the workers are spread evenly over the hosts that the network names. With `overlap` a stage's replicas average
-    their gradients as soon as that stage is done, else when the pipeline is. Stages update when all collectives are over. `seed`
-    draws the jitter.
+    `num_microbatches` and `num_replicas` default to the profile's. Without `placement` every worker has a host of its own, or
+    the workers are spread evenly over the hosts that the network names. With `overlap` a stage's replicas average their gradients
+    as soon as the stage is done, otherwise when the pipeline is. Stages update when all collectives are over. `seed` draws the
+    jitter.
 
-    A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it may,
-    rarely: what comes sooner may get into another's way, as in any list scheduling (Graham's anomalies).
+    A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it rarely
+    may: a packet that arrives sooner can delay another, as in any list scheduling (Graham's anomalies).
     """
     table, replicas, placement = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
     profile = _joined(profile, table)
     shape = (replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
     start, end, begin, arrive = (np.full(shape, math.nan) for _ in range(4))
-    if is_ordered(table, network.sharing, placement, questions=questions_wait(network, [profile])):
-        wiring = Wiring.of(table, [network], placement, replicas, shape[2])
-        free, done = order_wires(schedule, table, profile, wiring, seed, (start, end, begin, arrive))
-        free, done = free[..., 0], done[..., 0]
-    else:
-        free, done = share_wires(schedule, table, profile, network, placement, seed, (start, end, begin, arrive))
+    ordered = is_ordered(table, network.sharing, placement, questions=questions_wait(network, [profile]))
+    wiring = (OrderedWiring if ordered else SharedWiring).of(table, [network], placement, replicas, shape[2])
+    free, done = wiring.run(schedule, profile, seed, (start, end, begin, arrive))
     pipeline_s = float(free.max())
     found = _collectives(profile, placement, table, replicas, overlap=overlap)
     seconds = total_seconds(found, [network])
-    ready = done.max(axis=0)[:, None]
-    starts, over = start_times(found, seconds, ready, np.array([pipeline_s]), overlap=overlap)
+    starts, over = start_times(found, seconds, done.max(axis=0), np.array([pipeline_s]), overlap=overlap)
     return Timeline(
         table=table,
         profile=profile,
@@ -93,7 +90,7 @@ def simulate(
             for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
         ),
         collectives_end_s=float(over[0]),
-        step_s=float(over[0] + _end_s(profile, _farthest_s(network, placement))),
+        step_s=float((over + _end_s(profile, _farthest_s([network], placement)))[0]),
     )
 
 
@@ -127,26 +124,19 @@ def step_seconds(
         )
         kinds = {row: (networks[row].sharing, questions_wait(networks[row], steps)) for row in rows}
         ordered = {kind: is_ordered(table, kind[0], placed, questions=kind[1]) for kind in set(kinds.values())}
-        lanes = [row for row in rows if ordered[kinds[row]]]
-        if lanes:
+        for kernel in (OrderedWiring, SharedWiring):
+            lanes = [row for row in rows if ordered[kinds[row]] == (kernel is OrderedWiring)]
+            if not lanes:
+                continue
             chosen = [networks[row] for row in lanes]
-            wiring = Wiring.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
-            farthest_s = np.array([_farthest_s(network, placed) for network in chosen])
+            wiring = kernel.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
+            farthest_s = _farthest_s(chosen, placed)
             for column, profile in enumerate(_joined(step, table) for step in steps):
-                free, done = order_wires(schedule, table, profile, wiring, seed + column)
+                free, done = wiring.run(schedule, profile, seed + column)
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, chosen)
                 over = start_times(found, seconds, done.max(axis=0), free.max(axis=(0, 1)), overlap=overlap)[1]
                 result[lanes, column] = over + _end_s(profile, farthest_s)
-        for row in set(rows) - set(lanes):
-            alone_s = _farthest_s(networks[row], placed)
-            for column, profile in enumerate(_joined(step, table) for step in steps):
-                free, done = share_wires(schedule, table, profile, networks[row], placed, seed + column)
-                found = _collectives(profile, placed, table, replicas, overlap=overlap)
-                seconds = total_seconds(found, [networks[row]])
-                ready = done.max(axis=0)[:, None]
-                over = start_times(found, seconds, ready, free.max(keepdims=True)[0], overlap=overlap)[1]
-                result[row, column] = over[0] + _end_s(profile, alone_s)
     return result
 
 
@@ -246,13 +236,13 @@ def _joined(profile: Profile, table: Table) -> Profile:
     return replace(profile, **changed)
 
 
-def _farthest_s(network: Network, placement: Placement) -> float:
-    """Return the latency from the driver, which is beside the first worker, to the farthest one."""
-    return float(network.latencies_s(placement.hosts[0], placement.hosts).max())
+def _farthest_s(networks: Sequence[Network], placement: Placement) -> Floats:
+    """Return the latency from the driver, which is beside the first worker, to the farthest worker, by network."""
+    return np.array([network.latencies_s(placement.hosts[0], placement.hosts).max() for network in networks])
 
 
-def _end_s(profile: Profile, farthest_s: Any) -> Any:
-    """Return what a step takes once its gradients are there: the update, the driver's trips to the farthest worker, `step_s`."""
+def _end_s(profile: Profile, farthest_s: Floats) -> Floats:
+    """Return the seconds of a step after its collectives: the update, the driver's trips to the farthest worker, and `step_s`."""
     return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
 
 

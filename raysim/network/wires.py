@@ -1,4 +1,4 @@
-"""The two kernels' callers: what they read of a schedule, a profile, networks and a placement, as flat arrays."""
+"""Choice of the kernel, and a schedule, a profile, networks and a placement as the flat arrays of the fast kernel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.event_state import Costs, Hosts, Rows, Times, Wires
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
-from raysim.network.timeline import alone_s
 from raysim.network.topology import Network
 from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import Table
@@ -26,7 +24,7 @@ LANES = 64  # networks per pass of the fast kernel: enough to fill vector units,
 
 
 @dataclass(frozen=True)
-class _Ends:
+class Ends:
     """The hosts between which each (stage, op) sends; equal where nothing is sent."""
 
     source: NDArray[np.int64]
@@ -36,14 +34,15 @@ class _Ends:
     receiver: NDArray[np.int64]
 
 
-def _ends(table: Table, placement: Placement, num_ops: int, replica: int) -> _Ends:
+def ends_of(table: Table, placement: Placement, num_ops: int, replica: int) -> Ends:
+    """Return the ends of all packets of one replica."""
     workers = replica * table.num_workers + table.owner.astype(np.int64)
     sender = np.repeat(workers[:, None], num_ops, axis=1)
     receiver = sender.copy()
     receiver[:-1, 0] = workers[1:]
     receiver[1:, 1] = workers[:-1]
     hosts = np.array(placement.hosts, np.int64)
-    return _Ends(hosts[sender], hosts[receiver], sender, receiver)
+    return Ends(hosts[sender], hosts[receiver], sender, receiver)
 
 
 def questions_wait(network: Network, profiles: Sequence[Profile]) -> bool:
@@ -52,7 +51,7 @@ def questions_wait(network: Network, profiles: Sequence[Profile]) -> bool:
 
 
 def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: bool = False) -> bool:
-    """Return whether the schedule alone fixes who waits for whom.
+    """Return whether the schedule alone fixes the order of all messages.
 
     It does where no wire has two workers at the end that orders it, and no `questions` wait behind packets.
     """
@@ -60,7 +59,7 @@ def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: b
     inbound = sharing == "inbound"
     users: dict[tuple[int, int], set[int]] = {}
     for replica in range(replicas):
-        ends = _ends(table, placement, 2, replica)
+        ends = ends_of(table, placement, 2, replica)
         across = ends.source != ends.target
         sources = np.zeros_like(ends.source) if inbound else ends.source
         orders = ends.receiver if inbound else ends.worker
@@ -76,9 +75,10 @@ def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: b
 
 
 @dataclass(frozen=True)
-class Wiring:
+class OrderedWiring:
     """Inputs of the fast kernel about networks: for each replica its wires, and for each block of networks their costs."""
 
+    table: Table
     wires: list[NDArray[np.int32]]
     """By replica: (stage, op) to wire, -1 within a host."""
     costs: list[list[tuple[Floats, Floats, Floats, Floats]]]
@@ -86,12 +86,15 @@ class Wiring:
     inbound: bool
 
     @classmethod
-    def of(cls, table: Table, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int) -> Wiring:
+    def of(
+        cls, table: Table, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
+    ) -> OrderedWiring:
+        """Return the inputs for networks that name their hosts alike, or of which none does."""
         inbound = networks[0].sharing == "inbound"
         blocks = [networks[low : low + LANES] for low in range(0, len(networks), LANES)]
         wires, costs = [], []
         for replica in range(replicas):
-            ends = _ends(table, placement, num_ops, replica)
+            ends = ends_of(table, placement, num_ops, replica)
             across = ends.source != ends.target
             # A wire for each pair of hosts, or for each receiver.
             key = ends.target if inbound else ends.source * placement.num_hosts + ends.target
@@ -99,67 +102,67 @@ class Wiring:
             wire[across] = np.unique(key[across], return_inverse=True)[1]
             wires.append(wire)
             costs.append([_lane_costs(block, ends) for block in blocks])
-        return cls(wires, costs, inbound)
+        return cls(table, wires, costs, inbound)
+
+    def run(
+        self, schedule: Schedule, profile: Profile, seed: int, keep: Sequence[Floats] = ()
+    ) -> tuple[Floats, Floats]:
+        """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
+        from raysim.network.fast_path import run_ordered  # loads kernels, which takes time: only on first use
+
+        table = self.table
+        num_slots = table.num_stages * profile.compute_s.shape[2] * table.num_microbatches
+        nothing = np.empty(0)
+        free, done = [], []
+        for replica, (wire, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
+            r = replica if profile.num_replicas > 1 else 0
+            busy = profile.decode_s[r] + profile.compute_s[r] + profile.encode_s[r]
+            start_s, end_s, begin_s = (array[replica].reshape(-1) for array in keep[:3]) if keep else (nothing,) * 3
+            for byte_wire, latency, burst, jitter in blocks:
+                width = len(jitter)
+                arrive_s = keep[3][replica].reshape(-1, 1) if keep else np.empty((num_slots, width))
+                lane_free, lane_done = np.zeros((table.num_workers, width)), np.zeros((table.num_stages, width))
+                count = run_ordered(
+                    table.offsets,
+                    table.stage,
+                    table.op,
+                    table.microbatch,
+                    table.owner,
+                    table.num_microbatches,
+                    busy,
+                    profile.moved_bytes[r],
+                    profile.trips[r],
+                    profile.call_s,
+                    profile.message_s,
+                    profile.byte_s,
+                    byte_wire,
+                    latency,
+                    burst,
+                    jitter,
+                    wire,
+                    int(wire.max(initial=-1)) + 1,
+                    self.inbound,
+                    seed * REPLICA_SEEDS + replica,
+                    start_s,
+                    end_s,
+                    begin_s,
+                    arrive_s,
+                    lane_free,
+                    lane_done,
+                )
+                check_complete(schedule, table, count, 1)
+                free.append(lane_free)
+                done.append(lane_done)
+        replicas = len(self.wires)
+        blocks_each = len(free) // replicas
+        join = [slice(r * blocks_each, (r + 1) * blocks_each) for r in range(replicas)]
+        return (
+            np.stack([np.concatenate(free[part], axis=1) for part in join]),
+            np.stack([np.concatenate(done[part], axis=1) for part in join]),
+        )
 
 
-def order_wires(
-    schedule: Schedule, table: Table, profile: Profile, wiring: Wiring, seed: int, keep: Sequence[Floats] = ()
-) -> tuple[Floats, Floats]:
-    """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
-    from raysim.network.fast_path import run_ordered  # compiles on import: only those who simulate pay for it
-
-    num_slots = table.num_stages * profile.compute_s.shape[2] * table.num_microbatches
-    nothing = np.empty(0)
-    free, done = [], []
-    for replica, (wire, blocks) in enumerate(zip(wiring.wires, wiring.costs, strict=True)):
-        r = replica if profile.num_replicas > 1 else 0
-        busy = profile.decode_s[r] + profile.compute_s[r] + profile.encode_s[r]
-        start_s, end_s, begin_s = (array[replica].reshape(-1) for array in keep[:3]) if keep else (nothing,) * 3
-        for byte_wire, latency, burst, jitter in blocks:
-            width = len(jitter)
-            arrive_s = keep[3][replica].reshape(-1, 1) if keep else np.empty((num_slots, width))
-            lane_free, lane_done = np.zeros((table.num_workers, width)), np.zeros((table.num_stages, width))
-            count = run_ordered(
-                table.offsets,
-                table.stage,
-                table.op,
-                table.microbatch,
-                table.owner,
-                table.num_microbatches,
-                busy,
-                profile.moved_bytes[r],
-                profile.trips[r],
-                profile.call_s,
-                profile.message_s,
-                profile.byte_s,
-                byte_wire,
-                latency,
-                burst,
-                jitter,
-                wire,
-                int(wire.max(initial=-1)) + 1,
-                wiring.inbound,
-                seed * REPLICA_SEEDS + replica,
-                start_s,
-                end_s,
-                begin_s,
-                arrive_s,
-                lane_free,
-                lane_done,
-            )
-            _check_complete(schedule, table, count, 1)
-            free.append(lane_free)
-            done.append(lane_done)
-    replicas = len(wiring.wires)
-    blocks_each = len(free) // replicas
-    join = [slice(r * blocks_each, (r + 1) * blocks_each) for r in range(replicas)]
-    return (
-        np.stack([np.concatenate(free[part], axis=1) for part in join]),
-        np.stack([np.concatenate(done[part], axis=1) for part in join]),
-    )
-
-
-def _lane_costs(networks: Sequence[Network], ends: _Ends) -> tuple[Floats, Floats, Floats, Floats]:
+def _lane_costs(networks: Sequence[Network], ends: Ends) -> tuple[Floats, Floats, Floats, Floats]:
     """Return seconds a byte, latency and forgiven burst by (stage, op, network), and jitter by network."""
     framing = np.array([network.framing for network in networks])
     bursts = np.array([network.burst_bytes for network in networks])
@@ -175,75 +178,7 @@ def _lane_costs(networks: Sequence[Network], ends: _Ends) -> tuple[Floats, Float
     return byte_wire, np.ascontiguousarray(latency), 8 * bursts / bandwidth, jitter
 
 
-def share_wires(
-    schedule: Schedule,
-    table: Table,
-    profile: Profile,
-    network: Network,
-    placement: Placement,
-    seed: int,
-    keep: Sequence[Floats] = (),
-) -> tuple[Floats, Floats]:
-    """Return when workers (replica, worker) and stages (replica, stage) are done; fill `keep`."""
-    from raysim.network.event_loop import run_shared
-
-    num_ops = profile.compute_s.shape[2]
-    replicas = len(placement.hosts) // table.num_workers
-    num_hosts = placement.num_hosts
-    hosts = np.array(placement.hosts, np.int64)
-    machines = hosts if placement.machines is None else np.array(placement.machines, np.int64)[hosts]
-    ends = [_ends(table, placement, num_ops, replica) for replica in range(replicas)]
-    pairs = {(int(a), int(b)) for end in ends for a, b in zip(end.source.flat, end.target.flat, strict=True)}
-    channels = sorted({way for a, b in pairs if a != b for way in ((a, b), (b, a))})
-    source = np.array([a for a, _ in channels], np.int64)
-    target = np.array([b for _, b in channels], np.int64)
-    number = np.full((num_hosts, num_hosts), -1, np.int32)
-    number[source, target] = np.arange(len(channels))
-    payload = 8 * network.framing  # bits on the wire for each byte of payload
-    shape = (replicas, table.num_stages, num_ops, table.num_microbatches)
-    start, end, begin, arrive = keep if keep else [np.empty(shape) for _ in range(4)]
-    free, done = np.zeros((replicas, table.num_workers)), np.zeros((replicas, table.num_stages))
-    rows = Rows(
-        offsets=table.offsets,
-        stages=table.stage,
-        ops=table.op,
-        microbatches=table.microbatch,
-        owner=table.owner,
-        num_microbatches=table.num_microbatches,
-        num_replicas=replicas,
-    )
-    costs = Costs(
-        decode_s=profile.decode_s,
-        compute_s=alone_s(profile, placement).copy(),  # one type for the kernel: writeable
-        encode_s=profile.encode_s,
-        wire_bytes=profile.moved_bytes,
-        messages=profile.messages,
-        trips=profile.trips,
-        call_s=profile.call_s,
-        message_s=profile.message_s,
-        byte_s=profile.byte_s,
-    )
-    cores = np.full(int(machines.max()) + 1, math.inf) if placement.cores is None else np.array(placement.cores)
-    wires = Wires(
-        channel=number,
-        source=source,
-        target=target,
-        rate=network.bandwidths_bps(source, target) / payload,
-        latency_s=network.latencies_s(source, target),
-        port_rate=(network.ports_bps(num_hosts) if network.shares_ports else np.full(num_hosts, math.inf)) / payload,
-        half=network.sharing == "half",
-        burst_bytes=network.burst_bytes / network.framing,
-        jitter_s=network.jitter_s,
-        seed=seed * REPLICA_SEEDS,
-    )
-    times = Times(*(array.reshape(-1) for array in (start, end, begin, arrive, free, done)))
-    inputs = rows, costs, Hosts(hosts, machines, cores, placement.threads), wires, times
-    count = run_shared(*(tuple(fields) for fields in inputs))
-    _check_complete(schedule, table, count, replicas)
-    return free, done
-
-
-def _check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
+def check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
     """Raise ValueError with the action that blocks where not all actions ran."""
     if count < replicas * len(table.op):
         topological_order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
