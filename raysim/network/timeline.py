@@ -268,8 +268,9 @@ class Timeline:
             profile.call_s if self._sends[index] else 0.0,
         ]
         start, end = self._flat(self.start_s, replica)[slot], self._flat(self.end_s, replica)[slot]
-        stretch = (end - start) / sum(parts) if sum(parts) else 1.0
-        edges = [float(start), *(float(start + stretch * part) for part in np.cumsum(parts)[:-1]), float(end)]
+        until = np.cumsum(parts)
+        stretch = (end - start) / until[-1] if until[-1] else 1.0
+        edges = [float(start), *(float(end if part == until[-1] else start + stretch * part) for part in until)]
         return list(zip(("codec", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def summary(self) -> dict[str, Any]:
