@@ -85,16 +85,17 @@ RAY = Transport(
     small_bytes=1_000,
     large_bytes=4_500,
     small_trips=1,
-    large_trips=7,
+    large_trips=6,
     large_messages=5,
     step_trips=2,
 )
 """Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver. Small ones
 (`max_direct_call_object_size`) travel in the call and make one trip. Large ones stay in the object store of their host: after the
 call come a question where the packet is, its answer, a request and the packet, which is five messages. Each of them waits behind
-packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips where the
-connection was idle. Medians measured on 2026-11-22 (`raysim validate --trips`): 1.00 to 1.02 trips for small packets, 5.2 to 8.1
-for large ones, the same between any two hosts. The end of a step takes two trips, the driver's call to update and its reply.
+packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips: steps of
+2 hosts with large packets at 20 and 80 ms, measured on 2026-11-22 (`raysim validate`), take as long as with 5.8 to 6.0 trips a packet.
+The medians of single packets are 5.2 to 8.1, since connections have often been idle (`raysim validate --trips`); those of small packets
+are 1.00 to 1.02. The end of a step takes two trips, the driver's call to update and its reply.
 Bytes counted on 2026-11-22 on the cables of three hosts (`raysim validate --count`): 1,130 to 1,300 beside packets of 2 to 66 kB,
 5,200 to 5,600 beside packets of 262 kB. Headers of TCP, IP and Ethernet, and acknowledgements, are in these counts, but not in the
 figures above, since networks count them by `framing`.
