@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.measures import Measure
+from analysis.claims.measures import Harm, Measure
 from analysis.comparison.evidence import Context, Setting
 from analysis.comparison.statistics import Side
+from analysis.data.notations import Method
 
 DENSE_RUN = Setting()
 
@@ -53,3 +54,16 @@ class Claim:
 def both_ways(text: str) -> Setting:
     """Return the setting that compresses activations and gradients alike."""
     return Setting(text, text)
+
+
+def keeps_quality(context: Context, setting: Setting, part: str = "no harm") -> Contrast:
+    """Return the contrast that a setting's degradation beside dense is below the margin."""
+    return Contrast(part, setting, DENSE_RUN, Harm(), "below", context.margin)
+
+
+def wrapping(name: str, field: str, settings: Iterable[Setting]) -> Iterator[tuple[Setting, Method]]:
+    """Yield the settings whose method in a field has this name and wraps another, each with the wrapped method."""
+    for setting in settings:
+        method = setting.method(field)
+        if method is not None and method.name == name and method.inner is not None:
+            yield setting, method.inner

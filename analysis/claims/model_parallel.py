@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways
+from analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways, keeps_quality
 from analysis.claims.measures import Freed, Harm
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.notations import Method, strength_of
@@ -79,7 +79,7 @@ def _aq_sgd(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]
         if density < 0.3:
             yield Contrast("less than 30 % does harm", setting, DENSE_RUN, Harm(), "above", context.margin)
         elif density == 0.3:
-            yield Contrast("30 % does no harm", setting, DENSE_RUN, Harm(), "below", context.margin)
+            yield keeps_quality(context, setting, "30 % does no harm")
 
 
 def _separate_indices(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:

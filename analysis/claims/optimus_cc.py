@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast
+from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality, wrapping
 from analysis.claims.measures import Harm, Saving, Slowdown
 from analysis.comparison.evidence import Context, Setting
 
@@ -15,30 +15,28 @@ FULL = ("optimus-cc", "backward=Identity", "replica_gradient=Identity", "fused_e
 
 
 def _lazy_propagation(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
-    for setting in settings:
-        method = setting.method("backward")
-        if method is not None and method.name == "LazyErrorPropagation" and method.inner is not None:
-            without = setting._replace(backward=str(method.inner))
-            yield Contrast("with it, no harm", setting, DENSE_RUN, Harm(), "below", context.margin)
-            yield Contrast("without it, harm", without, DENSE_RUN, Harm(), "above", context.margin)
+    for setting, inner in wrapping("LazyErrorPropagation", "backward", settings):
+        without = setting._replace(backward=str(inner))
+        yield keeps_quality(context, setting, "with it, no harm")
+        yield Contrast("without it, harm", without, DENSE_RUN, Harm(), "above", context.margin)
 
 
 def _epilogue(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
-    for setting in settings:
-        method = setting.method("backward")
-        if method is not None and method.name == "Epilogue" and method.inner is not None:
-            everywhere = setting._replace(backward=str(method.inner))
-            yield Contrast("no harm", setting, DENSE_RUN, Harm(), "below", context.margin)
-            yield Contrast("hardly slower", setting, everywhere, Slowdown(), "below", SAME_SPEED)
+    for setting, inner in wrapping("Epilogue", "backward", settings):
+        yield from _free(context, setting, everywhere=setting._replace(backward=str(inner)))
 
 
 def _selective_stages(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
     for setting in settings:
         compressed = _earliest_alone(setting.replica_gradient)
         if compressed is not None:
-            everywhere = setting._replace(replica_gradient=compressed)
-            yield Contrast("no harm", setting, DENSE_RUN, Harm(), "below", context.margin)
-            yield Contrast("hardly slower", setting, everywhere, Slowdown(), "below", SAME_SPEED)
+            yield from _free(context, setting, everywhere=setting._replace(replica_gradient=compressed))
+
+
+def _free(context: Context, setting: Setting, everywhere: Setting) -> Iterator[Contrast]:
+    """Yield the contrasts that compressing a part costs neither quality nor speed."""
+    yield keeps_quality(context, setting)
+    yield Contrast("hardly slower", setting, everywhere, Slowdown(), "below", SAME_SPEED)
 
 
 def _fused_embedding(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast
+from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality, wrapping
 from analysis.claims.measures import Harm, Saving, Slowdown, ValueFactor
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.notations import Method
@@ -21,27 +21,24 @@ TWO_REPLICAS = ("digits-cnn", "num_stages=1", "num_replicas=2", "num_microbatche
 
 def _gravac(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
     for setting in _of("GraVAC", settings):
-        yield Contrast("it keeps dense quality", setting, DENSE_RUN, Harm(), "below", context.margin)
+        yield keeps_quality(context, setting, "it keeps dense quality")
         yield Contrast("at far fewer values", setting, setting, ValueFactor(), "above", LEAST_FACTOR)
 
 
 def _gravac_speed(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
     for setting in _of("GraVAC", settings):
         static = setting._replace(replica_gradient=STATIC.replica_gradient)
-        yield Contrast("it keeps dense quality", setting, DENSE_RUN, Harm(), "below", context.margin)
+        yield keeps_quality(context, setting, "it keeps dense quality")
         yield Contrast("in steps that are shorter", setting, static, Slowdown(), "below", 0.0)
 
 
 def _accordion(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
-    for setting in _of("Accordion", settings):
-        method = setting.method("replica_gradient")
-        mild = method.inner if method is not None else None
-        if mild is not None:
-            low_rank = mild.name == "LowRank" and mild.strength is not None
-            text = f"PowerSGD({mild.strength:g})" if low_rank else f"ErrorFeedback({mild})"
-            static = setting._replace(replica_gradient=text)
-            yield Contrast("it keeps dense quality", setting, DENSE_RUN, Harm(), "below", context.margin)
-            yield Contrast("at fewer bytes", setting, static, Saving("replica_gradient"), "above", 1.0)
+    for setting, mild in wrapping("Accordion", "replica_gradient", settings):
+        low_rank = mild.name == "LowRank" and mild.strength is not None
+        text = f"PowerSGD({mild.strength:g})" if low_rank else f"ErrorFeedback({mild})"
+        static = setting._replace(replica_gradient=text)
+        yield keeps_quality(context, setting, "it keeps dense quality")
+        yield Contrast("at fewer bytes", setting, static, Saving("replica_gradient"), "above", 1.0)
 
 
 def _warm_up(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -49,7 +46,7 @@ def _warm_up(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast
         method = setting.method("replica_gradient")
         if method is not None and any(name in WARMUP for name, _ in method.options):
             without = setting._replace(replica_gradient=str(_without(method, WARMUP)))
-            yield Contrast("with it, no harm", setting, DENSE_RUN, Harm(), "below", context.margin)
+            yield keeps_quality(context, setting, "with it, no harm")
             yield Contrast("without it, worse", without, setting, Harm(), "above", 0.0)
 
 

@@ -7,7 +7,6 @@ processes, and handing activations and gradients over by way of the host. The di
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.bench.intervals import median_interval
-from raysim.bench.pipeline import ray_step_s
-from raysim.bench.workload import WARMUP_STEPS
+from raysim.bench.workload import engine_step_s
 from raysim.config import RunConfig, make_config
+from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
+from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import Workload, prepare
 
 GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "tied": False}
@@ -54,9 +54,12 @@ def bench_gpu(
 ) -> dict[str, Any]:
     """Measure and print; return seconds a step of every run, their ratio, and microseconds a hop. `changes` are of the run."""
     whole, parted = (prepare(gpu_config(stages, device, **changes)) for stages in (1, num_stages))
-    sides = [("one", _inline_step_s, whole), ("stages", ray_step_s, parted)]
+    sides: list[tuple[str, type[Engine], Workload]] = [("one", InlineEngine, whole), ("stages", RayEngine, parted)]
     runs = [
-        {name: measure(workload, steps) for name, measure, workload in (sides if pair % 2 else sides[::-1])}
+        {
+            name: engine_step_s(engine(workload), steps)
+            for name, engine, workload in (sides if pair % 2 else sides[::-1])
+        }
         for pair in range(pairs)
     ]
     hops = 2 * (num_stages - 1) * parted.plan.config.num_microbatches
@@ -71,17 +74,3 @@ def bench_gpu(
     table.add_row(str(num_stages), *figures)
     Console().print(table)
     return {"torch": torch.__version__, "device": name, "num_stages": num_stages, "runs": runs, "hop_us": hop_us}
-
-
-def _inline_step_s(workload: Workload, steps: int) -> float:
-    engine = InlineEngine(workload)
-    engine.start()
-    try:
-        for step in range(WARMUP_STEPS):
-            engine.step(step)
-        start = time.perf_counter()
-        for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
-            engine.step(step)
-        return (time.perf_counter() - start) / steps
-    finally:
-        engine.close()

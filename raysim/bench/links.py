@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.bench.intervals import MedianInterval, median_interval
-from raysim.bench.pipeline import ray_step_s
-from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.bench.workload import WARMUP_STEPS, bench_config, engine_step_s
+from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import prepare
 from raysim.show.terminal import console
 from raysim.validate.hosts import Hosts, check_machine
@@ -72,7 +72,7 @@ def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
                     seconds[side].append(_raysim_step_s(driver, side, Path(folder) / f"{turn}-{place}", steps))
             for side in SIDES:  # the cluster is down while others run
                 if side == BASE:
-                    seconds[side].append(ray_step_s(prepare(bench_config(2)), steps))
+                    seconds[side].append(engine_step_s(RayEngine(prepare(bench_config(2))), steps))
                 elif side.trainer == "torch":
                     seconds[side].append(_torch_step_s(hosts, side.links, steps))
             said = ", ".join(f"{values[-1]:.3f}" for values in seconds.values())

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.bench.torch_pipeline import run_rank
-from raysim.bench.workload import WARMUP_STEPS, bench_config
+from raysim.bench.workload import bench_config, engine_step_s
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import Workload, prepare
 
@@ -34,7 +34,7 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         workload = prepare(bench_config(stages))
         runs = []
         for pair in range(pairs):
-            sides = [("torch", _torch_step_s), ("ray", ray_step_s)]
+            sides = [("torch", _torch_step_s), ("ray", _ray_step_s)]
             timed = {name: measure(workload, steps) for name, measure in (sides if pair % 2 == 0 else sides[::-1])}
             runs.append(timed)
             Console(stderr=True).print(
@@ -64,19 +64,8 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
     return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
 
 
-def ray_step_s(workload: Workload, steps: int) -> float:
-    """Return the seconds of a step on a Ray of this machine's own."""
-    engine = RayEngine(workload)
-    try:
-        engine.start()
-        for step in range(WARMUP_STEPS):
-            engine.step(step)
-        start = time.perf_counter()
-        for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
-            engine.step(step)
-        return (time.perf_counter() - start) / steps
-    finally:
-        engine.close()
+def _ray_step_s(workload: Workload, steps: int) -> float:
+    return engine_step_s(RayEngine(workload), steps)
 
 
 def _torch_step_s(workload: Workload, steps: int) -> float:

@@ -1,8 +1,11 @@
-"""The GPT that benches and predictions train."""
+"""The GPT that benches and predictions train, and the time of its steps."""
 
 from __future__ import annotations
 
+import time
+
 from raysim.config import RunConfig, make_config
+from raysim.engine.base import Engine
 
 WARMUP_STEPS = 3
 
@@ -21,3 +24,17 @@ def bench_config(num_stages: int) -> RunConfig:
             "optimizer": {"name": "adamw", "learning_rate": 3e-4},
         }
     )
+
+
+def engine_step_s(engine: Engine, steps: int) -> float:
+    """Return the mean seconds of a step of an engine, which is started, warmed up and closed."""
+    try:
+        engine.start()
+        for step in range(WARMUP_STEPS):
+            engine.step(step)
+        start = time.perf_counter()
+        for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
+            engine.step(step)
+        return (time.perf_counter() - start) / steps
+    finally:
+        engine.close()

@@ -14,15 +14,15 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from raysim.compressors import Compressor, Context
+from raysim.compressors import Context
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
-from raysim.nn.ends import Ends
+from raysim.nn.ends import DIRECTIONS, Ends
 from raysim.nn.link import parse_methods
 from raysim.values import only
 
@@ -32,23 +32,39 @@ _EVALUATION = 0xFFFFFFFF  # in place of the number of a message
 class _PacketEnd(Ends):
     """One side of a boundary, with the size of its frames."""
 
+    held: ClassVar[tuple[tuple[str, bool], ...]]
+    """The ends of links on this side: direction, and whether it sends."""
+
     def __init__(
         self,
-        methods: tuple[Compressor, Compressor],
-        ends: Sequence[tuple[str, bool]],
         shape: Sequence[int],
-        dtype: torch.dtype,
-        options: Mapping[str, int],
+        forward: str = "Identity",
+        backward: str = "Identity",
+        *,
+        dtype: torch.dtype = torch.float32,
+        boundary: int = 0,
+        num_microbatches: int = 1,
+        seed: int = 0,
+        replica: int = 0,
+        measure_every_steps: int = 10,
     ) -> None:
-        super().__init__(methods, ends, **options)
+        methods = parse_methods(forward, backward)
+        super().__init__(
+            methods,
+            self.held,
+            boundary=boundary,
+            num_microbatches=num_microbatches,
+            seed=seed,
+            replica=replica,
+            measure_every_steps=measure_every_steps,
+        )
         self.shape = tuple(shape)
         self.dtype = dtype
-        words = [
-            frame_words(field, method, self.shape, dtype)
-            for field, method in zip(("forward", "backward"), methods, strict=True)
-        ]
-        self.words = max(words)
-        self._setting = setting_of(methods, self.boundary, self.num_microbatches, self.seed, self.shape, dtype)
+        self.words = max(
+            frame_words(field, method, self.shape, dtype) for field, method in zip(DIRECTIONS, methods, strict=True)
+        )
+        self._setting = setting_of(methods, boundary, num_microbatches, seed, self.shape, dtype)
+        self._rehearsed = False  # whether the last tensor was one of torch's rehearsal, without a packet
 
     @property
     def number(self) -> int:
@@ -85,26 +101,11 @@ class SendPacket(_PacketEnd):
     Raises ValueError where the packets of a compressor have no fixed size.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        forward: str = "Identity",
-        backward: str = "Identity",
-        *,
-        dtype: torch.dtype = torch.float32,
-        boundary: int = 0,
-        num_microbatches: int = 1,
-        seed: int = 0,
-        replica: int = 0,
-        measure_every_steps: int = 10,
-    ) -> None:
-        options = _options(boundary, num_microbatches, seed, replica, measure_every_steps)
-        ends = [("forward", True), ("backward", False)]
-        super().__init__(parse_methods(forward, backward), ends, shape, dtype, options)
-        self._before: dict[int, Tensor] = {}  # the memory before the first microbatch of a step
-        self._graph: weakref.ref[_Token] | None = None  # of the last message
-        self._answered = True  # whether its gradient has come
-        self._rehearsed = False  # whether ones have come in place of it
+    held = (("forward", True), ("backward", False))
+
+    _before: dict[int, Tensor]  # the memory before the first microbatch of a step
+    _graph: weakref.ref[_Token] | None = None  # of the last message
+    _answered = True  # whether its gradient has come
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -165,23 +166,7 @@ class ReceivePacket(_PacketEnd):
     Arguments as of `SendPacket`, and equal to those of the other end.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        forward: str = "Identity",
-        backward: str = "Identity",
-        *,
-        dtype: torch.dtype = torch.float32,
-        boundary: int = 0,
-        num_microbatches: int = 1,
-        seed: int = 0,
-        replica: int = 0,
-        measure_every_steps: int = 10,
-    ) -> None:
-        options = _options(boundary, num_microbatches, seed, replica, measure_every_steps)
-        ends = [("forward", False), ("backward", True)]
-        super().__init__(parse_methods(forward, backward), ends, shape, dtype, options)
-        self._rehearsed = False  # whether the last tensor held no packet
+    held = (("forward", False), ("backward", True))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, frame: Tensor) -> Tensor:
@@ -291,7 +276,7 @@ def compress_stages(
     held = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
     last = len(shapes)
     notations = [[text] * last if isinstance(text, str) else list(text) for text in (forward, backward)]
-    for field, given in zip(("forward", "backward"), notations, strict=True):
+    for field, given in zip(DIRECTIONS, notations, strict=True):
         if len(given) != last:
             raise ValueError(
                 f"`{field}` must be one notation or a list of one a boundary ({last}), but got {len(given)}."
@@ -324,18 +309,6 @@ def compress_stages(
             parts["send"] = end(SendPacket, index)
         wrapped[index] = nn.Sequential(parts)
     return wrapped
-
-
-def _options(
-    boundary: int, num_microbatches: int, seed: int, replica: int, measure_every_steps: int
-) -> Mapping[str, int]:
-    return {
-        "boundary": boundary,
-        "num_microbatches": num_microbatches,
-        "seed": seed,
-        "replica": replica,
-        "measure_every_steps": measure_every_steps,
-    }
 
 
 def _rows(x: Tensor) -> int:

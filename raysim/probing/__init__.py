@@ -1,5 +1,7 @@
 """Measuring what compression would do to a training that already runs, without changing it."""
 
-from raysim.probing.candidates import Probe, probe
+from raysim.probing.candidates import Probe
+
+probe = Probe  # a context manager, written as a function is
 
 __all__ = ["Probe", "probe"]

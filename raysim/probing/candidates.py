@@ -64,7 +64,17 @@ class _Candidate:
 
 
 class Probe:
-    """Hooks on a model, for a number of sampled steps; made by `probe`."""
+    """A context in which a training in one process is measured as if it were cut into stages; the training is not changed.
+
+    At the modules named in `cuts`, each of `candidates`, in raysim's notation, encodes activations and gradients beside the
+    training, in every `every`-th step until `steps` were sampled. `out` gets a run's folder for each candidate and one for the
+    dense tensors, which `analysis.load` opens and `raysim replay` prices under `schedule`. `num_microbatches` calls of the model
+    make a step. Memories keyed by sample need `raysim.nn.samples`.
+
+    Bytes, error and seconds are measured. The effect of a candidate on the training's quality is not.
+
+    Raises ValueError where a cut does not exist, a candidate cannot be read, or `out` holds files.
+    """
 
     def __init__(
         self,
@@ -276,30 +286,3 @@ class Probe:
             "seconds": time.perf_counter() - self._began,
             "start_s": 0.0,
         }
-
-
-def probe(
-    model: nn.Module,
-    cuts: Sequence[str],
-    candidates: Sequence[str],
-    *,
-    out: str | Path,
-    steps: int = 20,
-    every: int = 10,
-    num_microbatches: int = 1,
-    schedule: str = "1F1B",
-    seed: int = 0,
-) -> Probe:
-    """Return a context in which a training in one process is measured as if it were cut into stages, and not changed.
-
-    At the modules named in `cuts` each of `candidates`, in raysim's notation, encodes activations and gradients beside the
-    training, in every `every`-th step until `steps` were sampled. `out` gets a run's folder for each candidate and one for the
-    dense tensors, which `analysis.load` opens and `raysim replay` prices under `schedule`. `num_microbatches` calls of the model
-    make a step. Memories keyed by sample need `raysim.nn.samples`.
-
-    Bytes, error and seconds are measured, but not whether training stays sound under a candidate.
-
-    Raises ValueError where a cut does not exist, a candidate cannot be read, or `out` holds files.
-    """
-    options = {"steps": steps, "every": every, "num_microbatches": num_microbatches, "seed": seed}
-    return Probe(model, cuts, candidates, out=out, schedule=schedule, **options)
