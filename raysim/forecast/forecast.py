@@ -31,15 +31,11 @@ from raysim.network.timeline import Timeline
 from raysim.network.topology import Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.notation import check_choice, check_integer, check_real
-from raysim.pipeline.plan import (
-    averaged_shapes,
-    exchange_delay,
-    exchange_period,
-    stage_memories,
-    task_of,
-    tied_owners,
-)
+from raysim.pipeline.exchanges import exchange_delay, exchange_period
+from raysim.pipeline.parameters import averaged_shapes, tied_owners
+from raysim.pipeline.plan import task_of
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, build_model, make_structure

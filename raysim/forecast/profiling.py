@@ -17,7 +17,8 @@ from raysim.engine.inline import InlineEngine
 from raysim.forecast.costs import replica_costs
 from raysim.network.profile import Profile, mean_profile, profiles_from_actions
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.plan import Workload, averaged_shapes, prepare
+from raysim.pipeline.parameters import averaged_shapes
+from raysim.pipeline.plan import Workload, prepare
 
 WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
 

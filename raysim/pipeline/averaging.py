@@ -13,9 +13,11 @@ from torch import Tensor
 from raysim.codecs import NonFiniteError
 from raysim.codecs.warm import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.exchanges import takes_part
 from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.plan import Plan, averaged_shapes, takes_part
+from raysim.pipeline.parameters import averaged_shapes
+from raysim.pipeline.plan import Plan
 from raysim.pipeline.replicas import (
     CONTROL_VALUES,
     TIED_TABLE,

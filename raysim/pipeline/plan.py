@@ -11,17 +11,20 @@ import numpy as np
 from torch import nn
 
 from raysim.codecs import Codec
-from raysim.codecs.base import DTYPES
 from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig
-from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
-from raysim.pipeline.optimizer import find_elementwise, slot_values
+from raysim.network.memory import StageMemory
+from raysim.pipeline.checks import check_plan
+from raysim.pipeline.exchanges import exchange_delay, exchange_period, takes_part
+from raysim.pipeline.optimizer import find_elementwise
+from raysim.pipeline.parameters import TiedOwners, tied_owners
 from raysim.pipeline.replicas import Group
+from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.base import ReplicaMethod
-from raysim.schedules.actions import Row, peak_in_flight
+from raysim.schedules.actions import Row
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
 from raysim.workloads.models import build_model
-from raysim.workloads.partition import Partition, partition
+from raysim.workloads.partition import partition
 from raysim.workloads.task import Task, make_task
 
 
@@ -36,7 +39,7 @@ class Plan:
     cuts: tuple[str, ...]
     boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
     boundary_exact_bytes: tuple[int, ...]  # of the tensors that cross a boundary beside the activation
-    tied: tuple[tuple[tuple[int, str], ...], ...]  # owners (stage, parameter) of parameters in several stages, in order
+    tied: TiedOwners  # the parameters that several stages own
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
@@ -271,9 +274,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
         owners=tuple(schedule.workers(config.stages)),
     )
-    _check_muon(plan, parts)
-    _check_groups(plan, parts)
-    _check_twins(plan)
+    check_plan(plan, parts)
     return Workload(plan, parts.stages, data)
 
 
@@ -281,185 +282,6 @@ def task_of(config: RunConfig, shape: DataShape) -> Task:
     """Return the loss and the metrics of a run; raises ValueError where they do not fit the data."""
     name, options = (None, {}) if config.loss is None else (config.loss.name, config.loss.options)
     return make_task(name, options, config.metrics, shape)
-
-
-def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
-    """Return whether a method has anything to do with so many replicas."""
-    return num_replicas > 1 or method.works_alone
-
-
-def exchange_period(config: RunConfig) -> int:
-    """Return the number of steps after which the replicas of all stages exchange the same again."""
-    return math.lcm(*(method.period for method in _taking_part(config)))
-
-
-def exchange_delay(config: RunConfig) -> int:
-    """Return the number of further steps that the exchanges of all stages may take before a step waits for them."""
-    return min((method.steps_under_way for method in _taking_part(config)), default=0)
-
-
-def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
-    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]
-
-
-TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
-
-
-def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order.
-
-    Parameters that `fused_embedding` sums over stages and replicas at once are not among them.
-    """
-    fused = {owner for owners in tied for owner in owners} if config.fused_embedding else set()
-    return {
-        name: tuple(parameter.shape)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and (stage, name) not in fused
-    }
-
-
-def _check_muon(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where Muon has nothing to do."""
-    names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
-    if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
-        raise ConfigError(
-            "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
-            "and this model has none. Use 'adamw'."
-        )
-
-
-def _check_groups(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where gradients cannot be averaged as configured."""
-    if not any(takes_part(method, plan.num_replicas) for method in plan.replica_methods):
-        return
-    if plan.config.fused_embedding and not plan.tied:
-        raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
-    if plan.decentralized and plan.tied:
-        method = next(method for method in plan.replica_methods if method.decentralized)
-        raise ConfigError(
-            f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
-        )
-    kinds = {method.decentralized for method in plan.replica_methods}
-    if plan.config.optimizer.clip_norm is not None and len(kinds) > 1 and plan.num_replicas > 1:
-        raise ConfigError(
-            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not: replicas are "
-            "clipped by norms of their own, and would part everywhere."
-        )
-    optimizer = plan.config.optimizer.name
-    momentum = plan.config.optimizer.momentum if optimizer == "sgd" else None
-    for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
-        if method.optimizers is not None and optimizer not in method.optimizers:
-            raise ConfigError(
-                f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
-            )
-        try:
-            method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
-            method.check_steps(plan.num_steps)
-        except ValueError as error:
-            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
-
-
-def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
-    twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
-    if twins and any(plan.boundary_exact_bytes):
-        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
-    for boundary, (forward, _) in enumerate(plan.compressors):
-        if forward.needs_sensitivity and plan.boundary_exact_bytes[boundary]:
-            raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
-    for compressor in (one for ends in plan.compressors for one in ends):
-        if twins and not compressor.any_shape:
-            raise ConfigError(
-                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
-                f"stages in some steps, but got {compressor!r}."
-            )
-
-
-def tied_owners(parts: Partition) -> tuple[tuple[tuple[int, str], ...], ...]:
-    """Return the owners of each tied parameter, by stage: pairs that share an owner belong together."""
-    groups: list[list[tuple[int, str]]] = []
-    for stage, name, other_stage, other_name in parts.tied:
-        pair = [(stage, name), (other_stage, other_name)]
-        group = next((group for group in groups if set(group) & set(pair)), None)
-        if group is None:
-            groups.append(pair)
-        else:
-            group.extend(owner for owner in pair if owner not in group)
-    return tuple(tuple(sorted(group)) for group in groups)
-
-
-def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
-    """Count what each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
-    num_stages, num_microbatches = len(parts.stages), config.num_microbatches
-    twin = config.num_replicas > 1 and any(method.uses_previous_gradients for method in config.replica_methods())
-    copies = 2 if twin else 1  # of what the parameters make and hold: those of the step before take part
-    itemsize = DTYPES[config.dtype].itemsize
-    residuals, references = [0] * num_stages, [0] * num_stages
-    tied = tied_owners(parts)
-    for boundary, methods in enumerate(config.compressors()):
-        message = parts.boundary_shapes[boundary]
-        ends = ((boundary, boundary + 1), (boundary + 1, boundary))
-        for method, (source, target) in zip(methods, ends, strict=True):
-            kept = method.memory_bytes(message, num_microbatches, num_samples)
-            if method.two_ended:
-                references[source] += kept
-                references[target] += kept
-            else:
-                residuals[source] += kept
-    for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
-        if takes_part(averaging, config.num_replicas):
-            residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
-    schedule = config.parsed_schedule
-    rows, owners = schedule.rows(num_stages, num_microbatches), schedule.workers(num_stages)
-    messages = [
-        [
-            copies * math.prod(parts.boundary_shapes[b]) * itemsize + parts.boundary_exact_bytes[b]
-            for b in (stage - 1, stage)
-            if 0 <= b < num_stages - 1
-        ]
-        for stage in range(num_stages)
-    ]
-    saved_bytes, kept_bytes = ([copies * each for each in one] for one in (parts.saved_bytes, parts.kept_bytes))
-    if config.recompute:  # inputs, and from B to W all that was computed again
-        saved = [0, *(sizes[0] for sizes in messages[1:])]
-        waits = [here + caught for here, caught in zip(saved_bytes, kept_bytes, strict=True)]
-    else:
-        saved, waits = saved_bytes, kept_bytes
-    waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps what it received
-    held = held_at_worst(rows, saved, waits)
-    until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
-    packets = packets_in_flight([peak_in_flight(row) for row in until_b])
-    elementwise = find_elementwise(parts.stages, tied_owners(parts))
-    memories = []
-    for stage, module in enumerate(parts.stages):
-        in_flight, waiting = held[stage]
-        computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
-        weights = copies * sum(parameter.nbytes for parameter in module.parameters())
-        trained = copies * sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
-        buffers = sum(buffer.nbytes for buffer in module.buffers())
-        memories.append(
-            StageMemory(
-                stage,
-                weights_bytes=weights + buffers,
-                gradients_bytes=trained,
-                optimizer_bytes=4
-                * sum(
-                    slot_values(config.optimizer, parameter.shape, elementwise=name in elementwise[stage])
-                    for name, parameter in module.named_parameters()
-                    if parameter.requires_grad
-                ),
-                saved_bytes=saved[stage],
-                in_flight=in_flight,
-                kept_bytes=waits[stage] if waiting else 0,
-                waiting=waiting,
-                packet_bytes=max(messages[stage], default=0),
-                packets=packets[stage],
-                residuals_bytes=residuals[stage],
-                references_bytes=references[stage],
-                workspace_bytes=saved_bytes[stage] if computes_again else 0,
-            )
-        )
-    return tuple(memories)
 
 
 @lru_cache(maxsize=4)

@@ -18,6 +18,7 @@ from raysim.codecs.transfers import Flight, synchronize, to_device
 from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.inference import Inference
 from raysim.pipeline.links import Links
 from raysim.pipeline.mail import Letter, Send, Take, Turns
 from raysim.pipeline.optimizer import learning_rate
@@ -26,12 +27,12 @@ from raysim.pipeline.reports import ActionRecord, Evaluated, Fault, StepReport
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
-from raysim.pipeline.state import mean_of, pack_tensors, under, unpack_tensors
+from raysim.pipeline.state import pack_tensors, under, unpack_tensors
 from raysim.pipeline.stopwatch import Moment, Stopwatch
 from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
 from raysim.workloads.metrics import count
-from raysim.workloads.splits import Data, Split
+from raysim.workloads.splits import Data
 
 
 class _Profiled(NamedTuple):
@@ -97,11 +98,11 @@ class Worker:
         }
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
-        self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
         self.stopwatch = Stopwatch(self.device)
         self.flight = Flight()
         self._overlaps = self.flight.takes(self.device)  # packets leave the device while it computes
         self.links = Links(plan, self.replica, list(self.stages), self.device, self.stopwatch)
+        self.inference = Inference(plan, self.replica, self.stages, self.links, data, self.device)
         self._apart = {
             action._replace(op="B") for action in plan.rows[place] if action.op == "W"
         }  # backwards in two parts
@@ -193,48 +194,11 @@ class Worker:
             stage.update(rate, scale, self.averaging.with_momentum(index))
         return norm
 
-    # Evaluation: whole batches go forward, and leave no trace in any memory.
+    # Evaluation, see `Inference`.
 
     def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Fault]:
-        """Take batches of a split through the stages of this worker, one stage after another.
-
-        `mode` says what the links do, see `Link.send_evaluation`. The worker of the last stage returns what it found in each
-        batch, others return an empty list.
-        """
-        found: list[Evaluated] = []
-        try:
-            for index, stage in self.stages.items():
-                for batch in batches:
-                    message = None
-                    if not stage.first:
-                        (message,) = yield Take(self.plan.worker(self.replica, index - 1), (index - 1, batch))
-                    outcome = self._infer(index, split, batch, mode, message)
-                    if isinstance(outcome, Evaluated):
-                        found.append(outcome)
-                    else:
-                        target = self.plan.worker(self.replica, index + 1)
-                        yield Send((Letter(target, (index, batch), outcome),))
-        except (DivergedError, StageError) as error:
-            return Fault(None, error)
-        return found
-
-    def _infer(self, index: int, split: str, batch: int, mode: str, message: Message | None) -> Message | Evaluated:
-        stage = self.stages[index]
-        if message is None:
-            x: Value = self._evaluation_inputs(split, batch)
-        else:
-            x = self.links.ends[index - 1, "forward", False].receive_evaluation(message)
-        y = stage.infer(x)
-        if not stage.last:
-            key = derive_key(self.plan.config.seed, "evaluation", index, split, batch)
-            try:
-                return self.links.ends[index, "forward", True].send_evaluation(y, mode, key)
-            except NonFiniteError:
-                where = f"activation at boundary {index}, forward"
-                raise DivergedError(self.step, f"evaluation with compression {mode}", where) from None
-        outputs = only(y)
-        targets = self._split(split).targets(self.plan.evaluation_ids(split, batch)).to(self.device)
-        return Evaluated(len(targets), self.plan.task.sums(outputs, targets))
+        """Evaluate batches of a split on the stages of this worker, with links in an evaluation mode."""
+        return self.inference.run(self.step, split, batches, mode)
 
     def parameters(self) -> np.ndarray:
         """Return the parameters of all stages that are evaluated, as bytes of safetensors."""
@@ -243,23 +207,12 @@ class Worker:
         )
 
     def take_mean(self, *replicas: np.ndarray) -> None:
-        """Take the mean of what `parameters` returned at all replicas, or of none: one's own, put aside before, again."""
-        if replicas:
-            self._aside = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self.stages.items()}
-            held = [unpack_tensors(part) for part in replicas]
-        for index, stage in self.stages.items():
-            if replicas:
-                names = [name for name, _ in stage.parameters()]
-                stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in held]) for name in names})
-            else:
-                stage.place(self._aside.pop(index))
+        """Evaluate the mean of the `parameters` of all replicas from now on; without arguments, this replica's own again."""
+        self.inference.take_mean(*replicas)
 
     def batchnorm(self, change: str) -> None:
         """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
-        for stage in self.stages.values():
-            {"estimate": stage.estimate_batchnorm, "use": stage.use_estimate, "restore": stage.restore_batchnorm}[
-                change
-            ]()
+        self.inference.batchnorm(change)
 
     # Checkpoints.
 
@@ -399,29 +352,21 @@ class Worker:
             return self.links.receive(action, self.step, message)
         if action.op != "F":
             return None
+        assert self.data is not None, "the worker of the first stage holds data"
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
-        return to_device(self._split("train").inputs(ids, epoch, self.plan.config.seed, True), self.device)
+        return to_device(self.data.train.inputs(ids, epoch, self.plan.config.seed, True), self.device)
 
     def _targets(self, microbatch: int) -> Tensor:
+        assert self.data is not None, "the worker of the last stage holds data"
         ids = self.plan.microbatch(self.step, microbatch, self.replica)[1]
-        return to_device(self._split("train").targets(ids), self.device)
+        return to_device(self.data.train.targets(ids), self.device)
 
     def _divisor(self) -> float:
         """Return the number of targets of this step that count, over all replicas, for each of their microbatches."""
+        assert self.data is not None, "the worker of the last stage holds data"
         ids = self.plan.batch(self.step)
         microbatches = self.plan.num_replicas * self.plan.config.num_microbatches
-        return max(count(self._split("train").targets(ids)), 1) / microbatches
-
-    def _evaluation_inputs(self, split: str, batch: int) -> Tensor:
-        return (
-            self._split(split)
-            .inputs(self.plan.evaluation_ids(split, batch), 0, self.plan.config.seed, False)
-            .to(self.device)
-        )
-
-    def _split(self, name: str) -> Split:
-        assert self.data is not None, "only workers with the first or the last stage hold data"
-        return self.data.train if name == "train" else self.data.test
+        return max(count(self.data.train.targets(ids)), 1) / microbatches
 
     def _squared_norms(self) -> dict[int, float]:
         """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""

@@ -11,7 +11,8 @@ from torch import nn
 from raysim import load_weights, save_pretrained, train
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.plan import averaged_shapes, prepare
+from raysim.pipeline.parameters import averaged_shapes
+from raysim.pipeline.plan import prepare
 from raysim.random import derive_key
 from raysim.values import join, split
 from raysim.workloads.data import Data, DataShape, batch_ids

@@ -1,0 +1,77 @@
+"""Checks of a plan: combinations of model, optimiser, links and replica methods that cannot be trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raysim.config import ConfigError
+from raysim.pipeline.exchanges import takes_part
+from raysim.pipeline.parameters import averaged_shapes
+from raysim.workloads.partition import Partition
+
+if TYPE_CHECKING:
+    from raysim.pipeline.plan import Plan
+
+
+def check_plan(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where the parts of a plan do not fit together."""
+    _check_muon(plan, parts)
+    _check_groups(plan, parts)
+    _check_twins(plan)
+
+
+def _check_muon(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where Muon has nothing to do."""
+    names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
+    if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
+        raise ConfigError(
+            "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
+            "and this model has none. Use 'adamw'."
+        )
+
+
+def _check_groups(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where gradients cannot be averaged as configured."""
+    if not any(takes_part(method, plan.num_replicas) for method in plan.replica_methods):
+        return
+    if plan.config.fused_embedding and not plan.tied:
+        raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
+    if plan.decentralized and plan.tied:
+        method = next(method for method in plan.replica_methods if method.decentralized)
+        raise ConfigError(
+            f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
+        )
+    kinds = {method.decentralized for method in plan.replica_methods}
+    if plan.config.optimizer.clip_norm is not None and len(kinds) > 1 and plan.num_replicas > 1:
+        raise ConfigError(
+            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not: replicas are "
+            "clipped by norms of their own, and would part everywhere."
+        )
+    optimizer = plan.config.optimizer.name
+    momentum = plan.config.optimizer.momentum if optimizer == "sgd" else None
+    for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
+        if method.optimizers is not None and optimizer not in method.optimizers:
+            raise ConfigError(
+                f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
+            )
+        try:
+            method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
+            method.check_steps(plan.num_steps)
+        except ValueError as error:
+            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
+
+
+def _check_twins(plan: Plan) -> None:
+    """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
+    twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
+    if twins and any(plan.boundary_exact_bytes):
+        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
+    for boundary, (forward, _) in enumerate(plan.compressors):
+        if forward.needs_sensitivity and plan.boundary_exact_bytes[boundary]:
+            raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
+    for compressor in (one for ends in plan.compressors for one in ends):
+        if twins and not compressor.any_shape:
+            raise ConfigError(
+                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
+                f"stages in some steps, but got {compressor!r}."
+            )
