@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_variants import SIZES, VARIANTS, ZBV, Variant
 
 from raysim.schedules.actions import (
     Action,
@@ -20,10 +21,19 @@ from raysim.schedules.actions import (
     topological_order,
 )
 from raysim.schedules.csv import rows_from_csv, rows_to_csv
-from raysim.schedules.families import ZBH1, Custom, GPipe, Interleaved1F1B, OneFOneB, Schedule, parse_schedule
+from raysim.schedules.families import (
+    SCHEDULES,
+    ZBH1,
+    Custom,
+    GPipe,
+    Interleaved1F1B,
+    OneFOneB,
+    Schedule,
+    parse_schedule,
+)
 
-SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
-FAMILIES: list[Schedule] = [ZBH1(), GPipe(), OneFOneB(), OneFOneB(extra_warmup=2), OneFOneB(ahead=2), OneFOneB(1, 3)]
+variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+FAMILIES = [variant.schedule for variant in VARIANTS if variant.sizes == SIZES]
 every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
 
 families = st.one_of(st.just(GPipe()), st.just(ZBH1()), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9)))
@@ -55,10 +65,22 @@ def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> No
         assert packet is None or place[packet] < place[action]
 
 
-@every_family
-def test_every_action_once_and_in_order(schedule: Schedule) -> None:
-    for num_stages, num_microbatches in SIZES:
-        check_laws(schedule, num_stages, num_microbatches)
+def test_every_family_has_a_variant() -> None:
+    assert {type(variant.schedule) for variant in VARIANTS} == set(SCHEDULES.values())
+
+
+@variants
+def test_every_action_once_and_in_order(variant: Variant) -> None:
+    assert variant.sizes
+    for num_stages, num_microbatches in variant.sizes:
+        check_laws(variant.schedule, num_stages, num_microbatches)
+
+
+@variants
+def test_a_size_that_a_schedule_does_not_serve_is_refused(variant: Variant) -> None:
+    for size in set(SIZES) - set(variant.sizes):
+        with pytest.raises(ValueError, match=r"^`num_(stages|microbatches)` must be "):
+            variant.schedule.rows(*size)
 
 
 @settings(max_examples=40)
@@ -274,9 +296,8 @@ def test_torchs_own_schedules_are_valid(name: str, p: int, tmp_path: Path) -> No
     path.write_text(text)
     custom = Custom(str(path))
     check_laws(custom, 2 * p, 2 * p)
-    zbv = Path(__file__).parents[1] / "golden" / "zbv.csv"
     if (name, p) == ("ScheduleZBVZeroBubble", 2):
-        assert text == zbv.read_text().rstrip()
+        assert text == ZBV.read_text().rstrip()
 
 
 def test_a_custom_schedule_is_read_once(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Options of methods: each of a codec, a compressor, a replica method and a schedule is varied in the tests, and has an effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import codec_variants
+import compressor_variants
+import pytest
+import replica_variants
+import schedule_variants
+from compressor_variants import Pair, bits_of, messages
+from replica_variants import Team
+
+from raysim.codecs import CODECS, Codec
+from raysim.compressors import COMPRESSORS, Compressor
+from raysim.notation import Notation
+from raysim.replication import METHODS
+from raysim.replication.base import ReplicaMethod
+from raysim.schedules.families import SCHEDULES, Schedule
+
+TENSORS = ("outlier", "normal", "images", "tokens", "heavy tail", "long")
+STEPS = 8
+
+
+def of_codec(codec: Codec) -> Iterator[Any]:
+    """Yield the packets and the decoded tensors of several inputs."""
+    for name in TENSORS:
+        x = codec_variants.LAW_TENSORS[name]
+        packet = codec.encode(x, codec_variants.KEY)
+        yield [(key, array.tobytes()) for key, array in packet.arrays.items()]
+        yield bits_of(packet.decode())
+
+
+def of_compressor(method: Compressor) -> Iterator[Any]:
+    """Yield the messages, the decisions and the memory of a link, step by step."""
+    pair = Pair(method)
+    for step in range(STEPS):
+        for x, context in messages(step, step + 1):
+            packet, y = pair.send(x, context)
+            yield repr(packet.codec), [(key, array.tobytes()) for key, array in packet.arrays.items()], bits_of(y)
+        account = pair.sender.end_step(step_s=1 / (1 + step), sensitivity=1.0, batch_size=4)
+        pair.receiver.end_step()
+        yield account.decisions
+        yield [(repr(key), bits_of(row)) for key, row in pair.sender.state.items()]
+
+
+def of_replica_method(method: ReplicaMethod) -> Iterator[Any]:
+    """Yield the averages, the decisions, the memories and the bytes of three replicas, step by step."""
+    team = Team(method, num_replicas=3)
+    for step in range(STEPS):
+        for result in team.step(step, learning_rate=0.1 / (1 + step), step_s=1 / (1 + step)):
+            yield [(name, bits_of(x)) for name, x in {**result.gradients, **result.parameters}.items()]
+            yield result.decisions, result.with_momentum
+            yield [(name, bits_of(x)) for name, x in result.memory.items()]
+        yield team.array_bytes
+
+
+def of_schedule(schedule: Schedule) -> Iterator[Any]:
+    """Yield the rows of several sizes."""
+    for size in ((4, 4), (4, 8), (6, 12)):
+        try:
+            yield schedule.rows(*size)
+        except ValueError as error:
+            yield str(error)
+
+
+Outcome = Callable[[Any], Iterator[Any]]
+KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
+    "codec": (CODECS, [variant.codec for variant in codec_variants.VARIANTS], of_codec),
+    "compressor": (COMPRESSORS, [variant.method for variant in compressor_variants.VARIANTS], of_compressor),
+    "replica": (METHODS, [variant.method for variant in replica_variants.VARIANTS], of_replica_method),
+    "schedule": (SCHEDULES, [variant.schedule for variant in schedule_variants.VARIANTS], of_schedule),
+}
+OPTIONS = [
+    (kind, cls, field.name)
+    for kind, (known, _, _) in KINDS.items()
+    for cls in known.values()
+    for field in dataclasses.fields(cls)
+    if field.init
+]
+
+
+def within(methods: list[Any], cls: type[Notation]) -> list[Any]:
+    """Return the methods of a class, those among the settings of others included."""
+    found = []
+    for method in methods:
+        found += [method] if type(method) is cls else []
+        settings = [getattr(method, field.name) for field in dataclasses.fields(method)]
+        found += within([value for value in settings if isinstance(value, Notation)], cls)
+    return list(dict.fromkeys(found))
+
+
+def values_of(methods: list[Any], cls: type[Any], name: str) -> list[Any]:
+    """Return the values that an option takes among methods, and its default."""
+    (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
+    defaults = [] if field.default is dataclasses.MISSING else [field.default]
+    return list(dict.fromkeys([*defaults, *(getattr(method, name) for method in methods)]))
+
+
+def differ(one: Iterator[Any], other: Iterator[Any]) -> bool:
+    return any(a != b for a, b in zip(one, other, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "name"), OPTIONS, ids=[f"{kind}-{cls.name()}-{name}" for kind, cls, name in OPTIONS]
+)
+def test_an_option_is_varied_and_changes_what_is_sent_remembered_or_decided(
+    kind: str, cls: type[Any], name: str
+) -> None:
+    _, everything, outcome = KINDS[kind]
+    methods = within(everything, cls)
+    values = values_of(methods, cls, name)
+    assert len(values) > 1, f"the variants give `{name}` of {cls.name()} one value alone: {values}"
+    for method in methods:
+        for value in values:
+            if value == getattr(method, name):
+                continue
+            try:
+                changed = dataclasses.replace(method, **{name: value})
+            except ValueError:  # excluded by another option of this variant
+                continue
+            if differ(outcome(method), outcome(changed)):
+                return
+    pytest.fail(f"`{name}` of {cls.name()} changes nothing, whatever its value among {values}")
