@@ -27,7 +27,7 @@ PAGE = Path(__file__).with_name("notation.md")
 
 
 class Entry(NamedTuple):
-    """How a name is written, where the method comes from, and when to use it."""
+    """An example of a notation, the source of its method, and when to use it."""
 
     example: str
     source: str

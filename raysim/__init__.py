@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, and only then: `import raysim` brings in neither torch nor Ray."""
+    """Import a name on first use, so that `import raysim` imports neither torch nor Ray."""
     if name in _PACKAGES:
         return _package(name)
     if name in _MODULES:

@@ -139,7 +139,7 @@ class BucketPath:
         return self
 
     def relative_to(self, root: Place) -> str:
-        """Return the rest of the URI after that of `root`."""
+        """Return the part of the URI that follows the URI of `root`."""
         return str(self).removeprefix(str(root)).lstrip("/")
 
     def is_dir(self) -> bool:
@@ -158,20 +158,20 @@ class BucketPath:
                 yield self / name
 
     def walk(self) -> Iterator[tuple[BucketPath, list[str], list[str]]]:
-        """Yield this folder and all in it, as `os.walk` does: what the caller takes from the folders is not entered."""
+        """Yield this folder and all folders in it, as `os.walk` does: a folder that the caller removes from the list is skipped."""
         folders, files = (sorted(names) for names in self._listing.folders.get(self.key, ((), ())))
         yield self, folders, files
         for name in folders:
             yield from (self / name).walk()
 
     def read_bytes(self) -> bytes:
-        """Return what the file holds."""
+        """Return the contents of the file."""
         with self.system.open_input_stream(self.key) as stream:
             content: bytes = stream.read()
         return content
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Return what the file holds as text."""
+        """Return the contents of the file as text."""
         return self.read_bytes().decode(encoding)
 
 

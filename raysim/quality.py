@@ -24,10 +24,10 @@ class Measure(NamedTuple):
 
     name: str
     higher: bool
-    """Whether more is better."""
+    """True if more is better."""
     points: bool = False
     counted: bool = False
-    """Whether it is a share of predictions, so that it moves in steps of one of them."""
+    """True if it is a share of predictions, so that it moves in steps of one of them."""
 
     @property
     def margin(self) -> float:

@@ -62,7 +62,7 @@ def example_tensors() -> dict[str, Tensor]:
 def check_codec(codec: Codec, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Raise AssertionError, naming the law and the tensor, where a codec breaks a law that links rely on.
 
-    `tensors`: those that the codec carries, `example_tensors` where not given.
+    `tensors`: inputs that the codec can encode; `example_tensors` where not given.
     """
     _require(parse(repr(codec), CODECS) == codec, f"{codec!r} is not what its notation says")
     _require(

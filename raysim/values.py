@@ -39,7 +39,7 @@ def split(value: Value) -> tuple[Tensor, str, dict[str, Tensor]]:
 
 
 def join(x: Tensor, name: str, beside: Mapping[str, Tensor]) -> Value:
-    """Return the value of what `split` returned."""
+    """Return the value of which `split` returned the parts."""
     return {name: x, **beside} if name else x
 
 

@@ -113,7 +113,7 @@ class Objective:
 
     @property
     def evaluates(self) -> bool:
-        """Whether it is a measure of the last evaluation."""
+        """True if it is a measure of the last evaluation."""
         return self._evaluated is not None
 
     @property
@@ -123,7 +123,7 @@ class Objective:
 
     @property
     def minimize(self) -> bool:
-        """Whether less is better."""
+        """True if less is better."""
         return self.direction == "minimize"
 
 

@@ -47,7 +47,7 @@ class StudyFile(BaseModel):
     population: int = Field(default=20, ge=2)
     """Of a generation of nsga2."""
     early_stopping: Literal["asha", "none"] | None = None
-    """Whether trials of high loss are stopped at an evaluation: asha, except for grids."""
+    """True if trials of high loss are stopped at an evaluation: asha, except for grids."""
     engine: Literal["auto", "ray", "inline"] = "auto"
     """One actor a stage, or all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1, le=10_000)

@@ -67,12 +67,12 @@ class TrialRow:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if nothing more will come of it."""
         return self.status in ENDED
 
     @property
     def feasible(self) -> bool | None:
-        """Whether it keeps all constraints; null where there are none, or none could be told."""
+        """True if it keeps all constraints; null where there are none, or none could be told."""
         return all(value <= 0 for value in self.constraints.values()) if self.constraints else None
 
 

@@ -59,7 +59,7 @@ class Context:
     rows: pd.DataFrame
     quality: Measure = MEASURES["accuracy"]
     margin: float = MEASURES["accuracy"].margin
-    """What does no harm, in `unit`."""
+    """The largest degradation that counts as none, in the unit of the measure."""
     language: bool = False
     num_replicas: int = 1
     measures: Measures = field(default_factory=lambda: Measures())

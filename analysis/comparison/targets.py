@@ -19,14 +19,14 @@ class Target(NamedTuple):
     metric: str
     value: float
     higher: bool | None = None
-    """Whether it is reached from below; of the measures that raysim knows by their names."""
+    """True if values above `value` reach it; None to look up a measure that raysim knows by name."""
 
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.from_below else '<='} {self.value:g}"
 
     @property
     def from_below(self) -> bool:
-        """Whether more than the value is better than less."""
+        """True if values above `value` reach the target."""
         return MEASURES[self.metric].higher if self.higher is None else self.higher
 
     @classmethod

@@ -47,9 +47,9 @@ def beside(
 ) -> list[Replay]:
     """Return runs ready to be priced in company with all runs of their jobs in `folder` that are over.
 
-    Without a folder it is the one that the first run lies in, which a study or a folder of results shares. With `most`, no
-    more than so many others are read, those that ended last. `options` are those of `Replay`. Raises ReplayError where one of
-    `runs` cannot be priced, AnalysisError where there is no such folder.
+    `folder` defaults to the folder that holds the first run, which a study or a folder of results shares. `most` limits the
+    number of other runs that are read; the runs that ended last come first. `options` are keyword arguments of `Replay`.
+    Raises ReplayError where one of `runs` cannot be priced, AnalysisError where there is no such folder.
     """
     recordings = [Recording(run, clock=compute) for run in runs]
     own = {str(one.run.folder.resolve()) for one in recordings}

@@ -31,7 +31,7 @@ def replay(
     split: bool = True,
     profile: Path | str | None = None,
 ) -> pd.DataFrame:
-    """Return what each run would take on each network: a row a run and network, seconds and bytes of a mean step.
+    """Price runs on networks: one row a run and network, with the seconds and bytes of a mean step.
 
     Runs of one job share their compute and the seconds of their codecs: those that are given together, or all of the folder that
     `Results` were loaded from. `compute` names where it comes from; `profile`, a file of `raysim profile`, takes its place.
@@ -39,16 +39,17 @@ def replay(
     a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without an exchange and of one with it, and
     `exchange_bytes` are those of one exchange; `replica_bytes` is the mean of all steps.
 
-    `against` is a dense run of the same job: then `dense_step_s` is that one's step, `speedup` is `dense_step_s` over `step_s`
-    with the interval `speedup_low` to `speedup_high`, `verdict` says whether that is "faster", "slower" or "not distinguishable", and
-    the codec pays below `break_even_bps`. With `target` the columns
-    `steps_to_target_on` and `_off` count the steps to the first evaluation, with links on and off, that reached it, and
-    `time_to_target_on_s` and `_off_s` are these times `step_s`; missing where it was not reached. `split=False` leaves out
-    where the seconds went, for thousands of networks.
+    `against` is a dense run of the same job. It adds the columns `dense_step_s`, its seconds a step; `speedup`, which is
+    `dense_step_s` over `step_s`, with the interval `speedup_low` to `speedup_high`; `verdict`, which is "faster", "slower" or
+    "not distinguishable"; and `break_even_bps`, the bandwidth below which the codec pays.
 
-    Of `Results`, all runs that are over are priced, under the names that they have there; one that cannot be is left out and
-    named in its problems. `against="dense"` sets each against a dense run: alike in all but compression and of the same seed where
-    there is one, else of the same job and schedule.
+    `target` adds the columns `steps_to_target_on` and `_off`, the steps to the first evaluation that reached it with links on
+    and off, and `time_to_target_on_s` and `_off_s`, these steps times `step_s`. They are missing where no evaluation reached
+    the target. `split=False` leaves out the columns that split the seconds, for thousands of networks.
+
+    Of `Results`, all runs that are over are priced, under their names there. A run that cannot be priced is left out and named
+    in its problems. `against="dense"` compares each run with a dense run that is alike in all but compression and has the same
+    seed; where there is none, with a dense run of the same job and schedule.
 
     >>> replay("results/none", "100mbps")
     Traceback (most recent call last):
@@ -67,13 +68,13 @@ def replay(
 
 
 def _together(runs: Sequence[Run | Place | str | Replay], profile: Path | str | None) -> list[Replay]:
-    """Return runs priced in company; those that are ready keep the prices that they were given."""
+    """Return runs priced in company; replays among them are returned as they are."""
     fresh = iter(in_company([run for run in runs if not isinstance(run, Replay)], profile=profile))
     return [run if isinstance(run, Replay) else next(fresh) for run in runs]
 
 
 def _typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the rows in pandas; what may be missing keeps its type."""
+    """Return the rows in pandas; columns with missing values keep their type."""
     frame = pd.DataFrame(rows)
     for name in frame:
         if str(name).startswith(("steps_to", "dense_steps_to")):

@@ -222,7 +222,7 @@ class Replay:
         return notes
 
     def placement(self, network: Network) -> Placement:
-        """Return the hosts: workers spread evenly over those that the network names, else one each."""
+        """Return the hosts of the workers: spread evenly over the network's hosts, or one each where it names none."""
         return Placement.spread(self.num_workers, network.num_hosts)
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:

@@ -31,7 +31,7 @@ class Column(NamedTuple):
     text: str
     number: bool = False
     long: bool = False
-    """Whether it holds sentences."""
+    """True if it holds sentences."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Metric:
 
     @property
     def higher(self) -> bool:
-        """Whether more is better."""
+        """True if more is better."""
         return self.measure.higher
 
     @property

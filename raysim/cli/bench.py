@@ -198,7 +198,7 @@ def bench_codecs(
         list[str] | None,
         typer.Option(
             "--recipe",
-            help="Recipes whose activations and gradients are measured too; those that run offline by default.",
+            help="Recipes whose activations and gradients are measured too (default: all that run offline).",
         ),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,

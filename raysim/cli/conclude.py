@@ -26,7 +26,7 @@ def findings(
     network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
     json_file: JsonFile = None,
 ) -> None:
-    """Test the papers' claims on your runs: what they support, what they contradict, and what to run to decide the rest.
+    """Test the papers' claims on your runs: supported, contradicted or open, with the runs that would decide an open one.
 
     For example: raysim findings results
     """
@@ -73,7 +73,7 @@ def report(
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
 ) -> None:
-    """Pictures and words of what runs and studies show: one page that needs nothing but a browser.
+    """Write the report of runs and studies: one page that needs nothing but a browser.
 
     For example: raysim report results -o report.html
     """

@@ -18,7 +18,7 @@ def keys(
     section: Annotated[str, typer.Argument(help="run, model, data or study.")] = "run",
     name: Annotated[str | None, typer.Argument(help="A model or a data set, for its options.")] = None,
 ) -> None:
-    """List every key of a run with its default and meaning, those of a study, or the options of a model or a data set.
+    """List every key of a run with its default and meaning, the keys of a study, or the options of a model or a data set.
 
     For example: raysim keys model resnet18
     """
@@ -82,7 +82,7 @@ def _options(section: str, function: Callable[..., Any]) -> Iterable[Row]:
 
 
 def _written(value: object) -> str:
-    """Return a default as it is written; nothing for None and for what is empty."""
+    """Return a default as it is written; an empty text for None and for empty values."""
     return "" if value in (None, [], {}, ()) else str(value)
 
 

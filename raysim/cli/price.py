@@ -57,7 +57,7 @@ def replay(
     transport: Transports = "ray",
     bandwidths: Annotated[
         str | None,
-        typer.Option(help="Also the step over a range such as 10mbps..10gbps, and where it crosses that of --against."),
+        typer.Option(help="Also the step over a range such as 10mbps..10gbps, and where it crosses the step of --against."),
     ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
@@ -178,7 +178,7 @@ def profile(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
 ) -> None:
-    """Record what forwards and backwards cost on this machine, by a few steps in this process.
+    """Measure the seconds of forwards and backwards on this machine, by a few steps in this process.
 
     For example: raysim profile topics-gpt --out topics.json
     """
@@ -200,7 +200,7 @@ def profile(
 
 def validate(
     rate: Annotated[
-        list[str] | None, typer.Option(help="A link, such as 20mbps or 50mbps+20ms (default: those of the campaign).")
+        list[str] | None, typer.Option(help="A link, such as 20mbps or 50mbps+20ms (default: the campaign's links).")
     ] = None,
     codec: Annotated[
         list[str] | None, typer.Option(help="A codec both ways, or of replicas the method of their gradients.")
@@ -214,7 +214,7 @@ def validate(
     ] = False,
     count: Annotated[
         bool,
-        typer.Option("--count", help="Count the bytes on every cable beside those of the records, instead of cases."),
+        typer.Option("--count", help="Compare the bytes on every cable with the bytes in the records, instead of cases."),
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
 ) -> None:

@@ -56,7 +56,7 @@ TraceFile = Annotated[
 
 Transports = Annotated[
     str,
-    typer.Option("--transport", help="What carries packets: ray, nccl or gloo, each with its bytes and trips."),
+    typer.Option("--transport", help="The transport of packets: ray, nccl or gloo, each with its bytes and trips."),
 ]
 
 
@@ -65,7 +65,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures
 
 @contextmanager
 def bad_input_in_one_sentence() -> Iterator[None]:
-    """Turn what is wrong with a configuration into one sentence and exit code 2."""
+    """Turn a ConfigError into one sentence on the error stream and exit code 2."""
     from raysim.config import ConfigError
 
     try:
@@ -75,7 +75,7 @@ def bad_input_in_one_sentence() -> Iterator[None]:
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Say what is wrong on the error stream and exit."""
+    """Print an error on the error stream and exit."""
     from rich.console import Console
 
     text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
@@ -85,7 +85,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 class Commands(TyperGroup):
-    """Commands that say in one sentence what the system refused them: space on a disk, a folder that has gone, memory."""
+    """Commands that report errors of the system in one sentence: a full disk, a folder that has gone, too little memory."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its output is written out before it counts as done."""
@@ -99,7 +99,7 @@ class Commands(TyperGroup):
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and not error.filename:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or what is left in the buffer is tried again at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the rest of the buffer is written again at exit
             fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
 
 
@@ -167,7 +167,7 @@ def write_trace_file(events: Iterator[dict[str, Any]], file: Path, what: str) ->
 
 @contextmanager
 def ending_on_signals() -> Iterator[Ending]:
-    """Yield what signals ask for the end; before anything has begun they end the command, with one sentence."""
+    """Yield an Ending that the process's signals set; before a run has begun, a signal ends the command with one sentence."""
     from raysim.training.ending import Ending
 
     ending = Ending()

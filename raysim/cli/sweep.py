@@ -1,4 +1,4 @@
-"""Searching the settings of a model, and what studies there are."""
+"""The command that searches settings, and the list of studies."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def sweep(
     confirm: Annotated[
         int | None,
         typer.Option(
-            help="Fresh seeds on which what the sweep chose is trained and judged, instead of the study's number."
+            help="Number of fresh seeds on which the chosen setting is trained and judged, instead of the study's number."
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
 ) -> None:
-    """Search the settings of a model over real training, and print what is worth it.
+    """Search the settings of a model by real training, and print the best ones.
 
     For example: raysim sweep quickstart --out results/first-sweep
     """
@@ -82,7 +82,7 @@ def sweep(
 
 
 def studies() -> None:
-    """List the studies that come along, each with a line on what it searches."""
+    """List the studies of this package, each with a line about its subject."""
     from importlib import resources
 
     found = {

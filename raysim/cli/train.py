@@ -102,7 +102,7 @@ def _check_repeat(training: Training) -> None:
 
 
 def recipes() -> None:
-    """List the recipes, each with a line on what it trains."""
+    """List the recipes, each with a line about its model and data."""
     from importlib import resources
 
     from raysim.config import recipe_names

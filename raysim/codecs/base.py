@@ -131,17 +131,17 @@ class Codec(Notation, ABC):
 
     @property
     def random(self) -> bool:
-        """Whether `encode` draws random numbers, and so needs a key."""
+        """True if `encode` draws random numbers, and so needs a key."""
         return False
 
     @property
     def linear(self) -> bool:
-        """Whether packets of the same key and shape hold float values of the same positions, so that their sum is a packet."""
+        """True if packets of the same key and shape hold float values of the same positions, so that their sum is a packet."""
         return False
 
     @property
     def by_matrix(self) -> bool:
-        """Whether rows or columns are treated apart, so that a weight has to come as a matrix (first axis, the rest)."""
+        """True if rows or columns are treated apart, so that a weight has to come as a matrix (first axis, the rest)."""
         inner = getattr(self, "codec", None)
         return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
 
@@ -175,7 +175,7 @@ class Codec(Notation, ABC):
 
     @property
     def fixed_size(self) -> bool:
-        """Whether the bytes of a packet follow from shape and dtype alone; false where they depend on the values."""
+        """True if the bytes of a packet follow from shape and dtype alone; false where they depend on the values."""
         inner = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # all codecs are dataclasses
         return not self.size_varies and all(codec.fixed_size for codec in inner if isinstance(codec, Codec))
 

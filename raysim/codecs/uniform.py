@@ -37,7 +37,7 @@ class UniformCodec(Codec):
     @property
     @abstractmethod
     def _absmax(self) -> bool:
-        """Whether the range is -a..a and the center zero; else it is least..greatest and the center the least."""
+        """True if the range is -a..a and the center zero; else it is least..greatest and the center the least."""
 
     @property
     @abstractmethod

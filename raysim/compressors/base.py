@@ -92,7 +92,7 @@ class Compressor(Notation, ABC):
 
     @property
     def exact(self) -> bool:
-        """Whether tensors are sent as they are."""
+        """True if tensors are sent as they are."""
         return False
 
     @property

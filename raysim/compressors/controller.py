@@ -161,7 +161,7 @@ class Standing:
         self.steps += 1
 
     def at_window(self, rules: Rules) -> bool:
-        """Whether a window ended with the last step."""
+        """Return whether a window ended with the last step."""
         return self.steps > 0 and self.steps % rules.window == 0
 
     def close_window(self) -> None:

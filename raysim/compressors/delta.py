@@ -107,7 +107,7 @@ class AQSGD(Compressor):
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """Whether some visits are sent dense."""
+        """True if some visits are sent dense."""
         return self.warmup > 0 or self.first == "dense"
 
     @property

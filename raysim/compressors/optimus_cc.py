@@ -52,7 +52,7 @@ class LazyErrorPropagation(Compressor):
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """Whether the compressor inside sends other packets than those of its codec."""
+        """True if the compressor inside sends other packets than those of its codec."""
         return self.inner.message_varies
 
     def entries(self) -> tuple[Entry, ...]:
@@ -128,7 +128,7 @@ class Epilogue(Compressor):
 
     @property
     def two_ended(self) -> bool:  # type: ignore[override]
-        """Whether the compressor inside is."""
+        """True if the compressor inside is."""
         return self.inner.two_ended
 
     @property

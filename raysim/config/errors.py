@@ -10,7 +10,7 @@ from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
 from raysim.notation import shown, suggestion
 
-# What pydantic names in the place of a value of several kinds, and no key is.
+# Words that pydantic puts into the path of a value of several kinds; no key has such a name.
 _UNION = ("str", "constrained-int")
 
 

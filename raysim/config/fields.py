@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-_LARGEST = 2**31 - 1  # of what is counted: the records hold it
+_LARGEST = 2**31 - 1  # the greatest count that the records hold
 Role = Literal["setting", "compression", "seed", "arithmetic", "observation", "place"]
 """The part of a key in a run's result.
 
@@ -24,7 +24,7 @@ def role(name: Role) -> dict[str, Any]:
 
 Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
-MOST_STAGES = 1024  # of a pipeline, a few times those of the largest that were published
+MOST_STAGES = 1024  # a few times the stages of the largest published pipelines
 
 
 class Strict(BaseModel):

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=1)
 def run_keys() -> tuple[Key, ...]:
-    """Return every key of a run; those of the optimizer are written `optimizer.KEY`.
+    """Return every key of a run; the optimizer's keys are written `optimizer.KEY`.
 
     >>> {key.name: key.role for key in run_keys()}["timeout_s"]
     'place'

@@ -43,25 +43,25 @@ class OptimizerConfig(Strict):
     """A rule of torch.optim: `sgd`, `adam`, `adamw`, `muon` (with AdamW for embeddings, the last layer and all that is no
     matrix), `adafactor`, `adagrad`, `rmsprop`, ..."""
     learning_rate: float = Field(default=0.1, ge=0)
-    """Before warm-up and decay."""
+    """Learning rate before warm-up and decay."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of sgd, rmsprop and muon; torch's default where not given."""
+    """Momentum of sgd, rmsprop and muon; torch's default where not given."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """As the rule of torch has it: L2 for sgd, decoupled for adamw and muon."""
+    """Weight decay as torch's rule defines it: L2 for sgd, decoupled for adamw and muon."""
     betas: tuple[float, float] | None = None
-    """Of the Adam family, and of the AdamW beside muon; torch's default where not given."""
+    """Betas of the Adam family, and of the AdamW beside muon; torch's default where not given."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Torch's `eps`, likewise."""
+    """Torch's `eps`; torch's default where not given."""
     warmup_steps: Natural = 0
-    """Steps in which the learning rate rises linearly; with `one-cycle`, those of its rise, 30 % of the run where 0."""
+    """Steps in which the learning rate rises linearly. With `one-cycle`, the steps of its rise; 0 means 30 % of the run."""
     decay: Literal["constant", "cosine", "linear", "one-cycle", "steps"] = "constant"
-    """How the learning rate falls after the warm-up: to zero, as torch's OneCycleLR, or at `decay_at` to a tenth each time."""
+    """Course of the learning rate after the warm-up: constant, to zero, as torch's OneCycleLR, or to a tenth at each of `decay_at`."""
     decay_at: tuple[Positive, ...] | None = Field(default=None, max_length=1000)
-    """Steps from which on the learning rate is a tenth, with `decay` = 'steps'."""
+    """Steps at which the learning rate falls to a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
-    """Epochs until it is zero; the length of the run where not given."""
+    """Epochs until the learning rate is zero; the length of the run where not given."""
     decay_every: Literal["step", "epoch"] = "step"
-    """Whether it falls at every step or between epochs."""
+    """`step`: the learning rate falls at every step. `epoch`: it falls between epochs."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Greatest gradient norm over all stages together."""
 

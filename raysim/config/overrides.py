@@ -53,7 +53,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     values.pop(EXCLUSIVE.get(key, ""), None)
     values[last] = value
     optimizer = top.get("optimizer")
-    if isinstance(optimizer, dict):  # what the new choice gives no meaning goes with the old one
+    if isinstance(optimizer, dict):  # options that mean nothing to the new choice are dropped
         if key == "optimizer.name" and isinstance(value, str) and value in OPTIMIZERS:
             for option in {option for options in OPTIMIZERS.values() for option in options} - {*OPTIMIZERS[value]}:
                 optimizer.pop(option, None)

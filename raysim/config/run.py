@@ -1,7 +1,7 @@
-"""The keys of a run, and what may stand together.
+"""The keys of a run, and the combinations of values that are allowed.
 
-Values are checked here, by field and rule; what needs the data or the model (cuts, divisibility by it, memory) is
-checked by `raysim.pipeline.plan`, still before anything starts.
+Values are checked here, by field and rule. Rules that need the data or the model (cuts, sizes, memory) are checked by
+`raysim.pipeline.plan`, still before anything starts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class RunConfig(Strict):
     """
 
     name: str = Field(default="run", json_schema_extra=role("place"))
-    """Folder under `results/`; a recipe's own name where it comes from one."""
+    """Folder under `results/`; by default the recipe's name."""
     model: Named = Named(name="cnn")
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
     data: Named = Named(name="digits")
     """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
     loss: Named | None = None
-    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; where not given, by the kind of targets."""
+    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default the one for the kind of targets."""
     metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
     `loss`, `perplexity` or `package.module:function`."""
@@ -67,7 +67,7 @@ class RunConfig(Strict):
     cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
     """Names of the layers after which the model is cut, instead of `num_stages`."""
     bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
-    """Features that cross a boundary: learned layers at its two ends leave as many (a list: one number each, 0 for none)."""
+    """Features that cross each boundary, reduced and restored by learned layers at its ends (a list: one number each, 0 for none)."""
     num_microbatches: Positive = 4
     """Equal parts of a replica's batch that follow each other through the stages."""
     num_replicas: Positive = 1
@@ -77,24 +77,24 @@ class RunConfig(Strict):
     forward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
-    """Compressor of gradients at the boundaries, likewise."""
+    """Compressor of gradients at the boundaries: one for all boundaries, or a list with one each."""
     shared_indices: bool = Field(default=False, json_schema_extra=role("compression"))
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
     replica_gradient: Notations = Field(default="Identity", json_schema_extra=role("compression"))
-    """How replicas average the gradients of a stage: a compressor or a method; one for all stages, or a list with one each."""
+    """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
     fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
     """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = 32
     """Samples a step, over all replicas."""
     steps: Positive | None = None
-    """Length of the run, or `epochs`."""
+    """Length of the run in steps, instead of `epochs`."""
     epochs: Positive | None = None
-    """Length of the run; an incomplete last batch is dropped."""
+    """Length of the run in epochs, instead of `steps`; an incomplete last batch is dropped."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
-    """Of weights, order, augmentation, dropout and random codecs."""
+    """Seed of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of compute and of what links carry; weights stay float32."""
+    """Type of numbers in compute and in messages; weights stay float32."""
     loss_scale: float | None = Field(default=None, gt=0)
     """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
     else 1."""
@@ -105,38 +105,38 @@ class RunConfig(Strict):
     deterministic: bool = Field(default=False, json_schema_extra=role("arithmetic"))
     """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
     threads_per_stage: int = Field(default=1, ge=1, le=1024, json_schema_extra=role("arithmetic"))
-    """CPU threads of a stage; another number gives other gradient bits."""
+    """CPU threads of a stage; another number gives gradients that differ in the last bits."""
     cpus_per_stage: float = Field(default=1.0, gt=0, json_schema_extra=role("place"))
-    """CPUs that Ray reserves for a stage, or for those that share a worker."""
+    """CPUs that Ray reserves for a stage, or for all stages of one worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
-    """GPUs that Ray reserves for a stage; an equal share of those there are, at most one, where not given."""
+    """GPUs that Ray reserves for a stage; where not given, an equal share of all GPUs, at most one."""
     placement: Literal["spread", "pack"] = Field(default="spread", json_schema_extra=role("place"))
-    """Stages over all nodes, or on as few as hold them; neighbours side by side either way."""
+    """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way."""
     recompute: bool = False
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
     """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
     evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
-    """0 evaluates at the end only."""
+    """Steps between evaluations; 0 evaluates at the end only."""
     evaluate_samples: Positive | None = None
     """Test samples of an evaluation, the first ones of the set; all of them where not given."""
     evaluate_batchnorm_batches: Natural = 0
-    """Training batches over which a copy of the BatchNorm statistics is estimated anew before each evaluation."""
+    """Training batches over which BatchNorm statistics are estimated for a second evaluation; 0 for none."""
     profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
     clock: str = "measured"
-    """What adaptive methods know of time: "measured", or a network on which each step is simulated, so that runs repeat."""
+    """Source of the step times that adaptive methods see: "measured", or a network on which steps are simulated, so that runs repeat."""
     profile: str | None = None
-    """Compute that a simulated `clock` takes, and needs: a device by its datasheet, such as A100, or a file of `raysim profile`."""
+    """Compute times of a simulated `clock`, which needs them: a device by its datasheet, such as A100, or a file of `raysim profile`."""
     codec_speed: float | None = Field(default=None, gt=0)
-    """Dense bytes a second that codecs go over under a simulated `clock`, each time they encode or decode; by default an eighth
-    of the device's memory bandwidth, or the speed in the profile's file."""
+    """Dense bytes a second that codecs encode or decode under a simulated `clock`; by default an eighth of the device's memory
+    bandwidth, or the speed in the profile's file."""
     transport: str = "ray"
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
-    """How long a start, a step or a few evaluation batches may take before the stages are given up."""
+    """Seconds that a start, a step or a few evaluation batches may take before the stages are given up."""
     grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
-    """How long SIGTERM, SIGINT or SIGHUP leave the step under way and a checkpoint, before the run ends without them."""
+    """Seconds after SIGTERM, SIGINT or SIGHUP in which a run may finish its step and write a checkpoint."""
 
     @field_validator("model", "data", mode="before")
     @classmethod

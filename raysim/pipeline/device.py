@@ -21,7 +21,7 @@ class DeviceFacts(NamedTuple):
     cuda: str
     memory_bytes: int
     bfloat16: bool
-    """Whether it computes in bfloat16, and does not imitate it."""
+    """True if it computes in bfloat16, and does not imitate it."""
     uuid: str
     """Tells one GPU from another of the same node, and from those of other nodes."""
 

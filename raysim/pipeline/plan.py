@@ -179,7 +179,7 @@ class Plan:
 
     @property
     def compresses(self) -> bool:
-        """Whether any link compresses."""
+        """True if any link compresses."""
         return any(not method.exact for methods in self.compressors for method in methods)
 
     @property

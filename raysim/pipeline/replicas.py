@@ -178,7 +178,7 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Whether `result` is there."""
+        """True if `result` is there."""
         return self._driver.over
 
     @property

@@ -107,10 +107,10 @@ class Recorder:
                 raise RecordsError(f"{path} is not what was written")
 
     def forget(self, step: int) -> None:
-        """Drop what a restarted or resumed run does again: rows of `step` and later, evaluations of it among them.
+        """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
 
-        A part that cannot be read is dropped too: those that the checkpoint of `step` stands on were checked before. Part
-        by part, so that being killed in between leaves nothing that doing it again would not mend.
+        A part that cannot be read is dropped too, since the parts that the checkpoint of `step` needs were checked before. Parts
+        are rewritten one by one: after a kill, calling this method again completes the work.
         """
         for table in SCHEMAS:
             self._rows[table].clear()
@@ -128,7 +128,7 @@ class Recorder:
                     self._hashes[path.name] = write_table(kept, path)
 
     def discard(self) -> None:
-        """Remove what the start of a run has written, and the folder where nothing else is in it: it did not begin."""
+        """Remove the files of a run that did not begin, and its folder if nothing else is in it."""
         (self.folder / "run.parquet").unlink(missing_ok=True)
         shutil.rmtree(self._parts, ignore_errors=True)
         self.close()
@@ -136,11 +136,11 @@ class Recorder:
             self.folder.rmdir()
 
     def write_run(self, row: Mapping[str, Any]) -> None:
-        """Write `run.parquet`, one row, anew."""
+        """Replace `run.parquet` by this row."""
         write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
 
     def compact(self) -> None:
-        """Make one file a table of the parts, which nobody reads from then on; `drop_parts` removes them."""
+        """Merge the parts of each table into one file; from then on readers skip the parts, which `drop_parts` removes."""
         self.flush()
         for table in SCHEMAS:
             rows = read_table(part_files(self.folder, table), table, self.measures)

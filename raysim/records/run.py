@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
-SILENT_S = 600.0  # since the last write to a folder that nobody here has locked: its run is taken for dead
+SILENT_S = 600.0  # a run whose folder has no lock and no write for this long counts as killed
 FINISHED = ("finished", "diverged")  # over, with all their records
 
 
 def present_status(folder: Place, written: str) -> str:
     """Return the status of a run whose `run.parquet` says `written`: "killed" where no process works on a "running" run.
 
-    A process that trains holds the lock of the run's folder. Where there is no lock file, as in a copy of the folder, the run
-    counts as killed once nothing has been written for `SILENT_S` seconds. In a bucket there is neither: what is written holds.
+    A process that trains holds the lock of the run's folder. Without a lock file, as in a copy of the folder, the run counts as
+    killed once nothing has been written for `SILENT_S` seconds. A bucket has no locks, so the written status is returned.
     """
     if written != "running" or not isinstance(folder, Path):
         return written

@@ -110,7 +110,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("candidate", pa.float64()),
             ("gain_minimum", pa.float64()),  # as the rule saw them
             ("gain_candidate", pa.float64()),
-            ("gain", pa.float64()),  # of what was sent
+            ("gain", pa.float64()),  # of the sent message
             ("throughput", pa.float64()),  # samples a second, by the run's clock
             ("event", pa.string()),
             ("reason", pa.string()),

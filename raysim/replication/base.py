@@ -149,7 +149,7 @@ class ReplicaMethod(Notation, ABC):
         return CodecTable(self.entries(), names=names)
 
     def needs_previous_gradients(self, step: int, seed: int) -> bool:
-        """Whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
+        """Return whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
         return False
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:

@@ -89,7 +89,7 @@ class Gathered(Layered):
 
     @property
     def _linear(self) -> bool:
-        """Whether packets of all replicas hold values of the same positions, which add up."""
+        """True if packets of all replicas hold values of the same positions, which add up."""
         return self.compressor.codec.linear and self.seeds == "shared"
 
     def compress(

@@ -60,7 +60,7 @@ class Layered(ReplicaMethod):
         """Return the most rounds that `compress` takes."""
 
     def exempts(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is averaged uncompressed."""
+        """Return whether a tensor of this shape is averaged uncompressed."""
         return len(shape) < 2 or math.prod(shape) < self.min_values
 
     def num_rounds(self, num_replicas: int) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
-    """Print what runs say of the papers' claims: the verdicts, why, and what to run where it is open."""
+    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide open ones."""
     out = console()
     for finding in found:
         style = {"supported": "green", "contradicted": "red", "undecided": "yellow"}[finding.verdict]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
-    """Print what a run would take: memory, packets, steps by network, and by stage."""
+    """Print the forecast of a run: memory, packets, and steps by network and by stage."""
     out = console()
     config = plan.config
     timelines = {network: plan.simulate(network) for network in networks}
@@ -83,7 +83,7 @@ def quiet_step_s(plan: Forecast, network: Network) -> float:
 
 
 def show_profile(profile: Profile) -> None:
-    """Print what the actions of every stage cost, means over microbatches."""
+    """Print the costs of every stage's actions, means over microbatches."""
     out = console()
     table = Table("stage", title="An action, mean over microbatches")
     for name in ("forward", "backward", "update", "encode", "decode", "wire"):
@@ -148,7 +148,7 @@ def verdict(needed: int, capacity: int | None) -> str:
 
 
 def _show_links(out: Console, plan: Forecast) -> None:
-    """Print what a message costs, boundaries that are alike in one row."""
+    """Print the costs of a message at each boundary; equal boundaries share a row."""
     table = Table("boundaries", title="A message")
     table.add_column("codec", overflow="fold")
     for name in ("dense", "wire", "factor", "first visit", "encode", "decode"):

@@ -33,7 +33,7 @@ CURVE_WIDTH = 24  # characters of the longest bar
 def show_replay(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
 ) -> None:
-    """Print what a recorded run would take: by network, to the target, and by stage."""
+    """Print the prices of a recorded run: by network, to the target, and by stage."""
     out = console()
     row, rows = replay.row, frame.to_dict("records")
     out.print(
@@ -80,7 +80,7 @@ def show_replay(
 
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame) -> None:
-    """Print a step over bandwidths, and beside it that of the run it is set against, with where the two cross."""
+    """Print a step over bandwidths beside the step of the run to compare with, and the bandwidth where the two cross."""
     out, rows = console(), frame.to_dict("records")
     dense = "dense_step_s" in frame
     table = Table("bandwidth", title="A step over bandwidths")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 
 
-MOST_ROWS = 16  # workers of one network: of more, those at both ends are shown
+MOST_ROWS = 16  # workers of one network; of more workers, the first and the last are shown
 
 PARTS = {
     "compute_s": "compute",
@@ -109,7 +109,7 @@ def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[st
 
 
 def critical_words(network: str, seconds: Mapping[str, float]) -> str:
-    """Return in a line what the step hangs on; "path" and "queue" are a packet's way to its wire."""
+    """Return the critical path of a step in a line; "path" and "queue" are a packet's way to its wire."""
     total = sum(seconds.values()) or 1.0
     shares = sorted(((value / total, kind) for kind, value in seconds.items()), reverse=True)
     parts = ", ".join(f"{CRITICAL.get(kind, kind)} {share:.0%}" for share, kind in shares if share >= 0.005)
@@ -123,7 +123,7 @@ def _used(rows: Sequence[Mapping[Any, Any]]) -> list[str]:
 
 
 def both_ends(count: int) -> list[int | None]:
-    """Return places 0, 1, ..., or those at both ends with None between."""
+    """Return places 0, 1, ..., or the first and the last places with None between."""
     if count <= MOST_ROWS:
         return list(range(count))
     half = MOST_ROWS // 2
@@ -136,6 +136,6 @@ def by_name(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:
-    """Print what figures assume or leave open, a line each."""
+    """Print the assumptions and limits of figures, a line each."""
     for note in notes:
         out.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)

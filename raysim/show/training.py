@@ -96,7 +96,7 @@ def tables(run: Run) -> None:
     evals = run.evals
     if len(evals):
         table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
-        # a perplexity says of language what the loss says; of other classes nobody asks for it
+        # perplexity is the exponential of the loss, and unusual outside of language models
         hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
         names = ("loss", *(name for name in run.measures if name not in hidden))
         for name in names:

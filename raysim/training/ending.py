@@ -31,7 +31,7 @@ class Ending:
 
     @property
     def wanted(self) -> bool:
-        """Whether a signal has asked for the end."""
+        """True if a signal has asked for the end."""
         return self.signal is not None
 
     @property

@@ -40,7 +40,7 @@ class DataShape(NamedTuple):
 
     @property
     def classifies(self) -> bool:
-        """Whether targets are classes, not numbers."""
+        """True if targets are classes, not numbers."""
         return self.target_dtype == "int64"
 
 

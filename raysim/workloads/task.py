@@ -28,7 +28,7 @@ class Task:
     metrics: tuple[Metric, ...]
     judged_by: str
     has_ignored: bool = False
-    """Whether some targets may not count, so that a step's microbatches weigh by the number of those that do."""
+    """True if some targets may not count, so that a step's microbatches weigh by the number of those that do."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
