@@ -57,7 +57,9 @@ def replay(
     transport: Transports = "ray",
     bandwidths: Annotated[
         str | None,
-        typer.Option(help="Also the step over a range such as 10mbps..10gbps, and where it crosses the step of --against."),
+        typer.Option(
+            help="Also the step over a range such as 10mbps..10gbps, and where it crosses the step of --against."
+        ),
     ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
@@ -214,7 +216,9 @@ def validate(
     ] = False,
     count: Annotated[
         bool,
-        typer.Option("--count", help="Compare the bytes on every cable with the bytes in the records, instead of cases."),
+        typer.Option(
+            "--count", help="Compare the bytes on every cable with the bytes in the records, instead of cases."
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the cases' runs and of their table.")] = Path("results/validate"),
 ) -> None:

@@ -58,7 +58,7 @@ class RunConfig(Strict):
     data: Named = Named(name="digits")
     """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
     loss: Named | None = None
-    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default the one for the kind of targets."""
+    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
     metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
     `loss`, `perplexity` or `package.module:function`."""
@@ -125,9 +125,9 @@ class RunConfig(Strict):
     profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
     clock: str = "measured"
-    """Source of the step times that adaptive methods see: "measured", or a network on which steps are simulated, so that runs repeat."""
+    """Source of step times for adaptive methods: "measured", or a network on which steps are simulated, so that runs repeat."""
     profile: str | None = None
-    """Compute times of a simulated `clock`, which needs them: a device by its datasheet, such as A100, or a file of `raysim profile`."""
+    """Compute times of a simulated `clock`, which needs them: a device such as A100, or a file of `raysim profile`."""
     codec_speed: float | None = Field(default=None, gt=0)
     """Dense bytes a second that codecs encode or decode under a simulated `clock`; by default an eighth of the device's memory
     bandwidth, or the speed in the profile's file."""

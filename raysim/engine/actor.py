@@ -67,11 +67,11 @@ class StageActor:
         """Take in a letter of `greet`."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the worker returns."""
+        """Call a method of the worker and return its result."""
         return getattr(self._worker, method)(*arguments)
 
     def perform(self, turn: int, method: str, *arguments: Any) -> Any:
-        """Return what a generator method of the worker makes, and send and take its letters on the way."""
+        """Run a generator method of the worker, sending and taking its letters on the way, and return its result."""
         worker = self._worker
         assert worker is not None
         self._mailbox.begin(turn)

@@ -29,7 +29,7 @@ class Engine(ABC):
     """Drives the workers through steps, evaluations and checkpoints."""
 
     kind: ClassVar[str]  # "inline" or "ray", as the records name it
-    can_restart: ClassVar[bool] = False  # whether lost workers can be brought up anew
+    can_restart: ClassVar[bool] = False  # whether lost workers can be started again
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -59,7 +59,7 @@ class Engine(ABC):
         return first
 
     def device_forecast_bytes(self) -> int:
-        """Return what the worker that needs most memory is expected to hold at its peak."""
+        """Return the forecast of peak memory of the worker that needs most."""
         needed = [0] * self.num_workers
         for place, memory in zip(self.plan.places, self.all_memories, strict=True):
             needed[self.plan.worker(*place)] += memory.total_bytes
@@ -80,10 +80,10 @@ class Engine(ABC):
         return [nodes[self.plan.worker(*place)] for place in self.plan.places]
 
     def step(self, step: int, signals: Signals = NO_SIGNALS) -> list[StepReport]:
-        """Run one training step on all workers: all of them step, or none does. `signals`: those of the last step.
+        """Run one training step on all workers: all of them step, or none does. `signals`: of the last step.
 
-        Raises DivergedError, StageError or WorkerLostError; after any of them the workers' memories have moved, and
-        only a checkpoint brings them back.
+        Raises DivergedError, StageError or WorkerLostError. After any of them the workers' memories have changed, and only a
+        checkpoint restores them.
         """
         everyone = range(self.num_workers)
         norms = self._together(everyone, "run", step, signals.step_s)
@@ -95,7 +95,7 @@ class Engine(ABC):
         return self._together(everyone, "update", step, signals, of_replica)
 
     def _together(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Return what a method of several workers makes, which exchange letters as it runs.
+        """Run a method of several workers, which exchange letters as it runs, and return their results.
 
         Raises the fault that comes first in the order of actions, which is the same one in every engine.
         """
@@ -108,7 +108,7 @@ class Engine(ABC):
         return outcomes
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
-        """Return what is evaluated of a split, summed over its samples, with links in an evaluation `mode`.
+        """Evaluate a split with links in an evaluation `mode`, and return the sums over its samples.
 
         Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
         the parameters that it agreed on last are evaluated, or else their mean.
@@ -117,7 +117,7 @@ class Engine(ABC):
         return total
 
     def evaluating(self, mode: str, split: str = "test", num_batches: int | None = None) -> Iterator[Evaluated]:
-        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last are those of the split."""
+        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last sums are the result."""
         if self.plan.decentralized:
             per = len(self.plan.rows)
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
@@ -179,7 +179,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Bring up all workers at step 0, anew after a loss. Raises ConfigError where they have no place."""
+        """Start all workers at step 0, again after a loss. Raises ConfigError where they have no place."""
 
     @property
     @abstractmethod
@@ -187,13 +187,13 @@ class Engine(ABC):
         """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
 
     def restart(self) -> None:
-        """Bring up all workers anew, as another incarnation, at step 0; for an engine that `can_restart`."""
+        """Start all workers again at step 0, as another incarnation; for an engine that `can_restart`."""
         self.incarnation += 1
         self.start()
 
     @abstractmethod
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop the workers, and everything else that was started for them."""
 
     @abstractmethod
     def clock_offsets_s(self) -> list[float]:

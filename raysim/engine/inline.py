@@ -94,7 +94,7 @@ def _go_on(worker: int, turns: Turns[Any], take: Take | None, letters: dict[tupl
 
 
 def _break_off(turns: Turns[Any], take: Take | None) -> Any:
-    """Return what a worker says when the letter that it waits for will not come."""
+    """Tell a worker that the letter that it waits for will not come, and return its outcome."""
     assert take is not None
     try:
         turns.throw(SenderStoppedError(f"no letter came from worker {take.source}, which broke off"))

@@ -1,4 +1,4 @@
-"""A mailbox: letters come in on one thread while a worker computes on another, and waits for those that it needs."""
+"""A mailbox: one thread puts letters in, while the thread of a worker computes and waits for the letters that it needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from raysim.pipeline.mail import Key, Parts, Take
 class Mailbox:
     """Letters by their source and key, of one turn of one session.
 
-    A session is the life of an engine's workers. A turn is a step or an evaluation that they do together: turns are counted
-    up, letters of earlier ones are dropped, and those of later ones wait.
+    A session is the life of an engine's workers. A turn is a step or an evaluation that they do together. Turns are numbered;
+    letters of earlier turns are dropped, and letters of later turns wait.
     """
 
     def __init__(self) -> None:

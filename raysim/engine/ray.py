@@ -24,11 +24,11 @@ from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
 
-# Of a Ray without a dashboard: nobody reads its metrics and task events.
+# Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
-PLACE_S = 5.0  # how long stages wait for what a run that has just ended still holds
-PLACE_AGAIN_S = 30.0  # how long stages that start again wait for what their predecessors held
+PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
+PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
 
 
 class RayEngine(Engine):
@@ -40,7 +40,7 @@ class RayEngine(Engine):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._actors: list[Any] = []
-        self._called_init = False  # this engine called `ray.init`, and shuts down what it called
+        self._called_init = False  # this engine called `ray.init`, and so calls `ray.shutdown`
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
         self._stored: tuple[Any, ...] = ()
@@ -94,7 +94,7 @@ class RayEngine(Engine):
         return f"{self.plan.config.name}: replica {replica}, {words} ({uuid.uuid4().hex[:8]})"
 
     def _enlist(self, plan: Ref, modules: Sequence[Ref], data: Ref) -> None:
-        """Make workers of the actors, and see that those that exchange packets reach one another."""
+        """Make workers of the actors, and check that workers that exchange packets reach each other."""
         self._session, self._turn = uuid.uuid4().hex, 0
         enlisted = [
             actor.take.remote(
@@ -115,7 +115,7 @@ class RayEngine(Engine):
         self._greet()
 
     def _greet(self) -> None:
-        """Let workers reach those that they exchange packets with; raises with the first pair of nodes that cannot."""
+        """Let each worker call its peers; raises an error that names the first pair of nodes that do not reach each other."""
         timeout_s = min(self.plan.config.timeout_s / 2, GREET_S)
         unreached = self._fetch([actor.greet.remote(timeout_s) for actor in self._actors])
         for worker, peers in enumerate(unreached):
@@ -220,7 +220,7 @@ class RayEngine(Engine):
                     "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 )
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
-            time.sleep(0.1)  # what killed actors held comes back a moment later
+            time.sleep(0.1)  # the resources of killed actors are freed a moment later
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
@@ -282,7 +282,7 @@ class RayEngine(Engine):
 def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
     """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
 
-    Nodes are taken in their order in `room`, but `first` comes first, and with "pack" those with most room.
+    Nodes are taken in the order of `room`, after `first`. With "pack" the nodes with most room come next.
 
     >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
     (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
@@ -305,7 +305,7 @@ def node_name(node: str) -> str:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what each living node of the cluster has free, by their addresses in order."""
+    """Return the free resources of each living node of the cluster, in the order of their addresses."""
     import ray
     from ray._private.state import available_resources_per_node
 

@@ -13,7 +13,7 @@ from raysim.network.memory import StageMemory, check_memory
 
 
 def host_memory_bytes() -> int:
-    """Return the memory of this machine, or what its container may use."""
+    """Return the memory of this machine, or the limit of its container."""
     total: int = psutil.virtual_memory().total
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))

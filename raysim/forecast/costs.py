@@ -30,7 +30,7 @@ from raysim.replication.base import Memory, ReplicaContext, ReplicaMethod
 T = TypeVar("T")
 
 LATE = 2**20  # an epoch after any warm-up
-VISITS = 4  # of one message: the first, and what is timed after it
+VISITS = 4  # of one message: the first is not timed, the others are
 AVERAGES = 3  # of replica gradients: the last two count, as methods may send one side and then the other
 
 
@@ -66,8 +66,8 @@ def link_costs(
 ) -> tuple[LinkCost, ...]:
     """Return the cost of messages on every link, encoded and decoded by the real compressors on this machine.
 
-    `exact_bytes`: of the tensors that cross each boundary beside the activation. Seconds are measured, or, with
-    `codec_bytes_per_s`, those of the codecs' counted work at that speed.
+    `exact_bytes`: bytes of the tensors that cross each boundary beside the activation. Seconds are measured, or, with
+    `codec_bytes_per_s`, computed from the codecs' counted work at that speed.
     """
     dtype = DTYPES[config.dtype]
     largest = max((math.prod(shape) * dtype.itemsize for shape in shapes), default=0)
@@ -110,7 +110,7 @@ def _measure(
     seed: int,
     codec_bytes_per_s: float | None,
 ) -> list[LinkCost]:
-    """Return the costs of both directions of one boundary; gradients may need to know what the activations kept."""
+    """Return the costs of both directions of one boundary; shared indices let gradients follow the activations' positions."""
     costs = []
     support = None
     for direction, method in zip(("forward", "backward"), methods, strict=True):
@@ -196,7 +196,7 @@ def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *,
 
 
 class ReplicaCost(NamedTuple):
-    """The cost of averaging the gradients of a stage: `wire_bytes` are those of the replica that sends most."""
+    """The cost of averaging the gradients of a stage; `wire_bytes` are the bytes of the replica that sends most."""
 
     stage: int
     method: str

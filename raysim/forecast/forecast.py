@@ -72,7 +72,7 @@ class Forecast:
     first_steps: int
     num_steps: int
     memories: tuple[StageMemory, ...]
-    """By stage, of one replica: as the plan of a real run has them."""
+    """By stage, of one replica: equal to the memories in the plan of a real run."""
     capacity_bytes: int | None
     """The device's memory, where one is named."""
     links: tuple[LinkCost, ...]
@@ -85,9 +85,9 @@ class Forecast:
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
-    """Parameters in several stages: these, and their number of values."""
+    """Parameters in several stages: their stages and their number of values."""
     notes: tuple[str, ...]
-    """What the figures assume, a sentence each."""
+    """The assumptions of the figures, a sentence each."""
 
     @property
     def num_stages(self) -> int:
@@ -163,10 +163,10 @@ def forecast(
 ) -> Forecast:
     """Return the forecast of a run on `device`, by its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
-    `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement.
-    Codecs take what their counted work takes at the device's speed, see `raysim.network.devices`, or at `codec_bytes_per_s`; with a
-    recorded profile they are timed on this machine where that is not given. `transport` carries the packets: "ray", "nccl" or "gloo".
-    Raises ConfigError.
+    `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement. The seconds
+    of codecs are their counted work at `codec_bytes_per_s`, by default the device's speed (see `raysim.network.devices`); with a
+    recorded profile and no `codec_bytes_per_s`, codecs are timed on this machine. `transport` is the transport of packets: "ray",
+    "nccl" or "gloo". Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
     >>> from raysim.network.presets import parse_network
@@ -313,7 +313,7 @@ def _endings(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers
 
 
 def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
-    """Return the transfers in which owners of tied parameters sum their gradients: those of a replica, or, fused, of all."""
+    """Return the transfers that sum the gradients of tied parameters over their owners, within a replica or, fused, over all."""
     replicas = range(config.num_replicas)
     groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
     found = [as_transfers([])]
@@ -363,9 +363,10 @@ def _structure(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequ
 
 
 def _hollow(model: nn.Sequential) -> nn.Sequential:
-    """Put parameters of one number each, seen as if of their whole shape, in place of those that have no memory at all.
+    """Replace the parameters of the meta device by CPU tensors that expand one number to the whole shape.
 
-    Counting works on a CPU's tensors, whose kernels save what will really be saved; these are copied as they are, not spelled out.
+    The count runs on CPU tensors, since a CPU's kernels save the tensors that a real run would save. Expanded tensors are copied
+    as they are, without their full memory.
     """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""A profile of this machine: what forwards and backwards cost, by a short real run in this process."""
+"""A profile of this machine: the seconds of forwards and backwards, from a short real run in this process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.parameters import averaged_shapes
 from raysim.pipeline.plan import Workload, prepare
 
-WARMUP_STEPS = 2  # of a profile: what loads and compiles, and is not recorded
+WARMUP_STEPS = 2  # steps that load and compile, and are not recorded
 
 
 def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     """Return the costs of actions on this machine, from a short real run in this process, one action at a time.
 
-    `num_steps` are recorded, each after one that is not. Stages have the machine to themselves, one after another, so what
-    Ray needs for a packet is not in it; what a step took outside of its actions is the optimiser's, by the number of parameters.
+    `num_steps` steps are recorded, each after a step that is not. Stages run one after another and have the machine to
+    themselves, so Ray's time for a packet is not included. The time of a step outside of its actions counts as the optimiser's,
+    shared out by the number of parameters.
     """
     if num_steps < 1:
         raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
@@ -42,7 +43,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         "transport": "ray",
         "codec_speed": None,
     }
-    alone["batch_size"] = config.batch_size // config.num_replicas  # one replica does what each of several does
+    alone["batch_size"] = config.batch_size // config.num_replicas  # the share of one replica
     workload = prepare(config.model_copy(update=changes | alone))
     engine = InlineEngine(workload)
     engine.check()
@@ -93,7 +94,7 @@ def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAcco
 
 
 def _updates_s(workload: Workload, outside_s: float) -> NDArray[np.float64]:
-    """Return the seconds of every stage's update: shares of what a step took outside of its actions."""
+    """Return the seconds of every stage's update: shares of a step's time outside of its actions."""
     sizes = [sum(parameter.numel() for parameter in module.parameters()) for module in workload.modules]
     return max(outside_s, 0.0) * np.array(sizes, np.float64) / max(sum(sizes), 1)
 

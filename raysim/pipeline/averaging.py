@@ -1,4 +1,4 @@
-"""A worker's part in the groups that end a step: gradients go in, and what the group makes of them takes their place."""
+"""A worker's part in the groups that end a step: the groups' results replace the gradients of its stages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Averaging:
 
     @contextmanager
     def _failing(self, step: int, stage: int) -> Iterator[None]:
-        """Raise what a method raises as DivergedError or StageError, which name the stage."""
+        """Turn an error of a method into a DivergedError or a StageError that names the stage."""
         try:
             yield
         except NonFiniteError:
@@ -139,14 +139,14 @@ class Averaging:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take what `state` returned, and forget all of a step that broke off."""
+        """Load the tensors of `state`, and forget everything of a step that broke off."""
         for stage in self._memories:
             mine = under(f"{stage}.", tensors)
             self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
         self._begin()
 
     def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> Exchange:
-        """Return a member's rounds of a step: those of a replica method, or of the sum of a tied parameter's gradients."""
+        """Return a member's rounds of a step: the rounds of a replica method, or of the sum of a tied parameter's gradients."""
         plan, index = self.plan, group.members[member][1]
         module = self.stages[index].module
         if group.tied is not None:

@@ -1,4 +1,4 @@
-"""The device of a worker: what it is, what it can, how it is told to compute, and how much of it a worker may take."""
+"""The device of a worker: its facts, its settings for arithmetic, and the memory that a worker may use."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DeviceFacts(NamedTuple):
     cuda: str
     memory_bytes: int
     bfloat16: bool
-    """True if it computes in bfloat16, and does not imitate it."""
+    """True if it computes in bfloat16 without emulation."""
     uuid: str
-    """Tells one GPU from another of the same node, and from those of other nodes."""
+    """The identity of the GPU, unique over all nodes."""
 
 
 def facts_of(device: torch.device) -> DeviceFacts | None:

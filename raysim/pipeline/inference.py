@@ -42,7 +42,7 @@ class Inference:
         self._links = links
         self._data = data
         self._device = device
-        self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while those of a mean are evaluated
+        self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while a mean is evaluated
 
     def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Fault]:
         """Take batches of a split through the stages of this worker, one stage after another.
@@ -93,7 +93,7 @@ class Inference:
         return self._data.train if name == "train" else self._data.test
 
     def take_mean(self, *replicas: np.ndarray) -> None:
-        """Put the mean of the `parameters` of all replicas in place of one's own; without arguments, put one's own back."""
+        """Replace this replica's parameters by the mean of the `parameters` of all; without arguments, put its own back."""
         if replicas:
             self._aside = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self._stages.items()}
             held = [unpack_tensors(part) for part in replicas]
@@ -105,7 +105,7 @@ class Inference:
                 stage.place(self._aside.pop(index))
 
     def batchnorm(self, change: str) -> None:
-        """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
+        """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""
         for stage in self._stages.values():
             changes = {
                 "estimate": stage.estimate_batchnorm,

@@ -75,9 +75,9 @@ class Link:
         self._account = self._empty_account()
 
     def send(self, value: Value, context: Context, *, measure: bool = False) -> Message:
-        """Return the message of a value and move the memory; with `measure`, also account what the receiver will lack.
+        """Return the message of a value and update the memory; with `measure`, also account the error at the receiver.
 
-        Raises NonFiniteError where the value holds NaN or infinity: then nothing has moved.
+        Raises NonFiniteError where the value holds NaN or infinity, and leaves the memory as it was.
         """
         start, work = self.stopwatch.mark(), work_bytes()
         x, name, beside = split(value)
@@ -146,11 +146,10 @@ class Link:
         sensitivity: float | None = None,
         batch_size: int = 1,
     ) -> LinkAccount:
-        """Publish the changes that wait for the step's end, let the compressor decide; return the step's account, open the next.
+        """Commit the changes that wait for the step's end, let the compressor decide, and return the account of the step.
 
-        A GPU must have done the work of the step.
-        `step_s`, `floor`, `sensitivity`: what the step before this one says, see `Context`. `batch_size`: samples of a step, over all
-        replicas.
+        A GPU must have done the work of the step. `step_s`, `floor`, `sensitivity`: signals of the step before, see `Context`.
+        `batch_size`: samples of a step, over all replicas.
         """
         for changes in self._unpublished:
             self.compressor.commit(self.state, changes)
@@ -206,7 +205,7 @@ class Link:
 
 
 def pack_state(state: State) -> dict[str, Tensor]:
-    """Return a compressor's state as named tensors: rows of one shape as one, and the order of all, which is that of last use."""
+    """Return a compressor's state as named tensors: rows of equal shape stacked, and the keys of all rows in order of last use."""
     groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
     for key, row in state.items():
         groups.setdefault((row.dtype, row.shape), []).append(key)

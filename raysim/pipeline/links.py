@@ -1,4 +1,4 @@
-"""The ends of links that a worker holds: which of them an action uses, and what its compressor is told."""
+"""The ends of links that a worker holds: the end that each action uses, and the context of each message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raysim.values import Value
 
 
 class Links:
-    """Sends and receives what the actions of one row need, and holds the memories of their compressors."""
+    """Sends and receives the messages of one row's actions, and holds the memories of their compressors."""
 
     def __init__(
         self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device, stopwatch: Stopwatch | None = None
@@ -69,7 +69,7 @@ class Links:
         return self.ends[action.stage - 1 if sender else action.stage, "backward", sender]
 
     def send(self, action: Action, step: int, y: Value) -> Message:
-        """Return the message of what an action computed; raises DivergedError where that holds NaN or infinity."""
+        """Return the message of an action's result; raises DivergedError where the result holds NaN or infinity."""
         link = self.end(action, sender=True)
         try:
             message = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
@@ -92,7 +92,7 @@ class Links:
         return x
 
     def end_step(self, step: int, signals: Signals) -> list[LinkAccount]:
-        """Let the compressors decide, by what the last step says, and return the accounts of this one."""
+        """Let the compressors decide by the signals of the last step, and return the accounts of this step."""
         return [
             link.end_step(
                 measure=self.plan.measures(step),
@@ -114,7 +114,7 @@ class Links:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take what `state` returned, of this worker and its neighbours, and forget all of a step that broke off."""
+        """Load the tensors of `state` of this worker and its neighbours, and forget everything of a step that broke off."""
         for (boundary, direction, sender), link in self.ends.items():
             held = under(f"{boundary}.{direction}.", tensors)
             link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
@@ -143,6 +143,6 @@ class Links:
     def _remember_support(self, link: Link, microbatch: int, message: Message) -> None:
         """Keep the positions of a forward message, at both ends, for the gradient that comes back at them."""
         if self.plan.config.shared_indices and link.direction == "forward":
-            transfers.land()  # the sender reads what it has just encoded
+            transfers.land()  # the sender reads the packet that it has just encoded
             support = link.compressor.codec.support(link.unpack(message), self.device)
             self._supports[link.boundary, microbatch] = support

@@ -1,4 +1,4 @@
-"""Letters between workers: what a worker asks of its engine while it runs a step or an evaluation.
+"""Letters between workers: the requests of a worker to its engine while it runs a step or an evaluation.
 
 The parts of a step that need packets of other workers are generators. They yield `Send` and `Take`, and the engine delivers:
 in one process from list to list, on Ray by calls from actor to actor. Both see the same letters under the same keys.

@@ -41,11 +41,11 @@ class Together:
             part.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slots of all parameters, those of the first part first."""
+        """Return the slots of all parameters, numbered through all parts."""
         return {"state": {self._first(p) + i: x for p, part in enumerate(self._parts) for i, x in _slots(part).items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` returned."""
+        """Load the slots of `state_dict`."""
         for place, part in enumerate(self._parts):
             first, end = self._first(place), self._first(place + 1)
             mine = {index - first: x for index, x in state_dict["state"].items() if first <= index < end}

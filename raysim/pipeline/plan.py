@@ -43,7 +43,7 @@ class Plan:
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
-    rows: tuple[Row, ...]  # what each worker of a replica runs, in order
+    rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
 
     @property
@@ -103,7 +103,7 @@ class Plan:
         """The groups that end a step, phase by phase: replicas of a stage that average gradients, the owners of tied
         parameters, and, after the optimisers have stepped, replicas of a stage that exchange parameters.
 
-        Fused owners are those of all replicas, and their parameters are no replica's matter.
+        With `fused_embedding`, one group holds the owners of all replicas, and no replica method averages their parameters.
         """
         replicas = range(self.num_replicas)
         averages, exchanges = (
@@ -163,7 +163,7 @@ class Plan:
         return _batch(self.num_samples, self.config.batch_size, self.config.seed, step)[1]
 
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
-        """Return the sample ids of an evaluation batch: test data in its order, training data in that of its first epoch.
+        """Return the sample ids of an evaluation batch: test data in its order, training data in the order of the first epoch.
 
         The last batch of the test data may be short.
         """
@@ -212,7 +212,7 @@ class Workload:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the model, those that stages share counted once."""
+        """Parameters of the model; a parameter that stages share counts once."""
         copies = {owner for owners in self.plan.tied for owner in owners[1:]}
         return sum(
             parameter.numel()

@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
     @property
     def stage(self) -> int:
-        """Return the stage by which the records name the group: that of its first member."""
+        """Return the stage of the group's first member, by which the records name the group."""
         return self.members[0][1]
 
     def others(self, member: int) -> list[int]:
@@ -50,8 +50,8 @@ class GroupAccount(NamedTuple):
     stage: int
     tied: bool
     packets: int
-    transfers: tuple[Transfer, ...]  # by round and receiver; those that cross to another worker
-    dense_bytes: int  # what an uncompressed all-reduce of the same gradients would have sent
+    transfers: tuple[Transfer, ...]  # to other workers, by round and receiver
+    dense_bytes: int  # of an uncompressed all-reduce of the same gradients
     num_rounds: int
     codec_s: float
     coded_bytes: int  # the work of its codecs, see `raysim.codecs.work`

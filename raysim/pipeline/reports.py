@@ -37,7 +37,9 @@ class StepReport(NamedTuple):
     groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, where it is clipped
-    sensitivities: Mapping[int, float] = {}  # by boundary, of the stages behind those that need it
+    sensitivities: Mapping[
+        int, float
+    ] = {}  # by boundary, where its compressor needs the sensitivity of the stage behind
 
 
 class Fault(NamedTuple):

@@ -17,15 +17,15 @@ READERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 @dataclass
 class _Reading:
-    """One time that a layer ran on a microbatch."""
+    """One call of a layer on a microbatch."""
 
     weight: nn.Parameter
-    uses: float  # of a value of its input, on average: in so many values of an output's channel
+    uses: float  # mean number of values in an output channel to which a value of the input contributes
     direct: bool  # whether it was given the received tensor itself
     norm2: Tensor | None = None  # of the gradient of its output, once that is there
 
     def arrived(self, gradient: Tensor) -> None:
-        """Take the gradient of the output; of a backward in two parts, that of the first."""
+        """Take the gradient of the output; the first one, where a backward has two parts."""
         if self.norm2 is None:
             self.norm2 = _norm2(gradient)
 
@@ -58,7 +58,7 @@ class Sensitivity:
         return found if 0 < found < math.inf else None
 
     def clear(self) -> None:
-        """Forget what was measured, as of a step that broke off."""
+        """Drop the measurements, such as those of a step that broke off."""
         self._received = None
         self._passed, self._readings = [], []
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 class Signals(NamedTuple):
     """Facts of one step that the next one uses."""
 
-    step_s: float | None = None  # what it took, by the clock
+    step_s: float | None = None  # seconds of the step, by the clock
     floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
-    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of what it sends, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of its messages, by `link_name`
 
     def floor(self, replica: int, boundary: int, direction: str) -> float | None:
         """Return the fidelity that a link must keep, None where it has no budget or nothing was seen of it."""
@@ -22,7 +22,7 @@ class Signals(NamedTuple):
         return self.sensitivities.get(link_name(replica, boundary, direction))
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the signals as JSON, the input of `from_json`."""
         return self._asdict()
 
     @classmethod

@@ -34,9 +34,9 @@ class _Saved(NamedTuple):
 class Stage:
     """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
 
-    Parameters that are `elementwise` are not for Muon. The last stage is given the `loss` and targets: its forward ends in the
-    loss, of which each microbatch counts 1/num_microbatches. Gradients between stages are those of the loss times the
-    configuration's scale; those of parameters are freed of it.
+    `elementwise` names the parameters that Muon does not update. The last stage gets the `loss` and targets: its forward ends in
+    the loss, to which each microbatch contributes 1/num_microbatches. Gradients between stages are scaled by the configuration's
+    `loss_scale`; gradients of parameters are unscaled.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class Stage:
 
         The activation is one tensor, or several of which one holds floating-point numbers, see `raysim.values`.
 
-        Of a `twin` step it holds two: of the present parameters, then of those of the step before; so does `x`, but data.
+        In a `twin` step the activation holds two: first with the present parameters, then with the parameters of the step before.
+        So does `value`, except for data.
         """
         received, name, beside = split(value)
         x = received.detach()
-        if not self.first:  # nobody wants the gradient of the data
+        if not self.first:  # the gradient of the data is not needed
             x.requires_grad_()
         if self.config.recompute:
             buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
@@ -94,7 +95,7 @@ class Stage:
     def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
         """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
 
-        `gradient` is that of the activation sent; the last stage starts from its loss and is given none.
+        `gradient`: of the activation that was sent; None on the last stage, which starts from its loss.
         """
         x, y, gradient = self._output(microbatch, gradient)
         if y.requires_grad:  # a first stage without parameters has nothing to compute
@@ -102,7 +103,7 @@ class Stage:
         return x.grad
 
     def backward_input(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
-        """Return what `backward` does, the gradients of the parameters left to `backward_weights`, which need the graph.
+        """Return the gradient of the input, as `backward` does; `backward_weights` adds the gradients of the parameters later.
 
         The first stage, whose input has no gradient, computes nothing yet.
         """
@@ -147,12 +148,12 @@ class Stage:
         return [(name, parameter.detach()) for name, parameter in self.module.named_parameters()]
 
     def place(self, parameters: Mapping[str, Tensor]) -> None:
-        """Put other values in the place of those parameters that are named."""
+        """Replace the values of the named parameters."""
         for name, values in parameters.items():
             self.module.get_parameter(name).data.copy_(values)
 
     def begin(self, *, twin: bool) -> None:
-        """Begin a step, one of which the last one's parameters take part if it is `twin`; else they are forgotten."""
+        """Begin a step. A `twin` step also uses the parameters of the step before; otherwise they are dropped."""
         self.twin = twin
         self.divisor = None
         if not twin:
@@ -213,7 +214,7 @@ class Stage:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take what `state` returned; what the optimiser has not begun to keep is cleared."""
+        """Load the tensors of `state`; optimiser slots that are not among them are cleared."""
         self.module.load_state_dict(under("model.", tensors))
         if self.optimizer is not None:
             slots: dict[int, dict[str, Tensor]] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read: one sentence with its path and what is wrong."""
+    """A checkpoint cannot be read: one sentence with its path and the reason."""
 
 
 def pack_tensors(tensors: dict[str, Tensor]) -> np.ndarray:

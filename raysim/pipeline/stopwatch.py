@@ -1,4 +1,4 @@
-"""The clock of what a worker computes: the host's, or that of a GPU, which is read when a step has ended."""
+"""The clock of a worker's compute: the host's clock, or events of a GPU, which are read when a step has ended."""
 
 from __future__ import annotations
 

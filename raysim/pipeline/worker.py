@@ -59,10 +59,10 @@ class _Profiled(NamedTuple):
 
 
 class Worker:
-    """Runs the actions of its row, in whatever step it is told, and answers with messages and reports.
+    """Runs the actions of its row, step by step, and answers with messages and reports.
 
-    `run` and `infer` are generators that ask for letters and send them, see `mail`; an engine drives those of all workers
-    together. Every call of a step names it, so that nothing late or lost can mix two of them.
+    `run` and `infer` are generators that send letters and ask for letters, see `mail`; an engine advances the generators of all
+    workers together. Every call names its step, so that late or lost calls cannot mix two steps.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Worker:
     def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Fault]:
         """Run the row of a step, then the rounds that end it; return the squared norms of gradients, see `update`.
 
-        `step_s` is the clock's time of the last step. What breaks the step off is returned as a fault: NaN or infinity, a
-        model or a method that fails, or a letter that will not come because its sender broke off.
+        `step_s` is the clock's time of the last step. An error that breaks the step off is returned as a fault: NaN or infinity,
+        a model or a method that fails, or a letter that will not come because its sender broke off.
         """
         action: Action | None = None
         try:
@@ -211,7 +211,7 @@ class Worker:
         self.inference.take_mean(*replicas)
 
     def batchnorm(self, change: str) -> None:
-        """Move the BatchNorm statistics of all stages: "estimate", "use" the estimate, "restore" those of training."""
+        """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""
         self.inference.batchnorm(change)
 
     # Checkpoints.
@@ -226,7 +226,7 @@ class Worker:
         return pack_tensors(tensors)
 
     def load(self, step: int, *parts: np.ndarray) -> None:
-        """Take the state in which `step` begins from the parts of a checkpoint, whichever workers' they are."""
+        """Load the state in which `step` begins from the parts of a checkpoint, which may be of other workers."""
         tensors = {name: x for part in parts for name, x in unpack_tensors(part).items()}
         for index, stage in self.stages.items():
             stage.load(under(f"stage.{index}.", tensors))
@@ -241,10 +241,10 @@ class Worker:
     # Inside.
 
     def _act(self, action: Action) -> Turns[None]:
-        """Take the letter that an action needs, run the action, and send what it makes."""
+        """Take the letter that an action needs, run the action, and send its result."""
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
-            yield from self._deliver()  # nobody may wait for a packet while this waits for another
+            yield from self._deliver()  # before this worker waits, so that no other waits for its packets
             (message,) = yield Take(self.plan.worker(self.replica, source.stage), tuple(source))
         profiled = self.plan.profiles(self.step)
         where = f"stage {action.stage}, {action}, step {self.step}"
@@ -270,7 +270,7 @@ class Worker:
             yield from self._deliver()
 
     def _deliver(self) -> Turns[None]:
-        """Send what actions have made, when its bytes have left the device."""
+        """Send the results of actions once their bytes have left the device."""
         if not self._outgoing:
             return
         action = self._outgoing[0][0]
@@ -299,7 +299,7 @@ class Worker:
         return "sensitivity" if stage - 1 in self._sensitivities else None
 
     def _cpu_s(self, profiled: bool) -> float:
-        """Return, in profiled steps, the CPU seconds of what computes here."""
+        """Return the CPU seconds of this worker's thread or process; 0 in steps that are not profiled."""
         if not profiled:
             return 0.0
         return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
@@ -325,13 +325,13 @@ class Worker:
         return y
 
     def _send(self, action: Action, y: Value | None) -> Message | None:
-        """Return the message of what was computed, where the action sends one; the last forward's loss is kept instead."""
+        """Return the message of an action's result, None where the action sends none; keep the loss of a last forward."""
         if sends(action, self.plan.num_stages):
             assert y is not None
             return self.links.send(action, self.step, y)
         if action.op == "F":
             assert y is not None
-            self._unread[action] = only(y).view(-1)[0]  # of a twin step, that of the present parameters
+            self._unread[action] = only(y).view(-1)[0]  # in a twin step, the loss with the present parameters
             if not self._overlaps:
                 self._read_losses()
         return None
@@ -346,7 +346,7 @@ class Worker:
         self._unread.clear()
 
     def _receive(self, action: Action, message: Message | None) -> Value | None:
-        """Return what the action works on: a decoded message, or the data; None where it starts from what the stage holds."""
+        """Return the input of an action: a decoded message, or data; None where the stage holds its input already."""
         if dependency(action, self.plan.num_stages) is not None:
             assert message is not None
             return self.links.receive(action, self.step, message)

@@ -1,4 +1,4 @@
-"""The budgets of links, of the driver: what each is told, worked out of what all said of the step before."""
+"""Budgets of links: the driver works out each link's floor of fidelity from the reports of the step before."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ EVEN = Network(bandwidth_bps=1e9)  # where a run's network is not known: seconds
 class Budgets:
     """Shares out the budgets of a run's links: one a direction and replica.
 
-    `network`: between the workers, spread over its hosts in order; None where that is not known, and a message is the slower the
-    larger it is. Raises ConfigError where links of one direction name several budgets.
+    `network`: the network between the workers, which are spread over its hosts in order. None where it is not known: then the
+    seconds of a message are in proportion to its bytes. Raises ConfigError where links of one direction name several budgets.
     """
 
     def __init__(self, plan: Plan, network: Network | None) -> None:

@@ -42,8 +42,8 @@ def write_checkpoint(
 ) -> Checkpoint:
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
 
-    `signals`: those of the step before for adaptive methods, which have yet to see them, as JSON. `records`: the SHA-256 of
-    the files that hold the records up to `step`, by name.
+    `signals`: the signals of the last step, which adaptive methods have yet to see, as JSON. `records`: the SHA-256 of the files
+    that hold the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
@@ -157,7 +157,7 @@ def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
 
 
 def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
-    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model: those that are evaluated.
+    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
 
     They are the parameters on which replicas agreed last, or else the mean, where replicas part. BatchNorm statistics are the
     first replica's.

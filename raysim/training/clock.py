@@ -25,7 +25,9 @@ from raysim.pipeline.reports import StepReport
 
 
 class Clock:
-    """Gives the seconds of a step. Simulated, they depend on packets alone: compute is of a frozen profile, so that runs repeat.
+    """Gives the seconds of a step, measured or simulated.
+
+    Simulated seconds depend on the packets alone: compute is taken from a frozen profile, so that runs repeat.
 
     Raises ConfigError where there is no such profile, or it is of another pipeline.
     """
@@ -46,9 +48,9 @@ class Clock:
         return f"{self.network!r} with the compute of {config.profile}{codecs}, transport {config.transport}"
 
     def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
-        """Return the seconds of a step that took `seconds` here: these, or those of its transfers on the network.
+        """Return the seconds of a step: `seconds` as measured, or the seconds of its simulation on the network.
 
-        The packets of a link are taken as alike within a step. Codecs take what their work takes at `codec_speed`.
+        The simulation takes the packets of a link within a step to be equal, and the speed of codecs to be `codec_speed`.
         """
         if self.network is None:
             return seconds
@@ -97,7 +99,7 @@ class Clock:
 
 
 def _codec_speed(plan: Plan, profile: Profile) -> float:
-    """Return the dense bytes a second of codecs: as configured, the device's, or those of the profile's file."""
+    """Return the dense bytes a second of codecs: as configured, else the device's, else the speed in the profile's file."""
     config = plan.config
     if config.codec_speed is not None:
         return config.codec_speed

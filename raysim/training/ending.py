@@ -11,9 +11,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending:
-    """The first signal asks for the end, which a run reaches at its next step; KeyboardInterrupt is the end at once.
+    """Turns signals into an orderly end: after the first signal, the run ends with its next step and a checkpoint.
 
-    It is raised where nothing runs yet, at a second signal, and once the time of `begin` has passed.
+    KeyboardInterrupt ends the run at once. It is raised if the run has not begun, at a second signal, and after the seconds given
+    to `begin`.
 
     >>> ending = Ending()
     >>> with ending.on_signals():
@@ -36,7 +37,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a process that a signal ends: 128 and its number, by default that of Ctrl-C."""
+        """The exit code of a process that a signal ended: 128 plus the signal's number, SIGINT's by default."""
         return 128 + (self.signal or signal.SIGINT)
 
     def begin(self, grace_s: float) -> None:
@@ -44,7 +45,7 @@ class Ending:
         self._grace_s = grace_s
 
     def finish(self) -> None:
-        """Leave what remains of a run, its last records, alone: further signals do nothing."""
+        """Protect the end of a run, which writes its last records: further signals do nothing."""
         self._finishing = True
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 

@@ -25,7 +25,7 @@ class Evaluator:
 
     @property
     def passes(self) -> list[tuple[str, str]]:
-        """The passes of an evaluation, in order: each one's mode of the links and BatchNorm statistics."""
+        """The passes of an evaluation, in order: pairs of an evaluation mode of links and a kind of BatchNorm statistics."""
         forward = [mode for method, _ in self._plan.compressors for mode in method.evaluation_modes]
         modes = [*dict.fromkeys(["on", *forward]), "off"]
         statistics = ["running", "estimated"] if self._plan.config.evaluate_batchnorm_batches else ["running"]

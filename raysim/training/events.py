@@ -1,4 +1,4 @@
-"""Events of a run, for whoever shows it."""
+"""Events of a run, for displays of its progress."""
 
 from __future__ import annotations
 

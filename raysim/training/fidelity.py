@@ -23,5 +23,6 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
     others = f" (and {below - 1} more)" if below > 1 else ""
     return (
         f"Step {step}: link {boundary} {'->' if forward else '<-'} {boundary + 1}{others} with {worst['codec']} has a fidelity of "
-        f"{worst['fidelity']:.2f}: what arrives is further from the message than zeros would be. {method.remedy(worst['direction'])}"
+        f"{worst['fidelity']:.2f}: the decoded tensor is further from the message than zeros would be. "
+        f"{method.remedy(worst['direction'])}"
     )

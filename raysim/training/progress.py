@@ -55,7 +55,7 @@ def header(training: Training) -> list[str]:
 
 
 class Pace:
-    """Seconds of a step of late, and what follows from them."""
+    """A moving average of the seconds of a step, and the speed and remaining time that follow."""
 
     def __init__(self, training: Training) -> None:
         config, data = training.config, training.workload.data
@@ -104,7 +104,7 @@ class Pace:
 
 
 class Lines:
-    """Says in lines what events mean, seldom enough for a file."""
+    """Prints events as lines of text, seldom enough for a file."""
 
     def __init__(self, training: Training, say: Callable[[str], None]) -> None:
         self._training = training

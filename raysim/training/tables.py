@@ -1,4 +1,4 @@
-"""The rows of the records, made of what workers report of a step."""
+"""The rows of the records, made from workers' reports of a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def step_row(
 
 
 def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return a row of `links` for each link, of what its two ends account, and for each stage's part in the step's end."""
+    """Return the rows of `links`: one for each link, from the accounts of its two ends, and one for each group of a stage."""
     rows = []
     for replica in range(plan.num_replicas):
         mine = [report for report in reports if report.replica == replica]
@@ -83,7 +83,7 @@ def _links(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dic
 
 
 def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row for what each stage sent to its replicas, and one for what it sent to the owners of tied parameters."""
+    """Yield a row for each stage's messages to its replicas, and a row for its messages to the owners of tied parameters."""
     accounts = sorted(
         (account for report in reports for account in report.groups), key=lambda account: (account.tied, account.stage)
     )
@@ -125,7 +125,7 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
 def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Yield a row of `actions` for each action of a profiled step.
 
-    `shifts_s`: what to take from each worker's clock.
+    `shifts_s`: seconds to subtract from each worker's clock.
     """
     for report, shift in zip(reports, shifts_s, strict=True):
         for action in report.actions:

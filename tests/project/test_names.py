@@ -89,4 +89,6 @@ def test_docstrings_start_with_a_verb_or_a_noun() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 first = (ast.get_docstring(node) or "-").split()[0]
-                assert first not in {"What", "Who", "How", "Whether", "Why", "Where", "Which", "When", "All"}, f"{path}: {node}"
+                assert first not in {"What", "Who", "How", "Whether", "Why", "Where", "Which", "When", "All"}, (
+                    f"{path}: {node}"
+                )

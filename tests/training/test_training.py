@@ -331,7 +331,7 @@ def test_a_run_warns_once_where_a_link_s_fidelity_falls_below_zero(small, tmp_pa
     assert run.row["warning"] == warned[0]["reason"]
     first = below[below["step"] == below["step"].min()].iloc[0]
     assert run.row["warning"].startswith(
-        f"Step {first['step']}: link {link} with {method} has a fidelity of {first['fidelity']:.2f}: what arrives is further"
+        f"Step {first['step']}: link {link} with {method} has a fidelity of {first['fidelity']:.2f}: the decoded tensor is further"
     )
     assert remedy in run.row["warning"]
 
