@@ -27,7 +27,7 @@ WARMUP = 5
 def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
     """Measure and print; return the figures, by run and stage.
 
-    A ratio is of seconds of B + W over seconds of one backward, pair by pair; that of all stages weighs them by their seconds.
+    A ratio is the seconds of B + W over the seconds of one backward, pair by pair. The ratio of all stages weighs them by seconds.
     """
     table = Table("run", "stage", title=f"Backward in two parts, median of {pairs} pairs")
     for name in ("one backward", "B", "W", "ratio", "interval (covers)"):

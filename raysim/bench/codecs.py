@@ -85,7 +85,7 @@ class Contestant(NamedTuple):
     decode: Callable[[Any], Tensor]
     wire_bytes: Callable[[Any], int]
     upload: Callable[[Any], Any] = lambda packet: None
-    """Copies to the device what `decode` copies there first."""
+    """Copies a packet's arrays to the device, as `decode` does first."""
 
 
 def bench_codecs(
@@ -102,7 +102,7 @@ def bench_codecs(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return a JSON-able record of what every codec costs on every tensor.
+    """Return a JSON-able record of the costs of every codec on every tensor.
 
     A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit; `shapes` gives shapes instead, `recorded`
     named tensors of your own besides. `others` measures the plain torch ways and, on the CPU, numcodecs too. A tensor's
@@ -157,7 +157,7 @@ def draw(kind: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def break_even_bps(dense_bytes: int, wire_bytes: int, codec_s: float) -> float:
-    """Return the bandwidth below which a codec saves time, bits per second: what it spares a link pays for its seconds.
+    """Return the bandwidth, in bit/s, below which a codec saves time: the link saves more seconds than the codec takes.
 
     >>> break_even_bps(4_000_000, 500_000, 0.007)
     4000000000.0
@@ -283,7 +283,7 @@ def _codec(codec: Codec, device: str) -> Contestant:
 
 
 def _plain_torch(x: Tensor) -> list[Contestant]:
-    """Return what the same methods cost when written down as their papers' codes do it."""
+    """Return the costs of the same methods in plain torch, written as in the code of their papers."""
     shape, rows = x.shape, len(x)
     kept = max(1, x.numel() // rows // 10)
 

@@ -71,7 +71,7 @@ def bench_ddp(
 ) -> list[dict[str, Any]]:
     """Print and return the seconds of a step of every contender, and the step that replay predicts, on each network.
 
-    `rates`: bandwidths of all cables. The prediction is that of `raysim replay` for a run of the same model and method in one
+    `rates`: bandwidths of all cables. The prediction is made by `raysim replay` from a run of the same model and method in one
     process, over gloo. Raises ConfigError where this machine cannot make hosts or links, FailedError where a rank fails.
     """
     links = [_bandwidth_bps(rate) for rate in rates]

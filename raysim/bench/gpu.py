@@ -1,7 +1,7 @@
 """Cost of stages on a GPU: one GPT in a process of its own, and as a pipeline of Ray actors that share the GPU, in turn.
 
-The pipeline does the same work on the same GPU, so its step is longer by what stages cost: starting kernels from several
-processes, and handing activations and gradients over by way of the host. The difference a message is the cost of a hop.
+The pipeline does the same work on the same GPU, so the difference of the two steps is the cost of stages: kernels that start from
+several processes, and activations and gradients that pass through the host. The difference per message is the cost of a hop.
 """
 
 from __future__ import annotations

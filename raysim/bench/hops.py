@@ -1,8 +1,9 @@
-"""Microseconds from worker to worker: what a packet needs beside its compute and its codec, on a Ray of this machine's own.
+"""Microseconds from worker to worker: the time of a packet beside compute and codec, on a Ray of this machine's own.
 
-A small GPT, whose stages compute for a few milliseconds, is trained with one microbatch: so every worker waits for every packet. A
-hop is the time from the end of a packet's codec at the sender to the start of the action that takes it. It holds the hand-over,
-Ray's call, and the wake-up of the receiver. With several microbatches hops overlap with compute, and the step says what is left.
+A small GPT, whose stages compute for a few milliseconds, is trained with one microbatch, so that every worker waits for every
+packet. A hop is the time from the end of a packet's codec at the sender to the start of the action that takes it. It includes the
+hand-over, Ray's call, and the wake-up of the receiver. With several microbatches hops overlap with compute, and only the rest
+lengthens the step.
 """
 
 from __future__ import annotations

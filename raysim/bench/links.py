@@ -1,7 +1,7 @@
 """The bench GPT over slow links: torch uncompressed, and raysim compressed, beside raysim uncompressed on loopback.
 
-Two hosts on this machine with shaped links (see `raysim.validate.hosts`), a stage on each; on loopback both are on one. Every
-side is measured anew in every turn, in turn with the others; figures are ratios within a turn, and medians over turns.
+Two hosts on this machine have shaped links (see `raysim.validate.hosts`) and a stage each; on loopback both stages are on one
+host. All sides are measured one after another in every turn; figures are ratios within a turn, and medians over turns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
 
 
 def _result(side: Side, seconds: dict[Side, list[float]]) -> dict[str, Any]:
-    """Return a side's seconds, and their ratios to those on loopback and to torch's over the same links."""
+    """Return a side's seconds, and their ratios to the seconds on loopback and to torch's over the same links."""
     ratios = sorted(a / b for a, b in zip(seconds[side], seconds[BASE], strict=True))
     interval = median_interval(ratios)
     torch_s = seconds.get(Side("torch", side.links))

@@ -1,4 +1,4 @@
-"""Tensors as training makes them: what crosses the middle of a recipe's model after some steps."""
+"""Tensors as training makes them: the activation and the gradient in the middle of a recipe's model after some steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.link import Link
 from raysim.pipeline.plan import prepare
 
-RECIPES = ("digits-cnn", "topics-gpt")  # those whose data comes along
+RECIPES = ("digits-cnn", "topics-gpt")  # their data is part of this package
 STEPS = 20
 
 

@@ -1,7 +1,7 @@
-"""The speed of the simulator: one very large schedule, and one recorded run on thousands of networks, with the memory they take.
+"""The speed and the memory of the simulator: one very large schedule, and one recorded run on thousands of networks.
 
-Every case runs in a process of its own, so that its peak memory is its own. Kernels are compiled before the clock starts; how long the
-first call took is stated apart.
+Every case runs in a process of its own, so that its peak memory is its own. Kernels are compiled before the clock starts; the
+seconds of the first call are stated separately.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def bench_simulate(size: Size | None = None, *, repeats: int = 3) -> dict[str, A
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """Print what was measured, beside the target where there is one."""
+    """Print the measurements, beside the target where there is one."""
     table = Table("case", title="Simulator, medians")
     for name in ("actions", "seconds", "target", "actions/s", "peak memory", "above idle", "first call"):
         table.add_column(name, justify="right", no_wrap=True)

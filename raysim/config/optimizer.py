@@ -55,7 +55,7 @@ class OptimizerConfig(Strict):
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises linearly. With `one-cycle`, the steps of its rise; 0 means 30 % of the run."""
     decay: Literal["constant", "cosine", "linear", "one-cycle", "steps"] = "constant"
-    """Learning rate after the warm-up: constant, falling to zero, as torch's OneCycleLR, or falling to a tenth at each of `decay_at`."""
+    """Learning rate after the warm-up: constant, falling to zero, torch's OneCycleLR, or falling to a tenth at each of `decay_at`."""
     decay_at: tuple[Positive, ...] | None = Field(default=None, max_length=1000)
     """Steps at which the learning rate falls to a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)

@@ -35,17 +35,17 @@ def hook(
     batch_size: int = 1,
     seed: int = 0,
 ) -> "Gradients":
-    """Let the replicas of a model average their gradients by `method`, in raysim's notation, and return what they remember.
+    """Let the replicas of a model average their gradients by `method`, in raysim's notation, and return the averager.
 
     Called on every rank, with the same arguments, after the model is wrapped. Each bucket of DDP is averaged by itself; a
-    model of one bucket gives the gradients that `raysim.train` gives its only stage, bit for bit.
+    model of one bucket gets the gradients of `raysim.train` with one stage, bit for bit.
 
-    `momentum`: of SGD, for methods that take it over (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it to all
-    gradients, and the optimiser must have none. `steps_per_epoch` is for methods that go by epochs, `optimizer` for those
-    that go by its learning rate. `batch_size` counts the samples of a step over all replicas. `seed` is of random codecs.
+    `momentum`: SGD's momentum, for methods that take it over (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it to
+    all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for methods
+    that depend on its learning rate. `batch_size` counts the samples of a step over all replicas. `seed` is of random codecs.
 
-    Raises ValueError, on every rank, where the method cannot work on gradients alone, lacks one of these, or differs between
-    ranks.
+    Raises ValueError, on every rank, where the method cannot work on gradients alone, needs an argument that is missing, or
+    differs between ranks.
     """
     gradients = Gradients(
         model,
@@ -61,7 +61,7 @@ def hook(
 
 
 class Gradients:
-    """Averages the buckets of a model, and holds what its replica method remembers; made by `hook`."""
+    """Averages the buckets of a model, and holds the memory of its replica method; made by `hook`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Gradients:
         self._thread = ThreadPoolExecutor(1, "gradients", initializer=lambda: torch.set_num_threads(threads))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers, for a checkpoint: every rank keeps its own."""
+        """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
         buckets = {"\n".join(names): dict(kept) for names, kept in self._of_bucket.items()}
         return {
             "method": repr(self.method),
@@ -111,7 +111,7 @@ class Gradients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned on the same rank; raises ValueError where it is of another method."""
+        """Load the `state_dict` of the same rank; raises ValueError where it is of another method."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
         self.step, self._memory = state["step"], dict(state["memory"])
@@ -119,9 +119,9 @@ class Gradients:
         self._velocities = dict(state["velocities"])
 
     def report(self) -> "pd.DataFrame":
-        """Return one row: steps, the bytes that this rank sent, those of an uncompressed all-reduce, and seconds.
+        """Return one row: steps, the bytes that this rank sent, the bytes of an uncompressed all-reduce, and seconds.
 
-        `seconds` are those of codecs and of waiting for the others; a part of them passes beside the backward.
+        `seconds` are the time in codecs and in waiting for other ranks, a part of which overlaps with the backward.
         """
         import pandas as pd
 
@@ -136,7 +136,7 @@ class Gradients:
         return pd.DataFrame([row])
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Begin to average a bucket, behind those before it, and return its future."""
+        """Begin to average a bucket, after the buckets before it, and return its future."""
         device = self._channel.device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -207,7 +207,7 @@ class Gradients:
         )
 
     def _tell_time(self, now: float) -> None:
-        """Agree on the seconds of the last step, those of the first rank, where the method goes by them."""
+        """Share the first rank's seconds of the last step with all ranks, where the method depends on them."""
         if "step_s" not in self.method.needs:
             return
         if self._began is not None:
@@ -281,5 +281,5 @@ def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures
 
 
 def _parameter(key: str) -> str:
-    """Return the parameter whose memory has this key: what follows the kind."""
+    """Return the parameter whose memory has this key: the part after the kind."""
     return key.partition("/")[2]

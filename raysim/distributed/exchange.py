@@ -1,8 +1,8 @@
 """Rounds of a replica method over a torch process group: messages of any size from every rank to every other one.
 
-Gloo and NCCL move tensors whose size the receiver knows. So each message travels in a first part of as many bytes as the
-message had the last time, which both ends know, behind its length in 8 bytes; what does not fit follows in a second part.
-Where sizes do not change from step to step, a round costs one message to each rank and no padding.
+Gloo and NCCL move tensors whose size the receiver knows. So each message begins with a part of the size that the message had the
+last time, which both ends know, behind the length in 8 bytes. The rest follows in a second part. Where sizes do not change from
+step to step, a round costs one message to each rank and no padding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import distributed as dist
 from raysim.codecs.message import CodecTable, Message
 from raysim.replication.base import Packets, RoundDriver, Rounds
 
-_LENGTH = struct.Struct("<q")  # negative for a sentence of what failed, in place of messages
+_LENGTH = struct.Struct("<q")  # negative where an error sentence takes the place of messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
 _ARRAY = struct.Struct("<I")
 _FIRST = 64  # bytes of the first part before the size is known
@@ -29,7 +29,7 @@ class ReplicaError(RuntimeError):
 
 
 class Channel:
-    """Sends bytes from every rank of a group to every other one, and counts those that leave this one."""
+    """Sends bytes from every rank of a group to every other rank, and counts the bytes that leave this rank."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
@@ -40,10 +40,10 @@ class Channel:
         self._parts: dict[tuple[Hashable, int, bool], int] = {}  # bytes of first parts, by slot, peer and whether sent
 
     def swap(self, slot: Hashable, outgoing: Mapping[int, bytes], *, failed: bool = False) -> dict[int, bytes]:
-        """Return what every other rank sent, for what goes to each; all ranks call it in the same order.
+        """Send bytes to every other rank and return the bytes received from each; all ranks call it in the same order.
 
-        `slot` names the place in a step, at which messages of the last step tell the size. `failed`: a sentence is sent.
-        Raises ReplicaError with the sentence of a rank that failed.
+        `slot` names the place in a step; the sizes of the last step's messages there are expected again. `failed`: the bytes are an
+        error sentence. Raises ReplicaError with the sentence of a rank that failed.
         """
         others = [rank for rank in range(self.size) if rank != self.rank]
         received, lengths = self._first_parts(slot, outgoing, others, failed)
@@ -102,7 +102,7 @@ class Channel:
 def run_rounds(rounds: Rounds, table: CodecTable, channel: Channel, place: Hashable, *, max_values: int) -> Any:
     """Run all rounds of a replica method and return its result.
 
-    `place` names what is averaged; `max_values` bounds the packets that are accepted. Raises ReplicaError where a method
+    `place` names the averaged tensors; `max_values` bounds the packets that are accepted. Raises ReplicaError where a method
     fails, at this rank or another.
     """
     driver = RoundDriver(rounds)

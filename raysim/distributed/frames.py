@@ -81,7 +81,7 @@ def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
 
 
 def read_frame(tensor: Tensor) -> Frame:
-    """Return what a tensor of `write_frame` holds, its arrays in memory of their own.
+    """Return the frame in a tensor of `write_frame`, its arrays in memory of their own.
 
     Raises FrameError where it holds no packet, or not the bytes that were written.
     """

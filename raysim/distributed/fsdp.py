@@ -1,9 +1,9 @@
 """Compressed reduce-scatters in FSDP2, by `set_custom_reduce_scatter`.
 
-Each rank sends every other one the packet of the gradients that the other one owns, and sums what it receives for its own.
-So a method can serve that needs one message for each owner: a codec, alone or under error feedback. A method that goes by
-whole matrices, by several rounds, or by what all replicas know (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) cannot:
-FSDP2 hands over flat shards, and no rank learns more than the sum of its own.
+Each rank sends every other rank a packet of the gradients that the other rank owns, and sums the packets that it receives for its
+own shard. A method must therefore need one message for each owner: a codec, alone or under error feedback. Methods that need
+whole matrices, several rounds, or knowledge shared by all replicas (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) do not
+fit: FSDP2 hands over flat shards, and a rank learns no more than the sum of its own shard.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NAME = "shard"
 
 
 def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradients:
-    """Let FSDP2 reduce the gradients of a model by a codec, alone or under error feedback, and return what it remembers.
+    """Let FSDP2 reduce the gradients of a model by a codec, alone or under error feedback, and return the reducer.
 
     Called on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
-    its small tensors too. What a rank sends itself is exact.
+    including small tensors. A rank's own share is exact.
 
     Raises ValueError where the method cannot be a reduce-scatter, or the model has no module of FSDP2.
     """
@@ -64,12 +64,12 @@ class ShardedGradients:
         return sum(reduction.channel.sent_bytes for reduction in self._reductions if reduction.channel is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers, for a checkpoint: every rank keeps its own."""
+        """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
         states = [{"step": one.step, "memory": pack_state(one.state)} for one in self._reductions]
         return {"method": repr(self.method), "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned on the same rank; raises ValueError where it is of another method."""
+        """Load the `state_dict` of the same rank; raises ValueError where it is of another method."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
         for reduction, kept in zip(self._reductions, state["states"], strict=True):
@@ -99,7 +99,7 @@ class _ReduceScatter:
         op: dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """Put the sum, or the mean, of what all ranks have for this one's shard into `output_tensor`."""
+        """Write the sum, or the mean, of all ranks' gradients for this rank's shard into `output_tensor`."""
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError("A compressed reduce-scatter sums or averages: leave `set_gradient_divide_factor` out.")
         if self.channel is None:

@@ -87,7 +87,7 @@ class _PacketEnd(Ends):
         if frame.setting != self._setting:
             raise FrameError(
                 f"Both ends of boundary {self.boundary} must have the same compressors, seed, microbatches and shape, but the "
-                f"other end has not those of this one ({self.extra_repr()})."
+                f"other end's differ from this end's ({self.extra_repr()})."
             )
         if frame.number != number & 0xFFFFFFFF:
             raise FrameError(f"Boundary {self.boundary} awaited message {number}, but got message {frame.number}.")
@@ -95,9 +95,9 @@ class _PacketEnd(Ends):
 
 
 class SendPacket(_PacketEnd):
-    """The end of a stage: returns the packet of the activation, and in the backward takes that of its gradient.
+    """The end of a stage: returns the packet of the activation, and in the backward decodes the packet of its gradient.
 
-    `shape` and `dtype` are those of a microbatch's activation; the other arguments are as of `raysim.nn.CompressedLink`.
+    `shape` and `dtype` are of a microbatch's activation; the other arguments are as of `raysim.nn.CompressedLink`.
     Raises ValueError where the packets of a compressor have no fixed size.
     """
 
@@ -163,7 +163,7 @@ class SendPacket(_PacketEnd):
 class ReceivePacket(_PacketEnd):
     """The head of a stage: returns the activation of a packet, and in the backward sends the packet of its gradient.
 
-    Arguments as of `SendPacket`, and equal to those of the other end.
+    Arguments as of `SendPacket`, and equal to the arguments of the other end.
     """
 
     held = (("forward", False), ("backward", True))
@@ -261,7 +261,7 @@ def compress_stages(
 ) -> dict[int, nn.Module]:
     """Return stages for `torch.distributed.pipelining.PipelineStage` between which packets travel, by their index.
 
-    `stages`: those of this rank, by index, or all of them. `shapes`: of a microbatch's activation at each boundary. `forward`
+    `stages`: the stages of this rank, by index, or all stages. `shapes`: of a microbatch's activation at each boundary. `forward`
     and `backward` are one notation for all boundaries or a list with one each. `replica` numbers parallel pipelines.
 
     Raises ValueError where a codec's packets have no fixed size, or the numbers of stages, shapes and notations do not fit.

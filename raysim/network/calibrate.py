@@ -1,6 +1,6 @@
-"""The overheads of a host, read off a recorded run: what packets take beside compute, codec and wire.
+"""The overheads of a host, read off a recorded run: the seconds of a packet beside compute, codec and wire.
 
-The run must be on hosts between which the wire costs nothing to speak of: one machine, or a network far faster than the packets need.
+The cost of wires must be negligible in the run: it is on one machine, or on a network far faster than its packets need.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def read_overheads(
 ) -> Overheads:
     """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows that it ran.
 
-    An action whose worker was free starts when its packet is there: what lies between is the message. One whose packet was
-    there, or that awaits none, starts when its worker is free: what lies between belongs to the packet that the worker sent
-    before, as does what the clock of the sending action holds beside codec and compute. A packet is taken to have been there
-    if it left twice as long before as packets take; where actions are shorter than that few are. Means of both, since they add
-    up over a step, and a line through the packets' sizes where those differ. `step_seconds` are the seconds of whole steps, of
-    `steps.parquet`. Leave out the first steps of a run: they warm up.
+    If the worker of an action was free, the action starts when its packet arrives, and the time since the packet left is the
+    message's. If its packet was there already, or it needs none, the action starts when its worker is free, and the time since
+    then belongs to the packet that the worker sent before. The same packet takes the time of the sending action that is neither
+    codec nor compute. A packet counts as there already if it left at least twice the usual time of a packet earlier, which is
+    rare where actions are shorter. Both overheads are means, since they add up over a step; where packets differ in size, the
+    message's is a line through their sizes. `step_seconds` are the seconds of whole steps, from `steps.parquet`. Leave out the
+    first steps of a run: they warm up.
     """
     num_stages = 1 + max(action.stage for row in rows for action in row)
     names = ("step", "replica", "stage", "op", "microbatch")

@@ -121,7 +121,7 @@ class Collective:
 
     direction: str
     stages: tuple[int, ...]
-    """Those whose replicas average, or first owners of tied parameters."""
+    """The stages whose replicas average, or the first owners of tied parameters."""
     hosts: frozenset[int]
     codec_s: float
     """Seconds of the slowest worker to compress, decompress and add, before the first round."""
@@ -199,11 +199,11 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
 def start_times(
     found: Sequence[Collective], seconds: Floats, ready_s: Floats, pipeline_s: Floats, *, overlap: bool
 ) -> tuple[Floats, Floats]:
-    """Return when each collective starts, (collective, network), and when all are over, (network).
+    """Return the start of each collective, (collective, network), and the end of all, (network).
 
-    `seconds` is what each takes, (collective, network), `ready_s` when each stage is done, (stage, network), and `pipeline_s` when
-    all are. Averages start when all pipelines are done; with `overlap` when their own stage is, those that meet on a host one after
-    another. Owners of tied parameters start when all averages are over.
+    `seconds` is the duration of each collective, (collective, network), `ready_s` the end of each stage, (stage, network), and
+    `pipeline_s` the end of all stages. Averages start when all pipelines are done. With `overlap` an average starts when its own
+    stage is done, and averages that share a host follow one another. Owners of tied parameters start after all averages.
     """
     if not found:
         return np.empty(seconds.shape), pipeline_s
@@ -227,7 +227,7 @@ def start_times(
 
 
 def total_seconds(found: Sequence[Collective], networks: Sequence[Network]) -> Floats:
-    """Return what each collective takes on each network, codec and rounds: shape (collective, network)."""
+    """Return the seconds of each collective on each network, codec and rounds: shape (collective, network)."""
     totals = [one.codec_s + sum(round_seconds(each, networks) for each in one.rounds) for one in found]
     return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(found), len(networks))
 
@@ -238,7 +238,7 @@ def _hosts_of(transfers: Transfers, hosts: NDArray[np.int64]) -> set[int]:
 
 
 def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int], set[int]]]:
-    """Return the groups with those that share hosts as one, directly or by way of others."""
+    """Return the groups, merged where they share hosts directly or by way of other groups."""
     joined: list[tuple[list[int], set[int]]] = []
     for members, used in groups:
         apart = [each for each in joined if not each[1] & used]
@@ -249,7 +249,7 @@ def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int],
 
 
 def _round(transfers: Transfers, hosts: NDArray[np.int64], transport: Transport) -> Round:
-    """Return what crosses wires of the transfers of one round."""
+    """Return the transfers of one round that cross wires."""
     source = hosts[transfers["source_replica"], transfers["source_stage"]]
     target = hosts[transfers["target_replica"], transfers["target_stage"]]
     across = source != target

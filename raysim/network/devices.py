@@ -1,4 +1,4 @@
-"""Datasheet figures of common GPUs, of which profiles are computed that nobody recorded. Nothing here was measured by us."""
+"""Datasheet figures of common GPUs, from which profiles are computed where none was recorded. None is a measurement of ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODEC_PASSES = 8
 """Reads and writes of a dense tensor in one encode or decode, such as a TopK's: find the range, select, move, write."""
 
 
-# Vendors' datasheets; where those quote figures with sparsity, half of them. Consumer cards: 16 bits in, 32 bits accumulated.
+# From vendors' datasheets; figures quoted with sparsity are halved. Consumer cards: 16 bits in, 32 bits accumulated.
 DEVICES: dict[str, Device] = {
     "T4": Device(65e12, 16 * 10**9, 300e9),
     "V100": Device(125e12, 32 * 10**9, 900e9),

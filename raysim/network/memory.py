@@ -1,9 +1,9 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
-Bytes everywhere. What a stage holds at its worst moment: its weights, their gradients, the optimiser's slots, what autograd
-saves of every microbatch in flight, gradients kept for the weights' part of a backward, packets made and not yet consumed,
-residuals of error feedback, reference copies of delta feedback, and the workspace of one action. The interpreter, libraries
-and allocator slack are not here: give a capacity that leaves room for them.
+All figures are bytes. At its worst moment a stage holds its weights, their gradients, the optimiser's slots, the tensors that
+autograd saves of every microbatch in flight, gradients kept for the weights' part of a backward, packets made and not yet
+consumed, residuals of error feedback, reference copies of delta feedback, and the workspace of one action. The interpreter,
+libraries and allocator slack are not counted: give a capacity that leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -26,7 +26,7 @@ from raysim.schedules.families import Schedule
 class StageMemory:
     """Memory that one stage of one replica holds at its peak.
 
-    Fields are bytes, or counts of what takes `saved_bytes`, `kept_bytes` or `packet_bytes` each.
+    Fields are bytes, or counts of items of `saved_bytes`, `kept_bytes` or `packet_bytes` each.
     """
 
     stage: int = dataclasses.field(kw_only=False)
@@ -37,11 +37,11 @@ class StageMemory:
     optimizer_bytes: int = 0
     """Slots of the optimiser: momentum is one copy of the weights, Adam two."""
     saved_bytes: int = 0
-    """What autograd keeps of one microbatch from its forward to its backward; with recomputation, the stage's input only."""
+    """Bytes that autograd keeps of one microbatch from forward to backward; with recomputation, the stage's input only."""
     in_flight: int = 0
     """Microbatches gone forward and not yet backward, W included, when its worker holds most: from the schedule."""
     kept_bytes: int = 0
-    """What W needs of one microbatch beside what is saved, from B on: the gradients that arrived where weights are used."""
+    """Bytes of one microbatch that wait for W from B on, beside `saved_bytes`: the gradients that arrived where weights are used."""
     waiting: int = 0
     """Microbatches between B and W at that moment."""
     packet_bytes: int = 0
@@ -53,7 +53,7 @@ class StageMemory:
     references_bytes: int = 0
     """Reference copies of delta feedback (EF21, AQ-SGD) that this stage keeps: one end of each link."""
     workspace_bytes: int = 0
-    """What one action needs while it runs: recomputed activations, the codec's temporaries."""
+    """Bytes that one action needs while it runs: recomputed activations, the codec's temporaries."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -121,7 +121,7 @@ def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> lis
 
 
 def held_at_worst(rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return for each stage the microbatches in flight, and those between B and W, when its worker holds most bytes.
+    """Return for each stage the number of microbatches in flight, and between B and W, when its worker holds most bytes.
 
     `saved_bytes` and `kept_bytes` are of one microbatch, by stage. A worker's stages seldom hold most at once, so this is less
     than the sum of their peaks.

@@ -11,7 +11,7 @@ from raysim.notation import check_integer, check_real
 
 @dataclass(frozen=True)
 class Placement:
-    """The host of every worker, replica by replica, and what the hosts can do.
+    """The host of every worker, replica by replica, and the cores of the hosts.
 
     >>> Placement.spread(num_workers=4, num_hosts=8)
     Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1)
@@ -22,7 +22,7 @@ class Placement:
     cores: tuple[float, ...] | None = None
     """Cores of every machine, shared by its workers; None where workers never slow one another down."""
     machines: tuple[int, ...] | None = None
-    """Machine of every host, where several hosts, as namespaces or virtual machines, share one's cores; None: each is one."""
+    """Machine of every host, where namespaces or virtual machines share the cores of one; None: each host is a machine."""
     threads: int = 1
     """Cores that one worker's compute can use; read only where `cores` is given."""
 

@@ -1,4 +1,4 @@
-"""Named networks, networks from files, and the one reader of what a user writes after `--network`."""
+"""Named networks, networks from files, and the parser of `--network`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_bandwidths(text: str) -> list[Network]:
-    """Return networks from a lowest to a highest bandwidth, in steps of 1, 2, 5; all else is that of the highest.
+    """Return networks from a lowest to a highest bandwidth, in steps of 1, 2, 5; all other properties are the highest's.
 
     >>> parse_bandwidths("10mbps..100mbps+20ms")
     [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]
@@ -133,7 +133,7 @@ def parse_bandwidths(text: str) -> list[Network]:
 
 
 def load_network(path: Path) -> Network:
-    """Return the network in a file; raises ValueError naming the file and what is wrong with it.
+    """Return the network in a file; raises ValueError with the file and the error.
 
     TOML holds sites and the links between them, see `raysim.network.sites`, or the fields of `Network` by name. CSV has one
     line a link with columns source, target, bandwidth_bps and latency_s; a link given in one direction only holds for both.

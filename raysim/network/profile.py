@@ -1,4 +1,4 @@
-"""A Profile is what the actions of one step cost: seconds of compute and codec, bytes of every packet, overheads of the host.
+"""A Profile holds the costs of one step's actions: seconds of compute and codec, bytes of every packet, overheads of the host.
 
 It comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet. Seconds
 and bytes.
@@ -57,15 +57,15 @@ class Profile:
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average uncompressed, where `transfers` do not say what they sent."""
+    """By stage: bytes that replicas average uncompressed, where `transfers` do not list their messages."""
     transfers: Transfers = field(default_factory=lambda: np.empty(0, TRANSFER))
     """Transfers of the collectives that end the step, an array of `raysim.network.collectives.TRANSFER`."""
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: seconds on a replica's clock to compress, decompress and add what they average."""
+    """By stage: seconds on a replica's clock to compress, decompress and add gradients."""
     call_s: float = 0.0
     """Seconds on the sender's clock to hand a packet over."""
     message_s: float = 0.0
-    """Seconds that every packet needs beside its wire, nobody's clock being held."""
+    """Seconds that every packet needs beside its wire, on no worker's clock."""
     byte_s: float = 0.0
     """The same for every byte of it: 0.25e-9 is 4 GB/s through shared memory."""
     step_s: float = 0.0
@@ -154,8 +154,8 @@ class Profile:
     ) -> Profile:
         """Return a profile of a run that was never made, from shapes and a datasheet.
 
-        `forward_flops` is of one microbatch, a number for each stage; so may be the sizes, of what a stage sends. A backward
-        is `backward_factor` forwards (3 with recomputation).
+        `forward_flops` is of one microbatch, a number for each stage. The sizes of messages may also have a number for each
+        stage. A backward is `backward_factor` forwards (3 with recomputation).
         `efficiency` is the share of the datasheet's dense 16-bit peak that training reaches: 0.3 to 0.5 is usual, and it is an
         assumption, not a measurement. `codec_bytes_per_s` is how fast dense bytes are packed, and again unpacked.
 
@@ -183,7 +183,7 @@ class Profile:
 
     @property
     def moved_bytes(self) -> Floats:
-        """Bytes that cross the wire for every packet, with those that the transport adds."""
+        """Bytes that cross the wire for every packet, the transport's included."""
         return self.wire_bytes + self.transport.beside(self.wire_bytes)
 
     @property
@@ -314,7 +314,7 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
 
 
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of profiles of one shape, such as those of a run's recorded steps without its first ones."""
+    """Return the mean of profiles of one shape, such as the profiles of a run's recorded steps without the first ones."""
     if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
         shapes = [profile.compute_s.shape for profile in profiles]
         raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
@@ -334,7 +334,7 @@ def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vo
 
 
 def _numbers(column: NDArray[Any]) -> Floats:
-    """Return a column as numbers, null as zero: what has no packet has no bytes."""
+    """Return a column as numbers, null as zero: an action without a packet has no bytes."""
     if column.dtype == object:
         column = np.array([0.0 if value is None else float(value) for value in column])
     return np.nan_to_num(column.astype(np.float64))

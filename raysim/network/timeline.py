@@ -30,9 +30,9 @@ class WorkerTime(NamedTuple):
     contention_s: float
     """Work made longer by sharing cores."""
     wait_s: float
-    """Idle while the packet it awaited had been made, and was under way."""
+    """Idle time in which the awaited packet was under way."""
     bubble_s: float
-    """Idle for any other reason: nobody had made the packet yet, or the row was done and other workers' were not."""
+    """Idle time for any other reason: the packet was not made yet, or the row was done before the rows of other workers."""
     collective_s: float
     """From the end of the pipeline until the collectives are over: replicas average, owners of tied parameters sum."""
     outside_s: float
@@ -100,7 +100,7 @@ class Timeline:
     pipeline_s: float
     """When the last action of any replica ended."""
     step_s: float
-    """The whole step: pipeline, collectives, update, and what the driver needs around it."""
+    """The whole step: pipeline, collectives, update, and the driver's time around them."""
     collectives: tuple[Exchange, ...]
     """Averages over replicas, then sums of tied parameters."""
     collectives_end_s: float
@@ -113,7 +113,7 @@ class Timeline:
 
     @property
     def collective_s(self) -> float:
-        """Return the seconds of the step between the end of the pipeline and that of the collectives."""
+        """Return the seconds of the step from the end of the pipeline to the end of the collectives."""
         return self.collectives_end_s - self.pipeline_s
 
     @property
@@ -142,7 +142,7 @@ class Timeline:
                 compute_s, codec_s, overhead_s, contention_s, wait_s = (
                     float(part[row].sum()) for part in (compute, codec, overhead, stretched, wait)
                 )
-                # Without shared cores nothing is stretched: what is left there is rounding.
+                # Without shared cores nothing is stretched: the remainder is rounding.
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
                 busy_s = compute_s + codec_s + overhead_s + contention_s
                 bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
@@ -252,9 +252,9 @@ class Timeline:
         return backwards, r, slot
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
-        """Return the (kind, start, end) in seconds of what makes up action `index` of the table, on one replica.
+        """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
 
-        Where cores are shared all phases are drawn out alike: the kernel keeps no more than the start and the end.
+        Where cores are shared, all phases are stretched by the same factor: the kernel keeps the start and the end alone.
         """
         slot, key = (
             int(self._slots[index]),
@@ -297,7 +297,7 @@ class Timeline:
         }
 
     def explain(self) -> dict[str, float]:
-        """Return the seconds of each kind on the critical path: what to make faster, and by how much at most."""
+        """Return the seconds of each kind on the critical path: the most that a speed-up of that kind could save."""
         totals: dict[str, float] = {}
         for segment in self.critical_path():
             totals[segment.kind] = totals.get(segment.kind, 0.0) + segment.end_s - segment.start_s

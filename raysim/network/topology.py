@@ -1,4 +1,4 @@
-"""A network is data: bandwidth, latency and jitter between hosts, who shares which wire, and what messages and collectives cost.
+"""Networks as data: bandwidth, latency and jitter between hosts, the sharing of wires, and the costs of messages and collectives.
 
 Bandwidth is in bit/s, decimal (1 Gbit/s is 10^9 bit/s), latency in seconds, one way, once a message (`a + 8 S / W`).
 """
@@ -49,13 +49,13 @@ class Network:
     port_bps: float | None = None
     """Of a host's port, with "port" and "half"; by default the fastest of the host's links."""
     burst_bytes: float = 0.0
-    """What a token bucket lets through at once after a pause (the burst of `tc tbf`)."""
+    """Bytes that a token bucket lets through at once after a pause (the burst of `tc tbf`)."""
     framing: float = 1.0
     """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
     host_names: tuple[str, ...] | None = field(default=None, compare=False)
     """Of the hosts, where matrices are given and they have names."""
     name: str = field(default="", compare=False)
-    """Of the preset or file; no part of what the network is."""
+    """Name of the preset or file; it does not take part in comparisons."""
 
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
@@ -256,4 +256,4 @@ def _span(value: float | Matrix, write: object) -> str:
 
 
 FREE = Network(math.inf)
-"""Infinite bandwidth, no latency: what is left is compute, codec and schedule."""
+"""Infinite bandwidth and no latency: the step is compute, codec and schedule alone."""

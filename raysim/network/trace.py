@@ -125,7 +125,7 @@ class _Lanes:
 
 
 def recorded_events(columns: Mapping[str, ArrayLike]) -> Iterator[Event]:
-    """Yield the trace events of recorded steps, from the columns of `actions.parquet`: what really happened."""
+    """Yield the trace events of recorded steps, from the columns of `actions.parquet`."""
     names = ("step", "replica", "stage", "op", "microbatch", "start_s", "end_s", "wire_bytes")
     for name in names:
         if name not in columns:

@@ -1,4 +1,4 @@
-"""Transports: what carries messages between hosts adds bytes to each and makes it pay the latency a number of times."""
+"""Transports of messages between hosts: each adds bytes to a message, and multiplies its latency by a number of trips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Transport:
-    """The bytes beside a message and its one-way trips, for messages below `large_from` bytes and for those from there on."""
+    """The bytes beside a message and its one-way trips, for small messages and for messages of at least `large_from` bytes."""
 
     name: str
     large_from: float
@@ -32,7 +32,7 @@ class Transport:
     """One-way trips between the driver and the workers at a step's end."""
 
     def __str__(self) -> str:
-        """Return what a message costs over this transport, as reports name it.
+        """Return the costs of a message over this transport, as reports name them.
 
         >>> print(GLOO)
         gloo: 96 bytes beside a message, which makes 1 one-way trip
@@ -47,7 +47,7 @@ class Transport:
         )
 
     def beside(self, wire_bytes: ArrayLike) -> Floats:
-        """Return the bytes that go beside messages of these sizes; none beside what is not sent.
+        """Return the bytes that go beside messages of these sizes; 0 for size 0, where nothing is sent.
 
         >>> RAY.beside([0, 1_000]) == [0, RAY.small_bytes]
         array([ True,  True])

@@ -1,4 +1,4 @@
-"""Compressed links for any model in one process: a module between two layers that encodes and decodes what crosses it.
+"""Compressed links for any model in one process: a module between two layers that encodes and decodes the tensor it passes on.
 
 >>> import torch
 >>> from torch import nn

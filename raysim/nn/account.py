@@ -22,7 +22,7 @@ class Account:
         self._error_norm2 = 0.0
 
     def add(self, step: LinkAccount, *, counts: bool) -> None:
-        """Add what one end did in a step; the messages are counted where that end `counts` them."""
+        """Add the account of one end in a step; its messages are added if this end `counts` them."""
         if step.sender:
             self.encode_s += step.codec_s
         else:

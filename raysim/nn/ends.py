@@ -108,7 +108,7 @@ class Ends(nn.Module):
         return None
 
     def context(self, direction: str, num_rows: int) -> Context:
-        """Return what the compressor of a direction is told of the message at hand, of so many samples."""
+        """Return the context of the current message in a direction, a message of `num_rows` samples."""
         found = of_microbatch(current(), num_rows, self.microbatch, self.num_microbatches)
         return Context(
             direction=direction,
@@ -140,7 +140,7 @@ class Ends(nn.Module):
         return {"forward": forward, "backward": backward, "step": self.step, "memories": memories}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `get_extra_state` returned; raises ValueError where it is of other compressors."""
+        """Load the state of `get_extra_state`; raises ValueError where it is of other compressors."""
         for field, method in zip(DIRECTIONS, self.methods, strict=True):
             if state[field] != repr(method):
                 raise ValueError(f"`{field}` must be {state[field]}, as in the checkpoint, but got {method!r}.")

@@ -31,8 +31,8 @@ class CompressedLink(Ends):
     keys of random codecs. `shared_indices` sends gradients at the positions that the activation kept. Fidelity is measured
     every `measure_every_steps` steps, 0 for never.
 
-    In evaluation mode, and without gradients, memories neither help nor move; the attribute `evaluation` says what is sent
-    then: "on" (the codec), "off" (the tensor as it is) or "on_direct" (see `AQSGD`). Do not put a link inside of an
+    In evaluation mode, and without gradients, memories are neither used nor changed. The attribute `evaluation` then selects the
+    message: "on" (the codec's packet), "off" (the tensor as it is) or "on_direct" (see `AQSGD`). Do not put a link inside an
     activation-checkpointed block, which would send each message twice.
 
     Raises ValueError where a notation cannot be read or cannot serve here.
@@ -83,7 +83,7 @@ class CompressedLink(Ends):
         return crossed
 
     def cross(self, direction: str, x: Tensor, context: Context) -> Tensor:
-        """Send a tensor from one end of a direction to the other and return what arrives, in memory of its own."""
+        """Send a tensor from one end of a direction to the other and return the received one, in memory of its own."""
         sender, receiver = self.ends[direction, True], self.ends[direction, False]
         sender.device = receiver.device = x.device
         with torch.autocast(x.device.type, enabled=False):
@@ -108,7 +108,7 @@ class CompressedLink(Ends):
 
 
 class _Crossing(torch.autograd.Function):
-    """Carries an activation forward and its gradient backward; what is kept between them is neither of the two."""
+    """Carries an activation forward and its gradient backward; neither is kept between the two."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: CompressedLink, context: Context) -> Tensor:

@@ -55,7 +55,7 @@ def current() -> Samples:
 
 
 def of_microbatch(found: Samples, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
-    """Return the samples of a microbatch of `num_rows`: `found` names them, or those of all microbatches of its step.
+    """Return the samples of a microbatch of `num_rows`; `found` names them, or the samples of all microbatches of its step.
 
     Raises ValueError where it names another number.
     """

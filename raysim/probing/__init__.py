@@ -1,4 +1,4 @@
-"""Measuring what compression would do to a training that already runs, without changing it."""
+"""Measuring the effect of compression on the messages of a training that already runs, without changing it."""
 
 from raysim.probing.candidates import Probe
 

@@ -1,4 +1,4 @@
-"""A probe: candidates encode what crosses the cuts of a running training, beside it, and leave records that raysim prices."""
+"""A probe: candidates encode the tensors at the cuts of a running training, beside it, and leave records that raysim prices."""
 
 from __future__ import annotations
 

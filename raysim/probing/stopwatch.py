@@ -91,7 +91,7 @@ class Stopwatch:
                 leaf.register_hook(began)  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: Tensor) -> None:
-        """Count what has passed for the first part, whose backward ends with a parameter; the others end at a cut."""
+        """Count the time since the last mark for the first stage, whose backward ends with a parameter; others end at a cut."""
         if self.samples and (1, "B", self.microbatch) in self.seconds:
             self._add(0, "B", self.microbatch)
             self._last = time.perf_counter()
@@ -102,7 +102,7 @@ class Stopwatch:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the tensor that a module hands on: itself, or the first of floats in what it returns; raises ValueError."""
+    """Return the first floating-point tensor in a module's output; raises ValueError where there is none."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf

@@ -1,11 +1,10 @@
-"""Schedules as data: which worker runs which action in which order. Written once, executed by engines and simulated
-alike.
+"""Schedules as data: the actions of each worker in order, executed by the engines and timed by the simulator.
 
 An action is one piece of work of one stage on one microbatch and prints as `2F0`: stage 2, forward, microbatch 0.
 Actions of one op run in the order of microbatches on every stage, in every schedule, so that schedules agree bit for bit.
 
-A backward (B) gives the gradient of the input and those of the weights. Where a schedule holds the microbatch's W, these are
-apart: B gives the gradient of the input, which the stage before awaits, and W, which nobody awaits, those of the weights.
+A backward (B) computes the gradients of the input and of the weights. Where a schedule holds a W of the microbatch, the two are
+apart: B computes the gradient of the input, which the stage before awaits, and W the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Action(NamedTuple):
         return cls(int(match[1]), match[2], int(match[3]))
 
 
-Row = list[Action]  # what one worker runs, in order
+Row = list[Action]  # the actions of one worker, in order
 
 
 def dependency(action: Action, num_stages: int) -> Action | None:
@@ -79,7 +78,7 @@ def phase(row: Row, index: int) -> str:
 def peak_in_flight(row: Row) -> int:
     """Return the most microbatches that have gone forward and not yet backward, summed over the row's stages.
 
-    What a forward saved is let go by the microbatch's last backward: W where there is one.
+    The microbatch's last backward, W where there is one, releases the tensors that its forward saved.
     """
     apart = {(action.stage, action.microbatch) for action in row if action.op == "W"}
     held = peak = 0
@@ -95,7 +94,7 @@ def peak_in_flight(row: Row) -> int:
 def topological_order(rows: Sequence[Row], num_stages: int) -> Row:
     """Return all actions in one order that respects every row and every packet.
 
-    Raises ValueError with the action that blocks, and what it waits for, where no such order exists.
+    Raises ValueError where no such order exists, with the action that blocks and the action that it waits for.
     """
     done: set[Action] = set()
     merged: Row = []

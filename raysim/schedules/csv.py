@@ -1,8 +1,8 @@
 """Schedules in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell.
 
-Torch writes `2I0` for the backward of the input where that of the weights, `2W0`, is apart, and `2B0` for both together; here
-both are B, told apart by whether there is a W. Empty cells, which stand for bubbles, and empty lines mean nothing here: an
-action runs when it can.
+Torch writes `2B0` for a whole backward, and `2I0` and `2W0` for a backward in two parts, of the input and of the weights. raysim
+writes both `2B0` and `2I0` as B; a W of the same microbatch tells them apart. Empty cells, which stand for bubbles, and empty
+lines are ignored: an action runs as soon as it can.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cases: which pipelines are trained over which links, and in what order."""
+"""The cases of a validation: pipelines, links, and their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raysim.config import ConfigError, make_config
 from raysim.schedules.families import Interleaved1F1B, parse_schedule
 from raysim.validate.runs import link
 
-CALIBRATION_STEPS = 8  # beside those that warm up
+CALIBRATION_STEPS = 8  # beside the warm-up steps
 
 
 class Pipeline(NamedTuple):
@@ -44,10 +44,10 @@ class Pipeline(NamedTuple):
         return "distant" if self.distant else "pairs"
 
     def config(self, steps: int) -> dict[str, Any]:
-        """Return a run of so many steps, all of which are profiled.
+        """Return a run of `steps` steps, all of which are profiled.
 
-        The model is a narrow GPT: the narrower, the fewer operations for a byte of its activations, so that the wire counts.
-        Replicas train a wider one, since the bytes that they send are those of the weights.
+        The model is a narrow GPT: a narrower one needs fewer operations for a byte of its activations, so that the wire matters.
+        Replicas train a wider one, since they send as many bytes as the weights have.
         """
         schedule = parse_schedule(self.schedule)
         turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1
@@ -83,7 +83,7 @@ REPLICA_LINKS = {
 
 
 def campaign() -> list[Pipeline]:
-    """Return the pipelines that `raysim validate` trains by itself, those over the same hosts side by side."""
+    """Return the pipelines that `raysim validate` trains by default; pipelines over the same hosts are adjacent."""
     chosen = [
         *product((2,), LINKS, ("1F1B", "GPipe")),
         *product((2,), ("Identity", "Quantize(8)"), ("Interleaved1F1B(2)", "ZBH1")),
@@ -101,9 +101,9 @@ def campaign() -> list[Pipeline]:
 def pipelines(
     hosts: Sequence[int], replicas: int, codecs: Sequence[str], schedules: Sequence[str], links: Sequence[str]
 ) -> Iterator[Pipeline]:
-    """Yield every combination, those over the same hosts side by side; raises ConfigError where one cannot be.
+    """Yield every combination; combinations over the same hosts are adjacent. Raises ConfigError where one is impossible.
 
-    `hosts` are those of all replicas together.
+    `hosts`: number of hosts of all replicas together.
     """
     for count, codec, schedule in product(hosts, codecs, schedules):
         if count % replicas:

@@ -36,7 +36,7 @@ class Cluster:
             "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
             "RAY_AUTH_MODE": "disabled",  # a closed network: its cables lead nowhere else
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",  # as the driver's: nobody else is to be spared here
+            "RAY_worker_niceness": "0",  # as the driver's, since the hosts run nothing else
             "RAY_TMPDIR": str(self._folder),
             "RAY_enable_metrics_collection": "false",
             "RAY_task_events_report_interval_ms": "0",
@@ -45,7 +45,7 @@ class Cluster:
     @classmethod
     @contextmanager
     def started(cls, hosts: Hosts) -> Iterator[Cluster]:
-        """Start a node on every host, and at the end stop them and what they started, and remove their files."""
+        """Start a node on every host; at the end stop the nodes with all their processes, and remove their files."""
         cluster = cls(hosts)
         try:
             for host in range(hosts.count):

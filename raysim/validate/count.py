@@ -1,8 +1,8 @@
-"""Bytes on every cable between hosts beside those of the records: packets take the cable between their two workers, and no other.
+"""Bytes on every cable between hosts, compared with the bytes in the records: a packet takes the cable between its two workers.
 
-A pipeline has a stage on each host, and is trained with few and with many microbatches. What a cable carries beside the packets
-of `links.parquet` grows with their number: the slope is what Ray, gRPC and TCP send beside a packet (and for the packet that comes
-back), the rest is what they send in a step whatever it does, heartbeats among it.
+A pipeline has a stage on each host, and is trained with few and with many microbatches. The bytes on a cable beside the packets of
+`links.parquet` grow with the number of packets. The slope is the traffic of Ray, gRPC and TCP for a packet (and for the packet that
+comes back); the constant is their other traffic in a step, such as heartbeats.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CableBytes(NamedTuple):
 
 
 def count_bytes(out: Path, hosts: Sequence[int], codecs: Sequence[str], steps: int) -> Iterator[CableBytes]:
-    """Yield the bytes on every cable for so many hosts and for each codec, from `steps` steps each; `out` holds the runs.
+    """Yield the bytes on every cable for each number of hosts and each codec, from `steps` steps each; `out` holds the runs.
 
     Raises ConfigError where this machine cannot make hosts, FailedError where a run breaks off.
     """

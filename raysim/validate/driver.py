@@ -1,7 +1,7 @@
 """The driver of the cases, a process on the first host: training runs that pause before every step, for links to be shaped.
 
 A line of input is JSON, `{"config": {...}, "out": FOLDER}`. Before every step it answers {"step": NUMBER} and waits for a line;
-at the end {"error": null}, or what went wrong. Evaluations and checkpoints, which are not what is measured, are left out.
+at the end {"error": null} or a sentence. Evaluations and checkpoints are left out, since they are not measured.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ There are three wirings:
 - "pairs": each pair of hosts has a cable of its own, a veth pair. A token bucket (`tc tbf`) at each end shapes the traffic that
   leaves that end, so the cable is full duplex. This is what the simulator calls sharing "pair".
 - "switch": each host has one cable, to a bridge in a namespace of its own. The token bucket at the host shapes all that the host
-  sends, the one at the bridge all that it receives. This is what the simulator calls sharing "port".
+  sends, and the bucket at the bridge all that it receives. The simulator calls this sharing "port".
 - "distant": as "pairs", with a second cable for each pair, of any latency (see `delay`), that is used where a latency is asked for.
-  The latency of all other cables is that of the machine, some tens of microseconds.
+  All other cables have the latency of the machine, some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raysim.network.topology import Network
 from raysim.validate.delay import DEVICE, Delay, open_device
 
 WIRINGS = ("pairs", "switch", "distant")
-SEGMENT_BYTES = 1448  # of payload: what TCP with timestamps puts into a frame of Ethernet
+SEGMENT_BYTES = 1448  # of payload in a frame of Ethernet, by TCP with timestamps
 PACKET_HEADERS_BYTES = 52  # of IP, and of TCP with timestamps
 ETHERNET_HEADER_BYTES = 14
-PIECE_S = 4e-3  # at a cable's rate, of what TCP hands to a port in one piece
-GSO_BYTES = 65_536  # that TCP hands to a port in one piece, at most
+PIECE_S = 4e-3  # seconds, at a cable's rate, of the piece that TCP hands to a port at once
+GSO_BYTES = 65_536  # the largest piece that TCP hands to a port at once
 QUEUE_S = 0.1  # of bytes that may wait at a port before frames are lost
 SUBNET = "10.201.47"
 
@@ -51,7 +51,7 @@ class Hosts:
     @classmethod
     @contextmanager
     def made(cls, count: int, wiring: str = "pairs") -> Iterator[Hosts]:
-        """Make so many hosts, and remove them at the end. Raises ConfigError where this machine cannot."""
+        """Make `count` hosts, and remove them at the end. Raises ConfigError where this machine cannot."""
         hosts = cls(count, wiring)
         try:
             hosts._make()
@@ -209,7 +209,7 @@ def framing(link_header_bytes: int) -> float:
 
 
 def piece_bytes(bandwidth_bps: float) -> int:
-    """Return what TCP hands to a port in one piece: small, as it makes them by itself over a real slow link (TSO autosizing).
+    """Return the bytes that TCP hands to a port at once: as small as over a real slow link (TSO autosizing).
 
     In pieces of 64 KiB, small messages would wait 26 ms for one piece at 20 Mbit/s.
     """

@@ -1,4 +1,4 @@
-"""Runs pipelines on hosts of this machine, and sets what their steps took beside what was predicted."""
+"""Runs pipelines on hosts of this machine, and compares measured with predicted steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case(NamedTuple):
     calibration_s: float
     """Of the calibration run's steps."""
     unshaped_s: float
-    """Of the test run's unshaped steps: what one would predict without a model of the network."""
+    """Seconds of the test run's unshaped steps: the prediction without a model of the network."""
     measured_s: float
     """Of the test run's shaped steps."""
     predicted_s: float

@@ -41,10 +41,10 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 class Prediction:
-    """A run with a worker on each host, its `steps` between unshaped links, and what they say of other links.
+    """Predicts steps over other links from the `steps` of a run between unshaped links, with a worker on each host.
 
-    Where more workers compute at once than the machine has cores, all hosts share them. How many are left to workers, beside
-    Ray and the links, is then fitted to the unshaped steps too.
+    Where more workers compute at once than the machine has cores, all hosts share the cores. The number of cores that Ray and the
+    links leave to the workers is then fitted to the unshaped steps too.
     """
 
     def __init__(self, run: Run, steps: Sequence[int]) -> None:
@@ -72,20 +72,20 @@ class Prediction:
     def step_s(self, network: Network, pace: float = 1.0) -> float:
         """Return the seconds that the unshaped steps would have taken on `network`, see `typical`.
 
-        `pace` stretches all that the machine does itself, compute, codecs and Ray, but not what the wires take.
+        `pace` stretches the work of the machine itself, compute, codecs and Ray, but not the time of wires.
         """
         return typical(self._steps_s(network, pace))
 
     def interval_s(self, network: Network, unshaped_s: Sequence[float], num_steps: int) -> tuple[float, float]:
         """Return the 90 % interval of `typical` of `num_steps` steps on `network`, by the spread of steps as they were recorded.
 
-        `unshaped_s` are those of the run whose steps are predicted. They say how well its pace is known, and how much a few
-        steps stray from it; the steps that calibrated the prediction say how well their costs are known.
+        `unshaped_s` are seconds of unshaped steps of the predicted run. Their spread gives the uncertainty of the run's pace, and
+        how far a few steps stray from it; the spread of the calibrating steps gives the uncertainty of the costs.
         """
         random = np.random.default_rng(0)
 
         def strays(seconds: Sequence[float], size: int) -> Floats:
-            """Return `typical` of `size` steps drawn from these, as a share of that of all."""
+            """Return `typical` of `size` steps drawn from these, as a share of `typical` of all."""
             shares = np.array(seconds) / typical(seconds)
             wider = 1 + (shares - 1) * math.sqrt(
                 len(shares) / max(len(shares) - 1, 1)
@@ -107,7 +107,7 @@ class Prediction:
         return found
 
     def pace(self, step_s: float) -> float:
-        """Return the pace at which an unshaped step takes `step_s`: that of the machine when another run was made."""
+        """Return the pace at which an unshaped step takes `step_s`: the machine's pace during another run."""
         return step_s / self.step_s(FREE)
 
     def _fit_cores(self, step_s: float, most: float) -> None:

@@ -13,8 +13,8 @@ the driver's host and others and between two others alike:
 | large, from the object store | 5.2 to 8.1 |
 
 A large packet takes a call to the receiver, a question to the sender where the packet is, its answer, a request, and the packet:
-five trips. What is more comes in round trips and is flow control, of gRPC and TCP: a part of the packet goes first, the rest when
-it is acknowledged. The end of a step takes two trips more, a call to update and its reply.
+five trips. Further trips come in pairs from the flow control of gRPC and TCP: a part of the packet goes first, and the rest when it
+is acknowledged. The end of a step takes two more trips, a call to update and its reply.
 """
 
 from __future__ import annotations

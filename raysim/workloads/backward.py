@@ -1,8 +1,8 @@
-"""A backward in two parts: the gradient of the input, which others await, and those of the weights, which may wait.
+"""A backward in two parts, as in zero-bubble pipelines (Qi et al. 2023, 2401.10241): for the input, and later for the weights.
 
-As in zero-bubble pipelines (Qi et al. 2023, 2401.10241). The graph is cut where it branches off to a weight: the first part runs
-the way from the output to the input, and catches the gradients that arrive at these branches; the second runs the
-branches from what was caught. Every kernel sees what it would see in one backward, so the gradients are equal bit for bit.
+The graph is cut where it branches off to a weight. The first part runs from the output to the input, and catches the gradients
+that arrive at these branches. The second part runs the branches from the caught gradients. Every kernel has the same inputs as
+in one backward, so the gradients are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.autograd.graph import GradientEdge, Node
 
 
 class Branch(NamedTuple):
-    """Operations that use weights: where gradients arrive, and the weights to which they lead."""
+    """Operations that use weights: the edges at which gradients arrive, and the weights to which they lead."""
 
     edges: list[GradientEdge]
     leaves: list[Tensor]
 
 
 class Caught(NamedTuple):
-    """A branch and what arrived at it; `run_branches` makes gradients of weights of it."""
+    """A branch and the gradients that arrived at it, from which `run_branches` computes gradients of weights."""
 
     branch: Branch
     gradients: list[Tensor | None]
@@ -78,7 +78,7 @@ def find_branches(y: Tensor, x: Tensor) -> list[Branch]:
 
 
 def input_gradient(y: Tensor, gradient: Tensor, x: Tensor) -> tuple[Tensor | None, list[Caught]]:
-    """Return the gradient of `x`, None where no way leads to it, and what `run_branches` needs; the graph is kept."""
+    """Return the gradient of `x`, None where no path leads to it, and the input of `run_branches`; the graph is kept."""
     branches = find_branches(y, x)
     edges = [edge for branch in branches for edge in branch.edges]
     wanted: list[Any] = [x, *edges]

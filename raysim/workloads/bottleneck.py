@@ -18,12 +18,13 @@ def with_bottleneck(
 ) -> tuple[nn.Sequential, list[str]]:
     """Return `model` with an encoder at the end of each stage that sends and a decoder at the start of the next, and its cuts.
 
-    The autoencoder of Bian et al. (2024, 2301.02654): linear, without bias, trained with the rest; what crosses is the code, and
-    its gradient comes back. Over the channels of images, by a convolution of 1 x 1, and over the last axis else. Weights are
-    Xavier's, uniform in +-sqrt(6 / (width + code)), drawn from `seed` and the boundary alone.
+    The autoencoder of Bian et al. (2024, 2301.02654): linear, without bias, trained with the model. The code crosses the
+    boundary, and its gradient returns. It acts on the channels of images, by a convolution of 1 x 1, and on the last axis of other
+    tensors. Weights are Xavier's, uniform in +-sqrt(6 / (width + code)), drawn from `seed` and the boundary alone.
 
-    `cuts`: the layers before the cuts and the shapes of what they return. `bottleneck`: features of the code, for all boundaries
-    or one number each, 0 for none there. The layers are those of `model`, which keeps its own. Raises ValueError naming the rule.
+    `cuts`: the layers before the cuts and the shapes of their outputs. `bottleneck`: features of the code, one number for all
+    boundaries or one each, 0 for none. The returned model shares the layers of `model`, which is unchanged. Raises ValueError
+    naming the rule.
 
     >>> model = nn.Sequential(OrderedDict(first=nn.Linear(8, 16), last=nn.Linear(16, 4)))
     >>> widened, cuts = with_bottleneck(model, [("first", (2, 16))], 3, seed=0)

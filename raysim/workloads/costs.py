@@ -1,7 +1,7 @@
 """Costs of layers, counted without computing: a model is run on fake tensors, which have a shape and no values.
 
-Fake tensors rather than torch's meta device: they choose the kernels that real ones would, so that attention saves for
-backward what it will save (the meta device falls back to the form that saves the whole attention matrix).
+Fake tensors choose the same kernels as real ones, so that attention saves the same tensors for backward. Torch's meta device
+would fall back to the form that saves the whole attention matrix.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shadow:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._modules = named_layers(model)
         with self._mode:
-            # deepcopy takes what its memo holds as copied already, so no weight is copied, and tied ones stay tied
+            # deepcopy does not copy the entries of its memo, so no weight is copied, and tied weights stay tied
             state: dict[int, Any] = {id(x): self._mode.from_tensor(x) for x in [*model.parameters(), *model.buffers()]}
             self._copies = list(named_layers(copy.deepcopy(model, state).train()).values())
             self._state = {storage(x) for x in state.values() if isinstance(x, Tensor)}
@@ -67,8 +67,8 @@ class Shadow:
         """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward, and the bytes of
         gradients that they keep between the two parts of a backward.
 
-        Distinct memory only, parameters and buffers left out; what the stage receives counts where it is kept, and with
-        the last layer goes the loss. The first stage has no gradient of an input to part with: 0.
+        Memory is counted once, without parameters and buffers. The stage's input counts if it is kept, and the loss belongs to the
+        last layer. The first stage has no gradient of an input, so the second number is 0 there.
         """
         found: dict[int, int] = {}
         alive = []
@@ -136,7 +136,7 @@ def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:
 
 
 def storage(x: Tensor) -> int:
-    """Return what identifies the memory of a tensor while it lives; fake tensors have no address."""
+    """Return an identity of a tensor's memory while it lives; fake tensors have no address."""
     return int(x.untyped_storage()._cdata)
 
 

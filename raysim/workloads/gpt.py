@@ -117,7 +117,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and added to what came in."""
+    """Attention and a perceptron, each behind a norm and added to its input."""
 
     def __init__(self, width: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def _assemble(
 
 
 def _initialise(model: nn.Sequential, num_blocks: int) -> None:
-    """Draw weights as GPT-2 does: deviation 0.02, less for what is added to the residual stream, biases zero."""
+    """Draw weights as GPT-2 does: deviation 0.02, less for layers that add to the residual stream, biases zero."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             added = name.startswith("block") and name.endswith("projection")

@@ -58,7 +58,7 @@ def hf(
 ) -> Data:
     """Return a data set of Hugging Face by hub name, by the folder that `save_to_disk` wrote, or by a folder of data files.
 
-    `name` is the configuration of a set that has several. `column` is the input, and its kind decides what samples are:
+    `name` is the configuration of a set that has several. `column` is the input, and its kind decides the kind of samples:
     pictures (see `images`, with `target` as their label), texts (see `text`; with a `target` each is classified, without one
     they are packed), or numbers (one column or a list; see `table`). Of a set without `test_split` a tenth is tested on.
     """

@@ -22,7 +22,7 @@ IMAGE_COLUMNS = ("img", "image")
 
 
 class Cifar(NamedTuple):
-    """One of the two CIFAR sets: where it is, what its labels are called, how its pixels are normalised."""
+    """One of the two CIFAR sets: its address, the names of its labels, and the normalisation of its pixels."""
 
     hub: str
     label: str

@@ -21,7 +21,7 @@ from raysim.workloads.tokens import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEST_SHARE = 10  # one in so many texts is tested on, where there is no file of test texts
+TEST_SHARE = 10  # one in this many texts is a test text, where there is no file of test texts
 
 
 @dataclass(frozen=True, eq=False)

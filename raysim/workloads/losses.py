@@ -78,7 +78,7 @@ class MeanSquaredError:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A function of outputs and targets that returns the mean loss of what it is given."""
+    """A function of outputs and targets that returns the mean loss over them."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
@@ -93,7 +93,7 @@ class OwnLoss:
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:
     """Return the loss `name`; without one, cross-entropy where targets are classes and the mean square where they are numbers.
 
-    Raises ValueError naming what is wrong, also where the loss does not fit the targets.
+    Raises ValueError for an unknown loss or option, and where the loss does not fit the targets.
     """
     name = name or ("cross_entropy" if shape.classifies else "mse")
     if ":" in name:
@@ -115,7 +115,7 @@ def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:
 
 
 def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: DataShape) -> None:
-    """Raise ValueError where the outputs of a model, those of its last `layer`, do not fit the loss and the targets.
+    """Raise ValueError where the outputs of a model's last `layer` do not fit the loss and the targets.
 
     `output_shape` begins with the samples of a microbatch.
     """

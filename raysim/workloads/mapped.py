@@ -1,6 +1,6 @@
 """Arrays that may be larger than memory: written once to a cache folder, mapped from there, and read by row.
 
-What is small is held in memory and travels to workers whole; what is large travels as its path, so on a cluster the cache
+Small arrays are held in memory and sent to workers whole. Large arrays are sent as a path, so on a cluster the cache
 folder must be one that all nodes share.
 """
 
@@ -66,12 +66,12 @@ Rows = NDArray[Any] | Mapped
 
 
 def cache_folder() -> Path:
-    """Return the folder for what is worked out once: that of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
+    """Return the folder of the cache: the value of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
     return Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "raysim")
 
 
 def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:
-    """Return the file of the cache that `write` makes of some files; made anew where they or the options have changed."""
+    """Return the file of the cache that `write` makes of some files; made again where the files or the options have changed."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([kind, stats, options], sort_keys=True, default=str).encode()).hexdigest()[:24]
     path = cache_folder() / f"{kind}-{key}{suffix}"

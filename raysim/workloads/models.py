@@ -118,7 +118,7 @@ def make_structure(name: str, function: Callable[..., nn.Sequential], arguments:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what draws the numbers of parameters: on the meta device that would first import torch's compiler, for a second."""
+    """Skips the drawing of parameters, which on the meta device would first import torch's compiler, for a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))

@@ -61,7 +61,7 @@ def check_path(field: str, value: object) -> Path:
         if path.is_file() or path.is_dir():
             return path
         reason = "" if not path.exists() else ", which is neither"
-    except (OSError, RuntimeError, ValueError) as error:  # too long, or the home of nobody
+    except (OSError, RuntimeError, ValueError) as error:  # too long, or the home of an unknown user
         reason = f": {getattr(error, 'strerror', None) or error}"
     raise ValueError(f"`{field}` must be a file or folder that exists, but got {shown(str(value))}{reason}.")
 

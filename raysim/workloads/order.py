@@ -36,7 +36,7 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
 
 
 def batch_ids(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int, NDArray[np.int64]]:
-    """Return the epoch of `step` (from 0) and the ids of its samples; what is left of an epoch is dropped.
+    """Return the epoch of `step` (from 0) and the ids of its samples; an incomplete last batch of an epoch is dropped.
 
     >>> epoch, ids = batch_ids(10, 4, seed=0, step=2)
     >>> epoch, ids.tolist()

@@ -129,7 +129,7 @@ def target_of(name: str, samples: Samples, index: int, shape: DataShape) -> Tens
 
 
 def _read_targets(name: str, samples: Samples, shape: DataShape) -> NDArray[Any]:
-    """Return all targets: those of an attribute `targets`, as torchvision's sets have it, or of the samples one by one."""
+    """Return all targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
     given = getattr(samples, "targets", None)
     if given is not None and len(given) == len(samples):
         return _tensor(given).reshape(len(given), *shape.target_shape).to(getattr(torch, shape.target_dtype)).numpy()

@@ -1,6 +1,6 @@
-"""A model cut into stages: at named layers, or so that no stage computes more than it must.
+"""A model cut into stages: at named layers, or so that the largest stage computes as little as possible.
 
-Decides where to cut and counts what each stage holds; who runs a stage, and how, is the pipeline's business.
+Chooses the cuts and counts the costs of each stage; `raysim.pipeline` runs the stages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tied(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The stages of a model and what each costs for one microbatch; see `partition`."""
+    """The stages of a model and their costs for one microbatch; see `partition`."""
 
     stages: list[nn.Sequential]
     """The model's layers under their names; each stage owns its parameters."""
@@ -44,21 +44,21 @@ class Partition:
     boundary_exact_bytes: tuple[int, ...]
     """For each cut, the bytes of the tensors of integers and booleans that cross it beside, for one microbatch."""
     num_parameters: tuple[int, ...]
-    """For each stage, how many numbers it learns; what is tied counts in each of its stages."""
+    """For each stage, the number of values that it learns; a tied parameter counts in each of its stages."""
     flops_forward: tuple[int, ...]
     """For each stage, the operations of one microbatch's forward, two for a multiplication and addition."""
     saved_bytes: tuple[int, ...]
     """For each stage, the bytes that one microbatch keeps between forward and backward, parameters left out.
 
-    In the last stage those of the loss are among them.
+    The last stage's bytes include the loss.
     """
     kept_bytes: tuple[int, ...]
     """For each stage, the bytes of gradients that one microbatch keeps between the two parts of its backward, where it has two.
 
-    Where weights are used. 0 for the first stage, which keeps what it received.
+    They are the gradients that arrive where weights are used. 0 for the first stage, which keeps its incoming gradient.
     """
     tied: tuple[Tied, ...]
-    """Parameters that are in two stages; one that is in more has an entry for each after the first."""
+    """Parameters that are in two stages; a parameter of more stages has an entry for each stage after the first."""
 
 
 def partition(
@@ -74,11 +74,10 @@ def partition(
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
 
-    Size is the operations of forward, and the bytes of the layers' outputs where these are equal; `balance` says which of
-    equally good cuts are taken. `batch` is the number of samples in a microbatch (without a `loss`, that of the kind of targets is
-    taken). Nothing is computed. With `bottleneck` the
-    stages at a cut get a layer more each, drawn from `seed`: see `raysim.workloads.bottleneck`. Raises ValueError naming the
-    field, or the layer that is unfit.
+    The size of a stage is its operations of forward; the bytes of the layers' outputs decide between equal sizes. `balance` says
+    which of equally good cuts are taken. `batch` is the number of samples in a microbatch. `loss` defaults to the loss for the kind
+    of targets. Nothing is computed. With `bottleneck` the stages at a cut get one more layer each, drawn from `seed`: see
+    `raysim.workloads.bottleneck`. Raises ValueError naming the field, or the layer that is unfit.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-TEST_SHARE = 10  # one in so many pictures is tested on, where there is no folder or file of test pictures
+TEST_SHARE = 10  # one in this many pictures is a test picture, where there is no folder or file of test pictures
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as models trained on it have them
 
 
@@ -40,7 +40,7 @@ class Pictures(Protocol):
         """Return an encoded picture; raises OSError."""
 
     def name(self, index: int) -> str:
-        """Return what messages call a picture: its path, or its file and row."""
+        """Return the name of a picture in messages: its path, or its file and row."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def images(
 
     The folder may hold folders train and test (or val), each with the class folders, or files train*.parquet and
     test*.parquet; of anything else a tenth, drawn once and for all, is the test split. `size` (a number, or height and width)
-    is what pictures are brought to; without it all must be of one size. `column` ("image" or "img" where not given) and `label`
-    are columns of Parquet. `augment` is of training alone: crop and flip `random` anew each epoch, `fixed`, or `none`. Pixels
-    are normalised by `mean` and `std` of each channel, ImageNet's where not given.
+    is the size to which pictures are scaled; without it all must have one size. `column` ("image" or "img" where not given) and
+    `label` are columns of Parquet. `augment` concerns training alone: crops and flips are `random` (new in each epoch), `fixed` for
+    each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel, ImageNet's where not given.
     """
     found = check_path("data.path", path).absolute()  # workers may be elsewhere
     if found.is_file() or next(found.rglob("*.parquet"), None) is not None:

@@ -21,7 +21,7 @@ _AT_ONCE = 4096
 
 
 class RowSource(ABC):
-    """Rows with named columns, by the name that messages give it; `files` are those that it is read from."""
+    """Rows with named columns, read from `files`; messages use its name."""
 
     def __init__(self, name: str, files: Sequence[Path]) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class RowSource(ABC):
         """Yield all rows in order, of some columns; raises ValueError naming a row that cannot be read."""
 
     def row(self, number: int) -> str:
-        """Return what messages call a row, from 1, that `batches` has yielded or is about to."""
+        """Return the name in messages of a row, counted from 1, that `batches` has yielded or is about to."""
         return f"row {number} of {self.name}"
 
     def check_column(self, field: str, column: str) -> str:

@@ -1,7 +1,7 @@
 """Data sets: two splits of samples that live in numpy arrays, read by id.
 
 Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
-(`raysim.random.derive_key`), so what a sample looks like does not depend on the batch it is in.
+(`raysim.random.derive_key`), so a sample does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Split(Protocol):
 
 
 class Data(NamedTuple):
-    """A data set: what is learnt from, what is measured on, and the shape of both."""
+    """A data set: the samples to train on, the samples to test on, and the shape of both."""
 
     train: Split
     test: Split
@@ -69,8 +69,8 @@ class Data(NamedTuple):
 class ImageSplit:
     """Images kept as uint8 and normalised on access, as (x / scale - mean) / std.
 
-    `augment` moves each image by up to 4 pixels (what comes in is black) and mirrors every other one: `random` anew
-    each epoch, `fixed` once and for all for each sample, `none` not at all.
+    `augment` moves each image by up to 4 pixels (the border becomes black) and mirrors every other image: `random` draws again
+    in each epoch, `fixed` draws once for each sample, `none` does neither.
 
     >>> split = ImageSplit(np.full((1, 1, 2, 2), 51, np.uint8), np.array([7]), mean=(0.1,), std=(0.5,))
     >>> split.inputs(np.array([0]), epoch=0, key=0, training=True)

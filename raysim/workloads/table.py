@@ -22,7 +22,7 @@ from raysim.workloads.splits import Data, DataShape, limit
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEST_SHARE = 10  # one in so many rows is a test row, where there is no file of test rows
+TEST_SHARE = 10  # one in this many rows is a test row, where there is no file of test rows
 MOST_WORDS = 100  # different words of a column that becomes columns of 0 and 1
 _AT_ONCE = 65_536
 
@@ -245,7 +245,7 @@ def _codes(batch: pa.RecordBatch, name: str, words: Sequence[Any]) -> NDArray[np
 
 
 def _split(counts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to train and to test on: those of the two sources, or a tenth of the one, drawn alike for every run."""
+    """Return the rows to train and to test on: of two sources, or of one, of which the same tenth is the test split in every run."""
     if len(counts) == 2:
         return np.arange(counts[0]), np.arange(counts[0], sum(counts))
     num_test = max(1, counts[0] // TEST_SHARE)

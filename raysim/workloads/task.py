@@ -28,7 +28,7 @@ class Task:
     metrics: tuple[Metric, ...]
     judged_by: str
     has_ignored: bool = False
-    """True if some targets may not count, so that a step's microbatches weigh by the number of those that do."""
+    """True if some targets may be ignored, so that microbatches are weighted by the number of targets that count."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -66,10 +66,10 @@ class Task:
 
 
 def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence[str] | None, shape: DataShape) -> Task:
-    """Return the task of a run: `loss` and `metrics` by name or import path, or those that the kind of targets suggests.
+    """Return the task of a run: `loss` and `metrics` by name or import path, with defaults for the kind of targets.
 
-    Settings are judged by the first of `metrics`. Without any they are judged by the accuracy where targets are classes, by
-    the loss where they are tokens, and by R2 where they are numbers. Raises ValueError naming what is wrong.
+    Settings are judged by the first of `metrics`. The default is accuracy for classes, the loss for tokens, and R2 for numbers.
+    Raises ValueError for an unknown or unfit loss or metric.
     """
     found = make_loss(loss, options, shape)
     if metrics is None:

@@ -18,7 +18,7 @@ from raysim.workloads.splits import Data, DataShape, TextSplit, limit
 from raysim.workloads.tokens import Bytes, HuggingFace, Tokenizer, make_tokenizer
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
-TEST_SHARE = 10  # one in so many tokens is the test split of a text that has none
+TEST_SHARE = 10  # one in this many tokens is the test split of a text that has none
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -46,13 +46,13 @@ def text(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return text in blocks of `length` tokens, each to be predicted from those before it; or texts with a `label` each.
+    """Return text in blocks of `length` tokens, each to be predicted from the tokens before it; or texts with a `label` each.
 
     `path` is a text file, or a file of rows (JSON lines, Parquet, CSV, TSV) with a text in each row's `column`; the last tenth
     is the test split. Or it is a folder with `train_file` and `test_file`: train.txt and test.txt, or files train* and test*
-    of rows, unless they are named. Tokens are bytes, or those of `tokenizer`, a folder with a tokenizer's files or a hub name.
-    With `label`, a column of classes, a row is a sample: its text, and that of the column `pair` if given, cut or filled up
-    to `length`; of one file a tenth of the rows, drawn once and for all, is the test split.
+    of rows, unless they are named. Tokens are bytes, or the tokens of `tokenizer`, a folder with a tokenizer's files or a hub name.
+    With `label`, a column of classes, each row is a sample: its text, and the text of the column `pair` if given, cut or filled up
+    to `length`. Of a single file, a fixed tenth of the rows is the test split.
     """
     length = check_integer("data.length", length, 1)
     found = check_path("data.path", path)

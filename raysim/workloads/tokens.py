@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and those of Hugging Face by folder or hub name."""
+"""Tokenizers: bytes, and Hugging Face's tokenizers by folder or hub name."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _tensors(model: nn.Module, graph: fx.Graph, shape: DataShape) -> set[fx.Node
 
 
 def _ends(nodes: Sequence[fx.Node]) -> Iterable[tuple[str, int]]:
-    """Return each submodule and the place of its last operation; of those that end together, outer ones first."""
+    """Return each submodule and the place of its last operation; of submodules that end together, outer ones come first."""
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]

@@ -16,7 +16,7 @@ from raysim.workloads.splits import DataShape
 def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
     """Return five convolutions of `width` to 4 x `width` channels and two linear layers, without BatchNorm.
 
-    What a sample gives does not depend on its microbatch. Every cut is behind a ReLU, and weights are drawn to
+    The output of a sample does not depend on its microbatch. Every cut is behind a ReLU, and weights are drawn to
     suit it (He et al. 2015, 1502.01852), so that plain SGD starts at once.
 
     >>> from raysim.workloads.splits import DataShape
@@ -99,7 +99,7 @@ def _resnet(
 def vgg16(shape: DataShape) -> nn.Sequential:
     """Return VGG-16 (Simonyan and Zisserman 2015, 1409.1556), thirteen convolutions and three linear layers, without BatchNorm.
 
-    What the convolutions leave is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
+    The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
 
     >>> from raysim.workloads.splits import DataShape
     >>> import torch

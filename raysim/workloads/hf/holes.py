@@ -13,8 +13,8 @@ from torch import Tensor, nn
 class Hole(nn.Module):
     """Stands in the place of a module: keeps the arguments of its last call, and returns its input, or a given tensor.
 
-    Other attributes are those of the module that it replaces, whose tensors lie on the meta device: models read types and
-    sizes from them.
+    Other attributes are looked up on the replaced module, whose tensors lie on the meta device: models read types and sizes from
+    them.
     """
 
     def __init__(self, replaced: nn.Module) -> None:

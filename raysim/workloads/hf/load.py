@@ -110,7 +110,7 @@ def task_of(shape: DataShape) -> str:
 
 
 def _configuration(path: str | None, values: Mapping[str, Any] | str | None, shape: DataShape) -> Any:
-    """Return transformers' configuration, with the data's sizes where the model is made anew."""
+    """Return transformers' configuration, with the data's sizes where the model is new."""
     transformers = import_hub("transformers")
     if path is None:
         given = _read(values)

@@ -15,9 +15,9 @@ _OPTIONS = ("rank", "alpha", "dropout", "targets")
 def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()) -> Any:
     """Put adapters into a transformers model, freeze all its other weights, and return peft's model around it.
 
-    `options`: `rank` (8), `alpha` (twice the rank), `dropout` (0), and `targets`, the names of the linear layers to adapt;
-    without them, those that peft knows for the model's type. `trained`: submodules that are trained as a whole, such as a new
-    head. Raises ValueError naming the option that is wrong.
+    `options`: `rank` (8), `alpha` (twice the rank), `dropout` (0), and `targets`, the names of the linear layers to adapt (default:
+    peft's choice for the model's type). `trained`: submodules that are trained as a whole, such as a new head. Raises ValueError
+    naming the wrong option.
     """
     if not isinstance(options, Mapping):
         raise ValueError(f"`model.lora` must be a table such as {{rank = 8}}, but got {options!r}.")
