@@ -126,7 +126,7 @@ def markdown(cases: Sequence[Case]) -> str:
     ]
     lines += [
         "",
-        "Seconds of a step. The error of `no network` is that of the unshaped step as a prediction; (*) more workers than cores.",
+        "Seconds of a step. `no network` is the error of the unshaped step as a prediction; (*) more workers than cores.",
         "",
         "| hosts | codec | schedule | link | unshaped | measured | predicted | 90 % interval | error | no network |",
         "|---|---|---|---|---|---|---|---|---|---|",
