@@ -1,4 +1,4 @@
-"""Packet and Codec: what crosses a link, and the stateless map that makes and reads it.
+"""Packet and Codec: a compressed tensor, and the stateless map that encodes and decodes it.
 
 Arrays of a packet are numpy, so that Ray moves them out of band and without a copy (torch tensors are pickled in band).
 """
@@ -127,7 +127,7 @@ class Codec(Notation, ABC):
     size_varies: ClassVar[bool] = False  # whether the bytes of a packet depend on the values of the tensor
     selects: ClassVar[bool] = False  # whether packets hold values at the positions that `support` returns
 
-    # What a codec is able to do: methods ask for these, and so need no list of codecs.
+    # Capabilities of a codec, which methods ask for instead of keeping lists of codecs.
 
     @property
     def random(self) -> bool:
@@ -193,7 +193,7 @@ class Codec(Notation, ABC):
     def encode_with_residual(
         self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
     ) -> tuple[Packet, Tensor]:
-        """Return the packet of `x` in `dtype`, and what that withholds: x - decode(packet), in the dtype of `x`.
+        """Return the packet of `x` in `dtype`, and the residual x - decode(packet) in the dtype of `x`.
 
         Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, it is x + memory that is
         sent, the residual is float32, and both are left untouched. This is the one more pass over memory that error feedback
@@ -271,7 +271,7 @@ def check_finite(x: Tensor) -> None:
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` in `dtype`, rounded to nearest even; what exceeds its range goes to its end, so finite stays finite."""
+    """Return `x` in `dtype`, rounded to nearest even; values beyond its range become its largest, so finite stays finite."""
     limit = torch.finfo(dtype).max
     narrower = x.numel() and limit < torch.finfo(x.dtype).max
     # on a GPU clamping costs less than finding out whether it is needed

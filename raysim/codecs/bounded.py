@@ -64,7 +64,7 @@ class ErrorBounded(Codec):
         arrays = {"step": step.view(np.uint8)}
         if not layout.numel:
             return arrays
-        # a bound below what float32 can tell apart would send more than the value itself
+        # a bound below the precision of float32 would send more than the value itself
         scale = 1 / float(step[0]) if 0 < step[0] < math.inf else None
         if scale is not None and kernels.serve(x):
             return arrays | self._encode_native(x.contiguous(), layout, scale)

@@ -42,7 +42,7 @@ def attach(message: Message, name: str, beside: Mapping[str, Tensor]) -> Message
 def detach(
     message: Message, max_values: int, device: torch.device | str = "cpu"
 ) -> tuple[Message, str, dict[str, Tensor]]:
-    """Return what `attach` was given, tensors beside the packet having at most `max_values` values each.
+    """Return the arguments of `attach`; a tensor beside the packet may have at most `max_values` values.
 
     Raises ValueError where the message is malformed.
     """

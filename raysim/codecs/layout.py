@@ -43,7 +43,7 @@ class Layout(NamedTuple):
         return flat.view(self.numel and -1, self.groups, self.inner)
 
     def flat(self, viewed: Tensor) -> Tensor:
-        """Return the flat tensor of what `view` made; inverse of `view`."""
+        """Return the flat tensor of a view; the inverse of `view`."""
         return viewed.reshape(-1)[: self.numel]
 
 

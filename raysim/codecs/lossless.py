@@ -90,7 +90,7 @@ class Entropy(Codec):
     def _read(self, packet: Packet, array: np.ndarray, limit: int) -> np.ndarray:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(data) and data[0] == _RAW:
-            return data[1:].copy()  # the byte before put what follows out of alignment
+            return data[1:].copy()  # aligned again, behind the one byte
         width = int(data[0]) if len(data) else 0
         frames = data[4 * width - 3 :]
         if width not in _WIDTHS or len(data) < 4 * width - 3:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LANES = 16
-_LEAST = 1e-12  # share of a column's norm at which what others leave of it is rounding
+_LEAST = 1e-12  # share of a column's norm below which its remainder is rounding
 
 
 def orthonormal(columns: Tensor) -> Tensor:
     """Return columns with the span of `columns` (number, rows, rank), orthogonal and of norm 1, float64.
 
-    By Gram and Schmidt, each against those before it, twice. A column that lies in the span of those before becomes zero.
+    By Gram and Schmidt, each column against all before it, twice. A column in the span of earlier columns becomes zero.
 
     >>> orthonormal(torch.tensor([[[3.0, 0.0], [4.0, 5.0]]]))
     tensor([[[ 0.6000, -0.8000],
@@ -71,9 +71,9 @@ class LowRank(Codec):
     1905.13727), with Q drawn from the key.
 
     M is the `tensor`, its columns the last axis of text (samples x length, width) or the channels of images (samples x height
-    x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. What two thin
-    matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in float64; both are
-    sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
+    x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. A tensor that two thin
+    matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in float64; both
+    matrices are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)

@@ -1,4 +1,4 @@
-"""Messages: what really crosses a link, the arrays of packets behind a short binary header.
+"""Messages: the bytes on a link, the arrays of packets behind a short binary header.
 
 Both ends derive the same table from the configuration, so that one number stands for a codec with all its settings. A codec
 that is not in the table is written out in its notation. All integers are LEB128 varints:
@@ -8,7 +8,7 @@ that is not in the table is written out in its notation. All integers are LEB128
     description           = 4 x number + dtype, [notation where number is 0], dimensions, sizes, absent arrays (a bit each)
     name                  = number, [text where number is 0]
     text and notation     = length, UTF-8
-    lengths               = bytes of every array but the last, which is all that is left of the message
+    lengths               = bytes of every array but the last, which is the rest of the message
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Entry(NamedTuple):
 class CodecTable:
     """Packs packets into messages and unpacks them; the two ends of a link, and all members of a group, need equal tables.
 
-    `entries`: codecs to be sent as a number, `Identity` being the first of every table. `names`: those of the packets of
-    rounds that are sent as a number, such as the parameters of a stage.
+    `entries`: codecs that are sent as a number; `Identity` is the first of every table. `names`: names of packets of rounds that
+    are sent as a number, such as the parameters of a stage.
 
     >>> import torch
     >>> from raysim.codecs import TopK
@@ -93,7 +93,7 @@ class CodecTable:
         return (bytes(header), *arrays)
 
     def unpack(self, message: Message, max_values: int) -> Packet:
-        """Return the packet of a message of `pack`, of at most `max_values` values; its arrays are those of the message.
+        """Return the packet of a message of `pack`, of at most `max_values` values; it shares the arrays of the message.
 
         Raises ValueError where the header is malformed or does not fit the arrays, before any memory is asked for.
         """
@@ -230,7 +230,7 @@ class Reader:
         return data
 
     def check_arrays(self, arrays: Sequence[np.ndarray], count: int) -> None:
-        """Read the lengths, and check that they are those of the arrays and the end of the header."""
+        """Read the lengths, and check that they fit the arrays and end the header."""
         if len(arrays) != count:
             raise ValueError(f"A message of {count} arrays must have as many, but has {len(arrays)}.")
         for array in arrays:

@@ -151,7 +151,7 @@ def elias_fano(packet: Packet, kept: int) -> tuple[np.ndarray, np.ndarray, int, 
 
 
 def misplaced(packet: Packet, kept: int) -> ValueError:
-    """Return the error of a packet whose positions cannot be those of `kept` values."""
+    """Return the error of a packet whose positions do not fit `kept` values."""
     return ValueError(
         f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
     )

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RandomK(Codec):
-    """Keeps the share `density` of values at random positions, drawn anew for each key, without replacement (Stich et al. 2018,
+    """Keeps the share `density` of values at random positions, drawn from each key without replacement (Stich et al. 2018,
     1809.07599).
 
     The packet carries the key in 8 bytes in place of indices. Positions are drawn within each `sample`, or the whole `tensor`.
-    As it is, C contracts: E||x - C(x)||^2 = (1 - k/n)||x||^2, which is what error feedback needs. `unbiased=True` multiplies
-    by n/k, so that the mean over keys is x, with variance (n/k - 1)||x||^2; with error feedback that would grow without end.
+    C contracts, as error feedback requires: E||x - C(x)||^2 = (1 - k/n)||x||^2. `unbiased=True` multiplies by n/k, so that the
+    mean over keys is x, with variance (n/k - 1)||x||^2; residuals of error feedback would then grow without bound.
 
     >>> packet = RandomK(0.25).encode(torch.arange(1.0, 9.0).view(2, 4), key=3)
     >>> packet.decode().count_nonzero(dim=1), packet.array_bytes
@@ -80,7 +80,7 @@ class RandomK(Codec):
         return rows, length, kept_of(self.density, length) if rows * length else 0
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-        """Return the flat positions that are kept under a key; a lesser density keeps some of what a greater one does."""
+        """Return the flat positions that are kept under a key; positions of a lesser density are among those of a greater one."""
         rows, length, kept = self._rows(shape)
         # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
         if kernels.serves(device):

@@ -1,4 +1,4 @@
-"""Codecs of one bit a value: the sign, and what magnitude stands for it."""
+"""Codecs of one bit a value: the sign, and the magnitudes that it decodes to."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Sign(Codec):
 
 @dataclass(frozen=True, repr=False)
 class OneBit(Codec):
-    """Sends which values are negative, and the means of those and of the others, a group (1-bit SGD, Seide et al. 2014).
+    """Sends a bit for the sign of each value, and the means of negative and other values by group (1-bit SGD, Seide et al. 2014).
 
     With error feedback the residual of either kind sums to zero. Groups as of `Quantize`; the original groups by column.
 

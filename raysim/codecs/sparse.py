@@ -48,7 +48,7 @@ class Support(NamedTuple):
 def select_topk(x: Tensor, kept: int) -> Tensor:
     """Return the flat positions of the `kept` greatest magnitudes of each row of (rows, length), increasing.
 
-    Of equal magnitudes those of lower index are kept. Raises NonFiniteError on NaN or infinity.
+    Of equal magnitudes the lower index is kept. Raises NonFiniteError on NaN or infinity.
     """
     return select_with_values(x, kept)[0]
 
@@ -78,9 +78,9 @@ def select_with_values(x: Tensor, kept: int) -> tuple[Tensor, Tensor]:
 
 
 def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + memory, float32 (rows, length) on which kernels serve, and of that what `select_with_values` does.
+    """Return x + memory, float32 (rows, length) that kernels serve, and the result of `select_with_values` on it.
 
-    With `clear` what is selected is zero in the sum.
+    With `clear` the selected values are zero in the sum.
     """
     if not kernels.serve(x):
         from raysim.codecs.kernels.triton import select as on_gpu
@@ -101,7 +101,7 @@ def _checked(selection: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _select_native(
     x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None = None, clear: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return what `select_with_values` does, of `x`, which becomes the sum of `terms` first where they are given."""
+    """Return the result of `select_with_values` on `x`; with `terms`, their sum is written to `x` first."""
     from raysim.codecs.kernels.select import select_rows
 
     num_rows, length = x.shape
@@ -160,7 +160,7 @@ def count_at_least(x: Tensor, floor: float) -> int:
 
 
 def _pattern(floor: float, dtype: torch.dtype) -> int:
-    """Return the bit pattern of a magnitude, or of the least one above zero: those of positive numbers order alike."""
+    """Return the bit pattern of a magnitude, at least the smallest above zero; patterns of positive numbers have their order."""
     return max(1, int(kernels.bits_of(torch.tensor([floor]).to(dtype))[0]))
 
 
@@ -234,8 +234,8 @@ class TopK(Codec):
     """Keeps the share `density` of greatest magnitude and nothing else (Rudakov et al. 2023, 2401.07788).
 
     Values compete within a `sample` (all axes but the first), so that the result does not depend on how a batch is cut
-    into microbatches, or within the whole `tensor`. Exactly `kept_of(density, n)` are kept; of equal magnitudes those of
-    lower index. Kept values are sent by the codec `values`, as (batch, kept) or flat; positions in the smallest of the
+    into microbatches, or within the whole `tensor`. Exactly `kept_of(density, n)` are kept; of equal magnitudes the lower
+    index is. Kept values are sent by the codec `values`, as (batch, kept) or flat; positions in the smallest of the
     forms of `raysim.codecs.positions`, or as `index` says. Density 1 sends no positions.
 
     >>> packet = TopK(0.5).encode(torch.tensor([[1.0, -2.0, 3.0, -4.0]]))
@@ -279,7 +279,7 @@ class TopK(Codec):
         return self._encode_sparse(x, key)
 
     def _encode_sparse(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        """Return the arrays of what keeps less than everything."""
+        """Return the arrays of a packet that keeps less than everything."""
         shape = tuple(x.shape)
         rows = x.reshape(self._rows(shape))
         return self._arrays(shape, *select_with_values(rows, self._num_kept(shape) // len(rows)), key)
@@ -299,7 +299,7 @@ class TopK(Codec):
         if dense or dtype == torch.float64 or not (kernels.serve(x) or kernels.gpu_serve(x)):
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(shape, key)
-        exact = dtype == torch.float32 and self.values == Identity()  # what is sent leaves nothing
+        exact = dtype == torch.float32 and self.values == Identity()  # sent values leave no residual
         rows = self._rows(shape)
         if memory is not None and x.dtype == torch.float32 and dtype == torch.float32:
             each = x.detach().reshape(rows), memory.reshape(rows)
@@ -308,7 +308,7 @@ class TopK(Codec):
             x = x if memory is None else kernels.added(memory, x)
             if x.dtype != torch.float32:
                 return super().encode_with_residual(x, dtype, key)
-            residual = x.detach().contiguous().view(rows)  # only what is sent changes: no pass over the rest
+            residual = x.detach().contiguous().view(rows)  # only sent values change: no pass over the rest
             positions, kept = select_with_values(residual.to(dtype), self._num_kept(shape) // rows[0])
             exact = False
         count_work(2 * x.numel() * dtype.itemsize)  # encoded, and what it decodes to is withheld
@@ -354,7 +354,7 @@ class TopK(Codec):
 class Nonzero(Codec):
     """Sends the values that are not zero, however many, and their positions: lossless where `values` is.
 
-    Shrinks what is sparse by itself, such as activations after ReLU. The count is sent in 8 bytes.
+    Shrinks tensors that are sparse already, such as activations after ReLU. The count is sent in 8 bytes.
 
     >>> packet = Nonzero().encode(torch.tensor([0.0, 2.0, 0.0, 0.0]))
     >>> packet.decode(), packet.array_bytes

@@ -26,12 +26,12 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
     "squares": lambda values: values.square(),
     "positive": lambda values: values.clamp_min(0),
     "negative": lambda values: values.clamp_max(0),
-    "count": lambda values: (values >= 0).double(),  # of what is not negative
+    "count": lambda values: (values >= 0).double(),  # of values that are not negative
 }
 
 
 def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
-    """Return the sum over each group of `layout` of a term of every x - center, float64; what terms there are says `_TERMS`.
+    """Return the sum over each group of `layout` of a term of every x - center, float64; `_TERMS` lists the terms.
 
     The difference is rounded to float32, so that terms are the same whatever makes them.
 

@@ -1,4 +1,4 @@
-"""Codecs that keep what exceeds a threshold, given or estimated, however much that is."""
+"""Codecs that keep all values above a threshold, given or estimated."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Threshold(Counted):
 
 @dataclass(frozen=True, repr=False)
 class EstimatedTopK(Counted):
-    """Keeps about the share `density`: what exceeds a threshold that is estimated, as published methods do for speed.
+    """Keeps about the share `density`: the values above an estimated threshold, as published methods do for speed.
 
-    `policy` says how, with a = |x| and k values wanted of the whole tensor:
+    `policy` names the estimate, with a = |x| and k values wanted of the whole tensor:
     "sampled"      DGC (Lin et al. 2018, 1712.01887): the k-th of a random 1 % (at least 4,096 values); exact among the survivors
                    where more than 1.3 k pass, and 0.8 times the threshold, up to ten times, where fewer than 0.8 k do
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum of a, at most 20 probes, until k to
@@ -90,7 +90,7 @@ class EstimatedTopK(Counted):
     "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal of the tensor's deviation; three corrections
                    by half
     "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
-    The greatest is kept where nothing passes. `TopK` is exact, and no slower here: this is to compare what the methods lose.
+    The greatest value is kept where none passes. `TopK` is exact, and no slower here: these estimates serve to compare methods.
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
     tensor([0., 0., 9., 0.])

@@ -1,8 +1,8 @@
-"""Copies between a GPU and the host, and checks on the GPU, that are begun without waiting for their end.
+"""Asynchronous copies between a GPU and the host, and asynchronous checks on the GPU.
 
 A codec that runs on a GPU returns as soon as its work is queued. Within a `Flight` the arrays of its packet are memory into which
-bytes are still being copied, on a stream of their own, and what the codec found wrong is known only when they have landed. Without
-a flight every copy and every check waits for the device.
+bytes are still being copied, on a stream of their own, and errors that the codec found are known only when the bytes have landed.
+Without a flight every copy and every check waits for the device.
 """
 
 from __future__ import annotations

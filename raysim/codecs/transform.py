@@ -45,11 +45,11 @@ def hadamard(tiles: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Hadamard(Codec):
-    """Sends x H by another codec, H the Hadamard matrix of `tile` values, and turns back what it decodes to.
+    """Sends x H by another codec, H the Hadamard matrix of `tile` values, and transforms the decoded tensor back.
 
-    Spreads an outlier over its tile, so that few bits serve the others better. Tiles are consecutive values of a sample, or
-    of the whole tensor with zeros at its end where samples are not whole tiles. What the codec gets is x H/tile, in float32: no
-    greater than x, so that nothing overflows.
+    Spreads an outlier over its tile, so that few bits serve the other values better. Tiles are consecutive values of a sample, or
+    of the whole tensor with zeros at its end where samples are not whole tiles. The codec encodes x H/tile, in float32, which is
+    no greater than x, so that nothing overflows.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.arange(32.0).sin(); x[5] = 20
@@ -70,7 +70,7 @@ class Hadamard(Codec):
         return self.codec.random
 
     def _turned(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that the codec gets: that of the tensor, where tiles fill its samples."""
+        """Return the shape of the codec's input: the tensor's own, where tiles fill its samples."""
         numel = math.prod(shape)
         whole = math.prod(shape[1:]) % self.tile == 0 if len(shape) > 1 else numel % self.tile == 0
         return shape if whole else (1, numel + -numel % self.tile)

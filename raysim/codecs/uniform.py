@@ -110,7 +110,7 @@ class UniformCodec(Codec):
     def _encode_native(
         self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None, memory: Tensor | None = None
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of `x`; what they decode to is subtracted from `residual`, of which x + memory is made first."""
+        """Return the arrays of `x`. With `memory`, x + memory is written to `residual`; the decoded values are subtracted from it."""
         from raysim.codecs.kernels import uniform as native
 
         low, high = np.empty(layout.groups, np.float32), np.empty(layout.groups, np.float32)
@@ -143,7 +143,7 @@ class UniformCodec(Codec):
     def _encode_on_gpu(
         self, x: Tensor, layout: Layout, key: Key | None, residual: Tensor | None, memory: Tensor | None = None
     ) -> dict[str, np.ndarray]:
-        """Return what `_encode_native` does, of `x` in any dtype but float64."""
+        """Return the arrays of `_encode_native`, for `x` on a GPU in any dtype but float64."""
         from raysim.codecs.kernels.triton import uniform as on_gpu
 
         held = None if memory is None else memory.contiguous()

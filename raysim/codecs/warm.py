@@ -18,7 +18,7 @@ _ALWAYS: tuple[Codec, ...] = (
 
 
 def warm(codecs: Iterable[Codec] = ()) -> None:
-    """Compile the kernels of TopK and Quantize, and those of `codecs`, for every dtype that they serve.
+    """Compile the kernels of TopK, Quantize and `codecs` for every dtype that they serve.
 
     Kernels that an earlier process compiled are loaded from disk, which takes a fraction of a second.
     """

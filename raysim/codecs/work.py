@@ -12,7 +12,7 @@ _counted = [0]
 
 
 def count_work(num_bytes: int) -> None:
-    """Count a pass over so many bytes of dense tensors."""
+    """Count a pass over `num_bytes` bytes of dense tensors."""
     _counted[0] += num_bytes
 
 

@@ -1,4 +1,4 @@
-"""A codec and a memory: what a link does to the tensors that cross it. A bare codec means `Plain`, and is written bare."""
+"""Compressors of links: a codec with a memory. The notation of a bare codec means `Plain`."""
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC

@@ -1,5 +1,5 @@
-"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS): the bits of activations follow from what their error does
-to the gradients of weights."""
+"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS): the effect of activations' errors on the gradients of weights sets the
+bits of activations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-TALLY = -1  # key of what it knows: that of no message
-_COARSEST = 1e30  # what ErrorBounded takes
+TALLY = -1  # key of the method's own state, which no message has
+_COARSEST = 1e30  # the largest bound of ErrorBounded
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class ACGC(Compressor):
         return ErrorBounded(1.0)
 
     def bound(self, sensitivity: float | None, values: float) -> float | None:
-        """Return e for so many values in a step, None where the sensitivity S allows none."""
+        """Return e for `values` values in a step, None where the sensitivity S allows none."""
         if sensitivity is None or not values:
             return None
         e = math.sqrt(max(0.0, 3 * self.budget * sensitivity / (2 * values)))

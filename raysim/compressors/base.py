@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 State: TypeAlias = (
-    "dict[int, Tensor]"  # messages are remembered under keys of at least 0; what a method knows of itself, below
+    "dict[int, Tensor]"  # memories of messages have keys of at least 0, a method's own state has keys below
 )
 KEYS = ("slot", "sample", "link")
 
@@ -42,10 +42,10 @@ class Context(NamedTuple):
     num_microbatches: int = 1
     phase: str = "steady"  # in which the schedule sends the message: warmup, steady or cooldown; the same at both ends
     key: int | None = None  # of a random codec, from (seed, replica, boundary, direction, step, microbatch)
-    support: Support | None = None  # what the forward packet of this microbatch kept, for shared indices
+    support: Support | None = None  # the positions in the forward packet of this microbatch, for shared indices
     learning_rate: float = 0.0
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
-    floor: float | None = None  # what the link must keep, of a budget that it shares
+    floor: float | None = None  # the fidelity that the link must keep, of a budget that it shares
     sensitivity: float | None = None  # of the receiving stage's gradients to errors, see `raysim.pipeline.sensitivity`
     batch_size: int = 1  # samples of the step, over all replicas
 
@@ -53,7 +53,7 @@ class Context(NamedTuple):
 class Offer(NamedTuple):
     """An alternative to sending a link's messages uncompressed."""
 
-    fidelity: float  # of what arrives, at most 1
+    fidelity: float  # of the decoded tensor, at most 1
     factor: float  # dense bytes over wire bytes
 
 
@@ -66,7 +66,7 @@ class Decision(NamedTuple):
     candidate: float | None = None
     gain_minimum: float | None = None  # as the rule saw them
     gain_candidate: float | None = None
-    gain: float | None = None  # of what was sent
+    gain: float | None = None  # of the sent messages
     throughput: float | None = None  # samples a second
     event: str | None = None  # "promote", "advance", "saturate", ...
     reason: str = ""
@@ -81,7 +81,7 @@ class Compressor(Notation, ABC):
     directions: ClassVar[tuple[str, ...]] = ("forward", "backward")  # in which it has a meaning
     needs_sensitivity: ClassVar[bool] = False  # whether the stage that receives must measure that, for `end_step`
     needs_schedule: ClassVar[bool] = False  # whether it depends on the phase of the schedule that sends a message
-    message_varies: ClassVar[bool] = False  # whether it also sends other packets than those of `codec`
+    message_varies: ClassVar[bool] = False  # whether it also sends packets of other codecs than `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
     carries_support: ClassVar[bool] = False  # whether every packet is one of `codec`, at positions of the tensor itself
     any_shape: ClassVar[bool] = False  # whether the messages of a link may change their shape from step to step
@@ -129,7 +129,7 @@ class Compressor(Notation, ABC):
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         """Return the packet of `x` and the sender's changed rows; `state` is left untouched.
 
-        Raises NonFiniteError where what would be encoded holds NaN or infinity.
+        Raises NonFiniteError where the tensor to encode holds NaN or infinity.
         """
 
     def decode(
@@ -145,7 +145,7 @@ class Compressor(Notation, ABC):
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
         """Return the sender's rows that change when a step ends, and the decisions; `state` is left untouched.
 
-        `context` is that of the last message, with the clock's time of the step before.
+        `context`: of the last message, with the signals of the step before.
         """
         return {}, []
 
@@ -165,7 +165,7 @@ class Compressor(Notation, ABC):
         return 0
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the bytes of one end's memory at most: what `memory_values` counts, in its dtype."""
+        """Return the most bytes of one end's memory: the count of `memory_values`, in its dtype."""
         return 4 * self.memory_values(message, num_microbatches, num_samples)
 
 

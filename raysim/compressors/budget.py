@@ -1,7 +1,7 @@
 """A common error budget over links (ours; the option `budget` of GraVAC on links): compression goes where messages are slowest.
 
-Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the product
-of what its links keep. What is spent on a link that nobody waits for is lost to one that everybody waits for.
+Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the product of
+its links' fidelities. Budget that is spent on a fast link is missing at the slow link for which all stages wait.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float
     """Return for each link the fidelity that it must keep; their product is `budget`, in (0, 1].
 
     The first of a link's ways is the tensor as it is, of fidelity 1. The slowest link takes its next faster way for as long as
-    the product of fidelities stays at least `budget`; then the next slowest one does. What remains is shared out, so that a link
-    whose fidelity falls a little stays above its floor.
+    the product of fidelities stays at least `budget`; then the next slowest link does. The rest of the budget is shared out, so
+    that a link whose fidelity falls a little stays above its floor.
 
     >>> fast, slow = [Way(1, 2), Way(0.8, 1)], [Way(1, 20), Way(0.8, 10), Way(0.6, 5)]
     >>> {name: round(floor, 3) for name, floor in floors({"fast": fast, "slow": slow}, 0.6).items()}

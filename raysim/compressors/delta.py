@@ -1,4 +1,4 @@
-"""Delta methods: both ends keep a reference copy, and what crosses is the compressed difference to it."""
+"""Delta methods: both ends keep a reference copy, and messages are compressed differences to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LinkEF21(Residual):
     >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
-    >>> for _ in range(2):  # the same tensor again: what was withheld comes with the second packet
+    >>> for _ in range(2):  # the same tensor again: the second packet holds the rest of it
     ...     packet, changes = method.encode(x, sender, context)
     ...     method.commit(sender, changes)
     ...     received, changes = method.decode(packet, receiver, context)
@@ -72,13 +72,13 @@ class LinkEF21(Residual):
 
 @dataclass(frozen=True, repr=False)
 class AQSGD(Compressor):
-    """Sends C(a - m) against a copy m of what the same sample sent last time (Wang et al. 2022, 2206.01299, AQ-SGD).
+    """Sends C(a - m) against a copy m of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    All visits in the first `warmup` epochs are sent in full, and so is a sample's first visit after them
-    (`first="compressed"`: that as C(a), to keep a budget of bytes). The receiver works on what is stored: m, rounded to
-    `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies
-    are published when the step ends. `capacity` bounds the copies; the least recently used goes first, at both ends
-    alike, and its next visit is a first one.
+    All visits in the first `warmup` epochs are sent in full, and so is a sample's first visit after them. With
+    `first="compressed"` that first visit is sent as C(a), to keep a budget of bytes. The receiver works on the stored m, rounded
+    to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies are
+    published when the step ends. `capacity` bounds the number of copies; the least recently used is dropped first, at both ends,
+    and its next visit is a first one.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)

@@ -88,8 +88,8 @@ class ErrorFeedback(Residual):
 class NoiseFeedback(Residual):
     """Sends C(x + n), where n is noise with the norm of the last residual: the control of `ErrorFeedback`.
 
-    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn anew for every
-    message, from the message's key; the residual is e = x + n - C(x + n), kept under `key` as `ErrorFeedback` keeps it.
+    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn from the key of
+    each message. The residual is e = x + n - C(x + n), kept under `key` as in `ErrorFeedback`.
 
     >>> NoiseFeedback(TopK(0.1), key="sample")
     NoiseFeedback(TopK(0.1), key='sample')
@@ -109,7 +109,7 @@ class MixedErrorFeedback(Residual):
     """Splits TopK's budget between the message and the residual (Rudakov et al. 2023 name it; our reading, unverified).
 
     I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e
-    at both; e = x + e - what was sent. Positions in both are sent once, so a packet holds up to k values.
+    at both. The new e is x + e less the sent values. Positions in both are sent once, so a packet holds up to k values.
 
     >>> MixedErrorFeedback(TopK(0.1), key="sample")
     MixedErrorFeedback(TopK(0.1), key='sample')

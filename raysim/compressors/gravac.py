@@ -27,7 +27,7 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE, REAL, TALLY = -1, -2, -3  # keys of what the controller knows: those of no message
+WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's own state, which no message has
 LADDERS = {
     "bits": tuple(Quantize(bits) for bits in (8, 6, 4, 3, 2)),
     "rank": tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4)),
@@ -129,7 +129,7 @@ class LinkGraVAC(Compressor):
                     raise ValueError(f"`{field.name}` is of the ladder 'topk', but got it with {self.ladder!r}.")
         if self.memory is not None:
             for codec in self.levels:
-                ErrorFeedback(codec, key=self.memory)  # refuses what diverges under a residual
+                ErrorFeedback(codec, key=self.memory)  # refuses codecs that diverge under a residual
 
     @property
     def levels(self) -> tuple[Codec, ...]:

@@ -17,7 +17,7 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-RESIDUAL = 1 << 62  # its key: that of no slot or sample, which the compressor inside may use
+RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compressor inside, are smaller
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class LazyErrorPropagation(Compressor):
         if self.inner.two_ended:
             raise ValueError(f"`inner` must remember at the sender only, but got {self.inner!r}.")
         if isinstance(self.inner, Plain):
-            _feedback(self.inner)  # refuses what diverges under a residual
+            _feedback(self.inner)  # refuses codecs that diverge under a residual
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
@@ -52,7 +52,7 @@ class LazyErrorPropagation(Compressor):
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """True if the compressor inside sends other packets than those of its codec."""
+        """True if the compressor inside also sends packets of other codecs."""
         return self.inner.message_varies
 
     def entries(self) -> tuple[Entry, ...]:
@@ -69,7 +69,7 @@ class LazyErrorPropagation(Compressor):
         return packet, {**changes, RESIDUAL: wanted - received}
 
     def wanted(self, x: Tensor, state: State) -> Tensor:
-        """Return the message and what was withheld before it, in float32."""
+        """Return the sum of the message and the residual, in float32."""
         kept = self._kept(x, state)
         return x.detach().float() + (0.0 if kept is None else kept.to(x.device))
 
@@ -128,7 +128,7 @@ class Epilogue(Compressor):
 
     @property
     def two_ended(self) -> bool:  # type: ignore[override]
-        """True if the compressor inside is."""
+        """True if the compressor inside is two-ended."""
         return self.inner.two_ended
 
     @property

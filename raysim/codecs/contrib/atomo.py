@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def keep_probabilities(sizes: Tensor, budget: float) -> Tensor:
-    """Return with what probability each atom is kept, so that `budget` are expected and the variance is least.
+    """Return the probabilities of keeping each atom with the least variance, of which `budget` are kept in expectation.
 
-    `sizes`: singular values, falling. p = s l / sum(l); while one is above 1, the largest is set to 1 and the rest shared anew.
+    `sizes`: singular values, falling. p = s l / sum(l). While a probability exceeds 1, the largest is set to 1 and the rest of the
+    budget is shared out again.
 
     >>> keep_probabilities(torch.tensor([5.0, 2.0, 1.0, 0.5, 0.25, 0.25]), 2.0)
     tensor([1.0000, 0.5000, 0.2500, 0.1250, 0.0625, 0.0625], dtype=torch.float64)
@@ -45,8 +46,9 @@ def keep_probabilities(sizes: Tensor, budget: float) -> Tensor:
 class ATOMO(Codec):
     """Keeps singular triple i with probability p_i, as l_i/p_i u_i v_i^T (Wang et al. 2018, 1806.04090).
 
-    Unbiased, with variance sum l^2 (1/p - 1). `budget`: how many are expected, see `keep_probabilities`. The matrix is (first
-    axis, the rest); what `budget` atoms would not make smaller is sent as it is. 4 (n + m) bytes an atom: its size goes into u.
+    Unbiased, with variance sum l^2 (1/p - 1). `budget`: the expected number of triples, see `keep_probabilities`. The matrix is
+    (first axis, the rest). A matrix that `budget` atoms would not make smaller is sent as it is. An atom takes 4 (n + m) bytes,
+    since its size is multiplied into u.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = ATOMO(1).encode(x, key=1)  # of rank 1: the only atom is always kept

@@ -176,7 +176,7 @@ class _Reader:
 
 
 def _coded(words: list[int], planes: int) -> Iterator[int]:
-    """Yield the bits of a block's coefficients, plane by plane from the top: those known to be significant, then group tests."""
+    """Yield the bits of a block's coefficients, plane by plane from the top: bits of significant ones, then group tests."""
     known = 0
     for plane in range(_PLANES - 1, _PLANES - 1 - planes, -1):
         bits = [words[_ORDER[i]] >> plane & 1 for i in range(16)]
