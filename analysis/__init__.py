@@ -73,7 +73,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, and only then."""
+    """Import a name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'analysis' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

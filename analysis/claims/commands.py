@@ -54,10 +54,10 @@ def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterabl
 def train_commands(
     results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]], recipe: tuple[str, ...]
 ) -> list[str]:
-    """Return a command a setting that trains it at the seeds wanted, in folders of their own beside what was loaded.
+    """Return one command for each setting that trains the wanted seeds, in new folders beside the loaded ones.
 
-    All else is as in the runs of `context`; where it has none, as in `recipe`. Where no recipe leads to their configuration, it
-    came from a file, which the command names as its runs are named.
+    All other keys are as in the runs of `context`, or as in `recipe` where it has no runs. Where no recipe leads to their
+    configuration, it came from a file, which the command names by the name of its runs.
     """
     mine = results.runs[results.runs["run"].isin(context.rows["run"])]
     like = mine.iloc[0] if len(mine) else None
@@ -90,7 +90,7 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
         changes = [
             f"{key}={_toml(value)}"
             for key, value in _differing(like, keys, read_config(base).flat()).items()
-            if value is not None  # what is not given may go by itself, with the choice that it belonged to
+            if value is not None  # a key without a value disappears with the choice that it belonged to
         ]
         try:
             flat = read_config(base, changes).flat()
@@ -102,12 +102,12 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
 
 
 def _differing(like: pd.Series[Any], keys: Iterable[str], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each key in which a recorded configuration is not this one, with what is recorded."""
+    """Return the keys in which a recorded configuration differs from this one, with their recorded values."""
     compared = {*keys, *(key for key in flat if "." in key)} - {*COMPRESSION, *NO_SETTING, "seed", "num_stages", "cuts"}
     recorded = {key: _plain(like.get(key)) for key in sorted(compared)}
     found = {key: value for key, value in recorded.items() if value != _plain(flat.get(key))}
     where, count = _plain(like.get("cuts")), _plain(like.get("num_stages"))
-    if where is not None:  # both are recorded, whichever was given: where it was cut is exact
+    if where is not None:  # a run records both cuts and number of stages; the cuts are exact
         return found if _plain(flat.get("cuts")) == where else found | {"cuts": where}
     return found if (flat.get("num_stages") or 4) == count else found | {"num_stages": count}
 
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, texts as they are: what does not parse as TOML is a text."""
+    """Return a value as TOML, texts without quotes where they do not parse as TOML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -20,7 +20,7 @@ class Measure(Protocol):
         """Return the unit of the effect."""
 
     def step(self, context: Context) -> float | None:
-        """Return the least effect that can be shown; None for that of an evaluation."""
+        """Return the least effect that can be shown; None for the resolution of an evaluation."""
 
     def text(self, one: str, other: str) -> str:
         """Return the comparison in words."""
@@ -100,7 +100,7 @@ class Saving(Counted):
         return "x fewer bytes"
 
     def text(self, one: str, other: str) -> str:
-        return f"{self.direction.replace('_', ' ')} bytes of {other} over those of {one}"
+        return f"{self.direction.replace('_', ' ')} bytes of {other} over bytes of {one}"
 
     def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
         factor = context.measures.factor

@@ -76,7 +76,7 @@ CLAIMS: tuple[Claim, ...] = (
         "further helps reduce the compression error",
         OPTIMUS_CC,
         f"Hardly slower: less than {SAME_SPEED:g} % of a step (ours). Supported where the harm beside dense is "
-        "surely below the margin and the step surely within that of compressing everywhere; contradicted where "
+        "surely below the margin and the step is surely hardly slower than with compression everywhere; contradicted where "
         "either surely is not.",
         _epilogue,
         (Setting(backward="Epilogue(LazyErrorPropagation(LowRank(16)))"),),

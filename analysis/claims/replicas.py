@@ -1,4 +1,4 @@
-"""Claims on what replicas send: GraVAC, Accordion, warm-up; the quotations are from the abstracts."""
+"""Claims on the messages of replicas: GraVAC, Accordion, warm-up; the quotations are from the abstracts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "gravac-speed",
-        "GraVAC's steps are shorter than those of a static factor of 10, at dense quality.",
+        "GraVAC's steps are shorter than the steps of a static factor of 10, at dense quality.",
         "As opposed to using a static compression factor, GraVAC reduces end-to-end training time for ResNet101, "
         "VGG16 and LSTM by 4.32x, 1.95x and 6.67x respectively",
         GRAVAC,
@@ -99,7 +99,7 @@ CLAIMS: tuple[Claim, ...] = (
         "up to 4.1x end-to-end speedup over static approaches",
         ACCORDION,
         "Supported where the harm beside dense is surely below the margin, and the bytes are surely fewer than "
-        "those of its mild codec used throughout; contradicted where either surely is not. The paper's 'up to' "
+        "the bytes of its mild codec used throughout; contradicted where either surely is not. The paper's 'up to' "
         "sets no bar: the factor is reported.",
         _accordion,
         (Setting(replica_gradient="Accordion(LowRank(4), LowRank(1), interval=1)"),),

@@ -34,7 +34,7 @@ class Comparison:
     part: str
     """Of the claim."""
     text: str
-    """What was compared."""
+    """The two sides of the comparison, in words."""
     effect: float
     """Mean over the seeds that count, in `unit`; not a number without any."""
     low: float
@@ -45,7 +45,7 @@ class Comparison:
     """Where the claim says that the effect lies: above or below `threshold`."""
     threshold: float
     confidence: float
-    """Of the claim over all looks; that of the bounds is higher by the share of this look."""
+    """Confidence of the claim over all looks; the confidence of the bounds is higher by the share of this look."""
     verdict: Verdict
     effects: dict[int, float]
     """By seed."""
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def seeds(self) -> int:
-        """Seeds that the verdict rests on: of a plan, or those of the last look."""
+        """Number of seeds that the verdict rests on: the seeds of a plan, or of the last look."""
         return len(self.sample.values)
 
     @property
@@ -77,27 +77,27 @@ class Finding:
 
     claim: Claim
     context: str
-    """Which runs: what they have in common; empty where none bear on the claim."""
+    """The common properties of the runs; empty where no runs bear on the claim."""
     verdict: Verdict
     reason: str
     """A sentence."""
     comparisons: tuple[Comparison, ...]
     decisive: Comparison | None
-    """The one that the verdict hangs on: against the claim, undecided, or the closest; of a pooled claim the mean."""
+    """The comparison that decides: one against the claim, an undecided one, or the closest; of a pooled claim the mean."""
     confidence: float
     commands: tuple[str, ...]
-    """What would decide it, for a shell; none where that is decided, or would take too many seeds."""
+    """Shell commands that would decide the claim; none where it is decided, or would take too many seeds."""
     cost: Cost | None = None
     """Of the commands, as far as the runs at hand tell."""
 
     @property
     def rule(self) -> str:
-        """The rule by which it is judged, in words: that of a setting's verdict, a claim's comparisons being the family."""
+        """The rule of the verdict, in words: the same as for settings, with the claim's comparisons as the family."""
         looks = ", ".join(map(str, LOOKS))
         return (
             f"A comparison speaks where its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
             f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
-            "claim is judged by itself; what speaks against one is corrected for its number of comparisons (Holm)."
+            "claim is judged by itself; evidence against it is corrected for the number of its comparisons (Holm)."
         )
 
     @property
@@ -203,7 +203,7 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
 
 
 def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
-    """Return a row a finding, flat: claim, verdict, effect with its interval, and what it rests on."""
+    """Return a flat row for each finding: claim, verdict, effect with its interval, and its runs."""
     names = (
         "context",
         "verdict",
@@ -282,7 +282,7 @@ def _judged(comparison: Comparison, found: Bounds, verdict: Verdict) -> Comparis
 
 
 def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
-    """Return those of a part that can speak; all of them where none can."""
+    """Return the comparisons of a part that have enough data; all of them where none has."""
     mine = [one for one in comparisons if one.part == part]
     return [one for one in mine if not one.lacking] or mine
 
@@ -335,7 +335,7 @@ def _why_open(comparison: Comparison, count: int, of: int) -> str:
 
 
 def _with_commands(finding: Finding, context: Context, results: Results) -> Finding:
-    """Return an undecided finding with what to run for its open comparisons, or why that would not help."""
+    """Return an undecided finding with the commands for its open comparisons, or the reason why they would not help."""
     if finding.verdict != "undecided":
         return finding
     wanted: dict[Setting, set[int]] = {}
@@ -362,7 +362,7 @@ def _step(comparison: Comparison) -> float:
 
 
 def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:
-    """Return the seeds that each setting lacks for `count` pairs: those that others have first, then new ones."""
+    """Return the seeds that each setting lacks for `count` pairs: first seeds that other settings have, then new ones."""
     have = {s: {int(seed) for seed in context.settings[s].index} if s in context.settings else set() for s in settings}
     some = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in mine for mine in have.values()), seed))
     fresh = (seed for seed in range(len(some) + count) if seed not in some)

@@ -113,7 +113,7 @@ def _found(one: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
 def break_even(
     results: Results, network: Network | str = "1gbps", *, compute: str = "auto", profile: Path | str | None = None
 ) -> pd.DataFrame:
-    """Return a row a setting: the bandwidth below which its step is faster than a dense one, all else of `network` kept.
+    """Return one row a setting: the bandwidth below which its step is faster than a dense one, on an otherwise equal `network`.
 
     Compute is that of the job, as for `replay`. `break_even_bps`, the median over seeds, is 0 where the setting never pays,
     infinity where it always does, missing where the network has no one bandwidth. Between `break_even_low_bps` and

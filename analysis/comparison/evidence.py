@@ -1,4 +1,4 @@
-"""Runs that may be set against each other: alike in all but compression and seed, with what they reached."""
+"""Runs that may be compared: equal in all but compression and seed, with the quality that they reached."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value != getattr(usual, key)}
 
     def method(self, direction: str) -> Method | None:
-        """Return what it does in a direction ("forward", "backward", "replica_gradient"), read."""
+        """Return the parsed method of a direction: "forward", "backward" or "replica_gradient"."""
         return read_method(str(getattr(self, direction)))
 
 
@@ -86,9 +86,9 @@ class Context:
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
-        """Return which differences between settings, by seed, a verdict rests on: those of a plan, or of the last look.
+        """Return the differences between settings, by seed, that a verdict rests on: all of a plan, or of the last look.
 
-        `step` is the least difference that can be; that of an evaluation where not given.
+        `step` is the least difference that can be shown; by default the resolution of an evaluation.
         """
         rows = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
         studies = {study for each in rows for study in each["study"]}
@@ -224,14 +224,14 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
 
 
 def _predictions(results: Results) -> dict[str, int]:
-    """Return over how many predictions each run was evaluated."""
+    """Return the number of predictions in each run's evaluations."""
     evals = results.evals[["run", "predictions"]].dropna()
     fewest = evals.groupby("run", observed=True)["predictions"].min()
     return {str(run): int(count) for run, count in fewest.items()}
 
 
 def _untrained(results: Results, run: str, measure: Measure, chance: float) -> tuple[float, str]:
-    """Return what a diverged run has reached, and that in words."""
+    """Return the quality that a diverged run counts with, and the reason in words."""
     if measure.name == "loss":
         return _first_loss(results, run), "the loss of its first step"
     if measure.counted:
@@ -249,7 +249,7 @@ def _number(value: object) -> float:
 
 
 def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
-    """Return what a run is of: its model, its data, and that in which others of the same are not like it."""
+    """Return the label of a run: its model, its data, and the keys in which other runs of the two differ."""
     names = [key for key in ("model", "data") if key in runs]
     alike = runs[(runs[names] == row[names]).all(axis=1)]
     telling = [key for key in differing(alike, keys) if key not in COMPRESSION]

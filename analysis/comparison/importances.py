@@ -20,13 +20,13 @@ MIN_TRIALS = 4  # of fewer, trees learn nothing
 def importance(
     of: Results | pd.DataFrame | optuna.Study, objectives: Iterable[str] | None = None, *, seed: int = 0
 ) -> pd.DataFrame:
-    """Return a row a study, objective and parameter: its importance, the share of the objective's variance due to it.
+    """Return the importance of each parameter for each objective of a study: the share of the objective's variance due to it.
 
-    `of` is what `load` returns, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
-    parameters that all trials have. A parameter that only some have (a density, where others quantise) is judged among those,
-    beside the parameters of all: `trials` says on how many a figure rests, and `conditional` which they are. Trials without the
-    objective, baselines, and trials that share another's results are left out. Raises AnalysisError where an objective is
-    unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
+    `of` is a result of `load`, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
+    parameters that all trials have. A parameter that only some trials have (a density, where others quantise) is judged over these
+    trials, beside the parameters of all: the column `trials` is their number, and `conditional` marks such parameters. Trials
+    without the objective, baselines, and trials that share another's results are left out. Raises AnalysisError where an
+    objective is unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
     """
     trials = _trials(of)
     wanted = None if objectives is None else list(objectives)
@@ -77,7 +77,7 @@ def _of_objective(trials: pd.DataFrame, objective: str, seed: int) -> list[dict[
 
 
 def _rows(trials: pd.DataFrame, objective: str, params: list[str], told: list[str], seed: int) -> list[dict[str, Any]]:
-    """Return what Optuna finds of `params` over trials that have them all, for those that are `told`."""
+    """Return Optuna's importances of `params` over trials that have them all, for the parameters in `told`."""
     if not params or len(trials) < MIN_TRIALS or trials[objective].nunique() < 2:
         return []
     import optuna

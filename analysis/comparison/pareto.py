@@ -22,7 +22,7 @@ _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": opera
 
 
 def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:
-    """Return whether less or more of a quantity is wanted, by its name; `measures` are those of the runs, with your own.
+    """Return whether a quantity is minimised or maximised, by its name; `measures` adds your own measures of the runs.
 
     >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
     ('maximize', 'minimize', 'maximize')

@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 from analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
 
 CONFIDENCE = 0.95
-PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; what comes after has the rest
+PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; later looks have the rest
 SKILL = 10.0  # per cent of the way from chance to perfection by which a model must surely have learned
 
 RULE = (
     "A setting is safe where the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
     "accuracy, an F1 score or R2, or 1 % of a loss or another measure), and harmful where the lower bound lies above it; else it "
-    "is undecided. Harm is how much worse the final quality is than that of dense runs of the same seeds. The 95 % hold for all "
+    "is undecided. Harm is the loss of final quality against dense runs of the same seeds. The 95 % hold for all "
     "settings of a job together (Holm), and for all looks: half of the error is spent on the seeds that a study fixed before it "
     f"began, the rest at {', '.join(map(str, LOOKS))} seeds. Nothing is called safe beside a dense model that is not surely above "
     "chance."
@@ -55,8 +55,8 @@ def sample(
     """Return the differences that count, of all by seed.
 
     `plan`: the seeds that a study fixed before it began; only they count, and all of them must be there. Without one, the first
-    seeds up to the last of `LOOKS` count, so that nobody gains by looking after every seed. `spent` says that a plan was judged
-    before: the looks have what it left.
+    seeds up to the last of `LOOKS` count, so that looking after every seed gives no advantage. `spent`: a plan was judged before,
+    and the looks have the rest of the error.
     """
     known = {seed: effects[seed] for seed in sorted(effects) if not math.isnan(effects[seed])}
     if plan is not None:

@@ -88,7 +88,7 @@ def holm(p_values: Sequence[float], alpha: float) -> list[float]:
 
 
 def look_at(seeds: int) -> int:
-    """Return the number of seeds at which differences are judged that have so many: the last of `LOOKS` that is reached, or 0.
+    """Return the number of seeds at which differences of `seeds` seeds are judged: the last of `LOOKS` that is reached, or 0.
 
     >>> look_at(2), look_at(7), look_at(100)
     (0, 5, 21)

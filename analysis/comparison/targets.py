@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Return what `text` writes: "loss=0.5" or "accuracy=0.9"; with a metric of your own "dice>=0.8" or "error<=0.1".
+        """Parse a target: "loss=0.5" or "accuracy=0.9"; with a metric of your own "dice>=0.8" or "error<=0.1".
 
         >>> print(Target.parse("accuracy=0.9"))
         accuracy >= 0.9

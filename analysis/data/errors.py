@@ -6,4 +6,4 @@ class AnalysisError(ValueError):
 
 
 class ReplayError(AnalysisError):
-    """A run cannot be replayed as asked: one sentence with what is wrong."""
+    """A run cannot be replayed as asked; the message is one sentence with the cause."""

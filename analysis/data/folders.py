@@ -11,7 +11,7 @@ from analysis.data.errors import AnalysisError
 from raysim.places import BucketPath, Place
 
 CONFIRMATION = "confirm"
-"""The folder of the runs that confirm what others chose: a study's, or any in which runs lie."""
+"""Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""
 
 
 class Found(NamedTuple):

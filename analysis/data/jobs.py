@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from analysis.data.settings import as_text
 
 Job: TypeAlias = tuple[tuple[str, str], ...]
-"""The keys of a configuration that decide what a forward or backward computes, with their values as text."""
+"""The keys of a configuration that decide the computation of a forward or backward, with their values as text."""
 
 KEYS = (
     "model",
@@ -28,7 +28,7 @@ KEYS = (
 """Keys of a job, beside the options of its model, its data and its loss. Compression, schedule, optimizer, steps and seed are not."""
 
 FLAGS = ("tf32", "deterministic")
-"""Further keys of a job, where they are on; runs recorded before these existed are as those where they are off."""
+"""Further keys of a job, where they are on; runs recorded before these keys existed count as off."""
 
 PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
 """Keys that decide the price of a job's step beside its packets."""
@@ -43,7 +43,7 @@ def job_of(row: Mapping[Any, Any]) -> Job:
 
 
 def device_kind(row: Mapping[Any, Any]) -> str:
-    """Return what computed: "cpu" or "cuda". Runs recorded before that was written down tell only what they were told."""
+    """Return the device that computed: "cpu" or "cuda". Older runs have only the configured `device`."""
     return as_text(row.get("device_kind")) or ("cuda" if row.get("device") == "cuda" else "cpu")
 
 

@@ -100,7 +100,7 @@ class Recording:
 
     @property
     def engine(self) -> str:
-        """The engine that ran it, whose overheads are those of its calls and packets."""
+        """The engine of the run, which decides the overheads of its calls and packets."""
         return str(self.row.get("engine"))
 
     @cached_property
@@ -136,12 +136,12 @@ class Recording:
 
     @property
     def encode_codes(self) -> Codes:
-        """The kind of packing what leaves an action."""
+        """The kind of work that encodes each action's output."""
         return self._coded[1]["encode"]
 
     @property
     def decode_codes(self) -> Codes:
-        """The kind of unpacking what an action takes."""
+        """The kind of work that decodes each action's input."""
         return self._coded[1]["decode"]
 
     @cached_property
@@ -222,9 +222,9 @@ class Recording:
         }
 
     def _step_seconds(self) -> dict[int, float]:
-        """Return the seconds of each step, without what replicas did to average: that is priced by itself.
+        """Return the seconds of each step without the averaging of replicas, which is priced by itself.
 
-        In one process they did it one after another, in actors of their own at once.
+        In one process replicas average one after another, so their seconds add up; actors average at the same time.
         """
         seconds = dict(zip(self.steps["step"].tolist(), self.steps["seconds"].tolist(), strict=True))
         averages = self.links[self.links["direction"] == "replica_gradient"]
@@ -277,7 +277,7 @@ class Recording:
         return kinds, {"compute": compute, "encode": encode, "decode": decode}
 
     def _works(self) -> dict[tuple[int, int], str]:
-        """Return by step and stage what actions did beyond a forward or a backward, where they did."""
+        """Return, by step and stage, the work of actions beyond a forward or a backward, where there is any."""
         if "work" not in self._columns:
             return {}
         columns = (self._columns[name] for name in ("step", "stage", "work"))
@@ -348,7 +348,7 @@ def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
 
 
 def _octaves(dense: Floats, wire: Floats) -> NDArray[np.int64]:
-    """Return compression factors as powers of two: an adaptive method's branches differ in them, and in what they take."""
+    """Return compression factors rounded to powers of two, which tell an adaptive method's branches apart."""
     with np.errstate(divide="ignore", invalid="ignore"):
         octaves = np.round(np.log2(dense / wire))
     return np.where(np.isfinite(octaves), octaves, 0).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Runs and studies as DataFrames: what is small at once, what is large by columns and rows when it is asked for.
+"""Runs and studies as DataFrames: small tables are read at once, large ones by columns and rows on request.
 
 Nothing is copied or converted on disk: polars and DuckDB read the same files.
 """
@@ -67,10 +67,10 @@ def load(*folders: str | Path) -> Results:
 class Results:
     """Runs and studies, a DataFrame a table; units are in the names of the columns.
 
-    `runs` has a row a run: its name (its folder, relative to the one loaded: the column `run` of all other tables), `study`
-    and `trial` where it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then
-    `run.parquet` as it stands, and `compression_factor`. `problems` says what was left out, a sentence each; it grows as
-    tables are read.
+    `runs` has one row for each run: its name (its folder relative to the loaded one, and the column `run` of all other tables),
+    `study` and `trial` where it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then the columns
+    of `run.parquet`, and `compression_factor`. `problems` lists everything that was left out, a sentence each; it grows as tables
+    are read.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Results:
         return {name: measure for row in rows for name, measure in measures_of(row).items()}
 
     def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
-        """Return the same with only some runs: where a mask over `runs` is true, those of a frame, or by name.
+        """Return results with some of the runs alone: selected by a mask over `runs`, by a frame of runs, or by name.
 
-        The files of the others are not opened.
+        The files of other runs are not opened.
         """
         if isinstance(runs, pd.DataFrame):
             chosen = self.runs["run"].isin(runs["run"])
@@ -167,7 +167,7 @@ class Results:
 
     @cached_property
     def actions(self) -> pd.DataFrame:
-        """A row an action of the profiled steps: when it ran, and what of that was codec and compute."""
+        """One row for each action of the profiled steps: its start and end, and the seconds of codec and compute in it."""
         return self.table("actions")
 
     @cached_property
@@ -258,7 +258,7 @@ class Results:
     def _batches(
         self, files: Iterable[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
     ) -> Iterator[tuple[Place, pa.RecordBatch]]:
-        """Yield the rows of the files; where one cannot be read, those of all others, each by itself."""
+        """Yield the rows of the files; where a file cannot be read, read the others one by one."""
         systems: dict[int, list[Place]] = {}
         for file in files:
             systems.setdefault(id(arrow_source(file)[1]), []).append(file)
@@ -276,7 +276,7 @@ class Results:
                             self.complain(unreadable(file, error))
 
     def complain(self, sentence: str) -> None:
-        """Add to `problems` what has been left out, once."""
+        """Add a sentence to `problems`, once."""
         if sentence not in self.problems:
             self.problems.append(sentence)
 
@@ -359,7 +359,7 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
         return []
     counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
     if not over.any():
-        return [f"None of the {len(runs)} runs is finished ({counts}): what they have recorded so far is shown."]
+        return [f"None of the {len(runs)} runs is finished ({counts}): their records so far are shown."]
     return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
 
 
@@ -370,5 +370,5 @@ def _other_schemas(runs: pd.DataFrame) -> list[str]:
     versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
     return [
         f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
-        "columns that it does not know are left out, and those that are not there are empty."
+        "unknown columns are left out, and missing columns are empty."
     ]

@@ -73,7 +73,7 @@ def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.Dat
 
 
 def _agree(groups: Sequence[pa.Table], name: str) -> bool:
-    """Return whether Arrow finds a type for a column that holds what all tables have in it."""
+    """Return whether Arrow finds one type for a column in all tables."""
     schemas = [pa.schema([group.schema.field(name)]) for group in groups if name in group.column_names]
     try:
         pa.unify_schemas(schemas, promote_options="permissive")
@@ -83,7 +83,7 @@ def _agree(groups: Sequence[pa.Table], name: str) -> bool:
 
 
 def _is_empty(table: pa.Table, name: str) -> bool:
-    """Return whether nothing stands in a column: then what stands in another table's decides its type."""
+    """Return whether a column holds nulls alone, so that another table decides its type."""
     return name in table.column_names and table[name].null_count == len(table)
 
 

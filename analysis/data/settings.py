@@ -16,12 +16,12 @@ DENSE = "Identity"
 
 
 def configuration(columns: Sequence[str]) -> list[str]:
-    """Return those columns of a `run.parquet` that are keys of its configuration: they stand before the schema version."""
+    """Return the columns of a `run.parquet` that are keys of its configuration: all before the schema version."""
     return list(columns[: list(columns).index("schema_version")]) if "schema_version" in columns else []
 
 
 def differing(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:
-    """Return the keys in which runs differ, those of compression first; a seed makes no difference."""
+    """Return the keys in which runs differ, except for the seed; keys of compression come first."""
     known = [key for key in keys if key in runs and key not in NO_SETTING | {"seed"}]
     found = [key for key in known if len({as_text(value) for value in runs[key].tolist()}) > 1]
     return sorted(found, key=lambda key: COMPRESSION.index(key) if key in COMPRESSION else len(COMPRESSION))

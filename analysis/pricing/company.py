@@ -1,4 +1,4 @@
-"""Runs priced in company: those of one job share one price for each kind of work."""
+"""Runs priced in company: all runs of a job share one price for each kind of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_company(
     profile: Profile | Path | str | None = None,
     **options: Any,
 ) -> list[Replay]:
-    """Return runs ready to be priced, those of one job with one price for each kind of work. `options` are those of `Replay`.
+    """Return runs ready to be priced; runs of one job share one price for each kind of work. `options`: keyword arguments of `Replay`.
 
     Raises ReplayError where one of them cannot be priced.
     """
@@ -61,14 +61,14 @@ def beside(
                 run = Run(place)
                 if run.status in FINISHED and job_of(run.row) in jobs:
                     others.append(Recording(run, clock=compute))
-            except ValueError:  # what cannot be read or priced is no company
+            except ValueError:  # a run that cannot be read or priced is skipped
                 continue
     costs = {job: Costs([one for one in (*recordings, *others) if one.job == job], profile) for job in jobs}
     return [Replay(one, costs=costs[one.job], **options) for one in recordings]
 
 
 def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
-    """Return the runs in a folder at any depth, or those beside a run; on this machine, the last written first."""
+    """Return the runs in a folder at any depth, or the runs beside a run; on this machine, the last written first."""
     if folder is not None:
         try:
             return list(find([open_place(folder)]).runs.values())
@@ -83,7 +83,7 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
 class Company:
     """The runs of a folder, each read once, to be priced with the compute of its job.
 
-    `folders` are those of runs that are over, by name. A run that cannot be priced is named to `complain`.
+    `folders`: the folders of runs that are over, by name. `complain` is called with a sentence for each run that cannot be priced.
     """
 
     def __init__(self, folders: Mapping[str, Place], complain: Callable[[str], None]) -> None:

@@ -1,13 +1,13 @@
-"""One price for each kind of work in a job, pooled over the runs that did it, and how far the recordings leave it open.
+"""One price for each kind of work in a job, pooled over the runs that did it, and its uncertainty.
 
-Other work on the machine only ever adds to what an action takes: caches are shared, clock rates fall. So the price of a
-kind of compute is a low quantile of all its recorded samples, of all runs. Codecs are timed by the wall, in a few runs each: their
-samples are divided by the *stretch* of their run, which is how much longer its own compute took than the job's. That the
-two are stretched alike was measured: of digits-cnn's runs beside three busy processes compute took 1.21 to 1.27 times as long
-as on a quiet machine, and codecs 1.14 to 1.24 times.
+Other work on the machine only ever adds to the seconds of an action: caches are shared, clock rates fall. So the price of a
+kind of compute is a low quantile of all its recorded samples, of all runs. Codecs are timed by the wall, in a few runs each:
+their samples are divided by the *stretch* of their run, the ratio of its compute to the job's. Both are stretched alike: in
+digits-cnn's runs beside three busy processes, compute took 1.21 to 1.27 times as long as on a quiet machine, and codecs 1.14 to
+1.24 times.
 
-The interval is from a Bayesian bootstrap (Rubin 1981): runs, and the steps within each, are weighted at random, the same
-for all that is priced together. What two prices share, such as compute, then cancels in their ratio.
+The interval is from a Bayesian bootstrap (Rubin 1981): runs, and the steps within each, are weighted at random, with the same
+weights for all runs that are priced together. Costs that two prices share, such as compute, then cancel in their ratio.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from run to run and the 10 % quantile by 16 %; beside three busy processes they 
 RESAMPLES = 60
 MOST_SAMPLES = 5_000  # of one kind: more, evenly left out, would not move a quantile
 QUANTILES = np.concatenate([[QUANTILE], np.random.default_rng(2).uniform(0.02, 0.25, RESAMPLES)])
-"""Of the estimate, then of each resample: nobody knows which share of the samples was disturbed, so the interval covers several."""
+"""Quantile of the estimate, then of each resample: the share of disturbed samples is unknown, so the interval covers several."""
 SESSION = 0.05
 """Standard deviation of the logarithm of all seconds from one session to another, which runs recorded together cannot show: three
 recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It is common to all prices of a company."""
@@ -45,8 +45,8 @@ OVERHEADS = ("call", "message", "byte", "step")
 class Costs:
     """The cost of each kind of work in the runs of one job.
 
-    `profile` is a file of `raysim profile`, or what it holds, whose compute then takes the place of the recorded. Raises ReplayError
-    where runs are of different jobs, or the profile is of another job.
+    `profile` is a file of `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError where runs
+    are of different jobs, or the profile is of another job.
     """
 
     def __init__(self, recordings: Iterable[Recording], profile: Profile | Path | str | None = None) -> None:
@@ -81,7 +81,7 @@ class Costs:
         )
 
     def seconds(self, kinds: Sequence[Kind]) -> Floats:
-        """Return what each kind costs: the estimate, then `RESAMPLES` that might as well have been; shape (1 + resamples, kinds)."""
+        """Return the seconds of each kind: the estimate, then `RESAMPLES` resamples; shape (1 + resamples, kinds)."""
         return np.stack([self._table(kind) for kind in kinds], axis=1) if kinds else np.zeros((1 + RESAMPLES, 0))
 
     def overheads(self, engine: str) -> Floats:

@@ -1,4 +1,4 @@
-"""Runs on networks: a row each, with what a step takes there, what it is set against, and when a quality is reached."""
+"""Prices of runs on networks: one row each, with the step, its comparison with dense, and the time to a target."""
 
 from __future__ import annotations
 

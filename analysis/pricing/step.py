@@ -1,8 +1,8 @@
-"""The price of a recorded run's step on a network that one does not have, without training again.
+"""The price of a recorded run's step on any network, without training again.
 
-A run's `actions.parquet` holds what every packet of its profiled steps weighed, and what every action took. Bytes are
-the run's own; seconds are those of its job, pooled over the runs in company (see `analysis.pricing.costs`). The simulator puts both on
-any network. Training steps alone are priced: evaluations and checkpoints are left out. Seconds and bytes everywhere.
+A run's `actions.parquet` holds the bytes of every packet of its profiled steps, and the seconds of every action. Bytes are the
+run's own; seconds are the job's, pooled over the runs in company (see `analysis.pricing.costs`). The simulator combines both
+with a network. Training steps alone are priced: evaluations and checkpoints are left out. All figures are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Split:
     utilisation: float
     """Share of the step in which the busiest direction between two hosts, or the busiest port in collectives, moved bytes."""
     critical_s: dict[str, float]
-    """Seconds of each kind on the critical path: what to make faster, and by how much at most."""
+    """Seconds of each kind on the critical path: the most that a speed-up of that kind could save."""
 
 
 class Replay:
     """A recorded run, ready to be priced on any network.
 
-    Its bytes are its own, step by step. What compute, codecs and calls take is the price of its job: `costs`, pooled over
-    recordings in company; without, over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves
-    them out (of a run recorded on a slow network, whose wires would count twice). `transport`: what carries packets, "ray",
-    "nccl" or "gloo", whichever engine recorded them. `compute` and `profile` are as for `Recording` and `Costs`, where those
-    are not given.
+    Bytes are the run's own, step by step. The seconds of compute, codecs and calls are the job's: `costs`, pooled over recordings
+    in company, or by default over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves them out
+    (for a run recorded on a slow network, whose wires would count twice). `transport`: the transport of packets, "ray", "nccl" or
+    "gloo", independent of the engine that recorded them. `compute` and `profile` make a `Recording` and `Costs` where these are
+    not given.
 
     >>> Replay("results/none")
     Traceback (most recent call last):
@@ -142,7 +142,7 @@ class Replay:
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
     def _engine_costs(self) -> Floats:
-        """Return what calls, messages, bytes and steps take: the estimate, then the resamples."""
+        """Return the seconds of calls, messages, bytes and steps: the estimate, then the resamples."""
         if not self._with_overheads:
             return np.zeros((1 + RESAMPLES, 4))
         return self.costs.overheads(self.recording.engine)
@@ -198,13 +198,13 @@ class Replay:
         if self.row.get("engine") == "inline":
             notes.append(
                 "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
-                "what Ray needs for a packet is not in the figures."
+                "Ray's time for a packet is not in the figures."
             )
         notes.append(f"Transport {self.transport}.")
         if self.row.get("engine") == "ray" and self.row["schema_version"] < STRAIGHT_SINCE:
             notes.append(
-                "Recorded when packets under 100 KiB went by way of the driver: what packets took beside their wires is that "
-                "detour's, which they do not make any more. `--overheads none` leaves it out."
+                "Recorded when packets under 100 KiB went by way of the driver: the overheads of packets include that detour, "
+                "which they do not make any more. `--overheads none` leaves them out."
             )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
@@ -248,9 +248,9 @@ class Replay:
         return [Estimate.of(float(mean), values) for mean, values in zip(means, resampled, strict=True)]
 
     def resampled_seconds(self, networks: Sequence[Network]) -> Floats:
-        """Return the seconds of a step that the recordings might as well have given: shape (networks, resamples).
+        """Return the seconds of a step by resamples of the recordings: shape (networks, resamples).
 
-        Those of two runs of the same costs go in pairs.
+        Resamples of two runs with the same costs are paired.
         """
         key = tuple(networks)
         if key not in self._resampled_s:
@@ -260,7 +260,7 @@ class Replay:
         return self._resampled_s[key]
 
     def speedup(self, dense: Replay, networks: Sequence[Network]) -> list[Estimate]:
-        """Return by network how many times as fast a step is as that of `dense`, a run of the same job and costs."""
+        """Return by network the speed-up of a step over the step of `dense`, a run of the same job and costs."""
         self._check_alike(dense)
         means = dense.step_seconds(networks).mean(axis=1) / self.step_seconds(networks).mean(axis=1)
         each = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
@@ -331,7 +331,7 @@ class Replay:
         return float(evals.max() if target.from_below else evals.min())
 
     def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:
-        """Return the bandwidth below which a mean step is faster than that of `dense`, all else of `network` kept.
+        """Return the bandwidth below which a mean step is faster than the step of `dense`, on an otherwise equal `network`.
 
         0 where it never is, infinity where it always is (from 100 kbit/s to 1 Tbit/s). Below the interval's `low` it is faster
         in 95 % of the resamples; above its `high`, slower in as many. None where the network has no one bandwidth.

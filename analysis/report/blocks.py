@@ -10,15 +10,15 @@ from analysis.report.figures import ByNetwork, Figure, on_network
 
 
 class Text(NamedTuple):
-    """A paragraph. What stands in `back ticks` is set as code; all else is taken as it is."""
+    """A paragraph. Text in `back ticks` is set as code; all other text is taken as it is."""
 
     text: str | ByNetwork
     kind: str = "paragraph"
-    """"paragraph", "lead" (the sentence to remember), "note" (what figures leave open), "code" (shell commands) or "python"."""
+    """"paragraph", "lead" (the sentence to remember), "note" (limits of figures), "code" (shell commands) or "python"."""
 
 
 class Cell(NamedTuple):
-    """A cell: what is read, and what it is sorted by where that is another."""
+    """A cell: its text, and the value to sort by where that differs."""
 
     text: str | ByNetwork
     value: Any = None
@@ -59,7 +59,7 @@ Block = Text | Table | Figure | Heading
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. One without blocks says in `absent` what its data lacks."""
+    """A part of the report. A section without blocks gives the reason in `absent`."""
 
     key: str
     title: str
@@ -73,7 +73,7 @@ class Page(NamedTuple):
     title: str
     subtitle: str
     problems: Sequence[str]
-    """What could not be read, a sentence each."""
+    """Records that could not be read, a sentence each."""
     sections: Sequence[Section]
     networks: Sequence[str]
     network: str

@@ -1,4 +1,4 @@
-"""Learning curves against steps, bytes and simulated seconds: what a setting reaches, and what it pays for it."""
+"""Learning curves against steps, bytes and simulated seconds."""
 
 from __future__ import annotations
 

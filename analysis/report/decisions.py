@@ -75,7 +75,7 @@ def _figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
     )
     if rows["gain"].notna().any():  # methods that follow a budget of errors measure none
         panels.append(
-            Panel("Gain", Axis("step", "step"), Axis("gain", "gain of what was sent"), _lines(rows, places, "gain"))
+            Panel("Gain", Axis("step", "step"), Axis("gain", "gain of the sent messages"), _lines(rows, places, "gain"))
         )
         text = f"Left: {text[0].lower()}{text[1:]} Right: the gain that it reached, the share of the squared norm that arrived."
     return Figure(

@@ -1,7 +1,7 @@
-"""Figures as data: what is drawn, apart from who draws it, so that a page, a picture and a CSV file cannot disagree.
+"""Figures as data, separate from their drawing, so that a page, a picture and a CSV file cannot disagree.
 
-`analysis.report` draws them in a browser, `analysis.report.figures_png` for a paper. What depends on the network that times are for is
-held for every network.
+`analysis.report` draws them in a browser, `analysis.report.figures_png` for a paper. Values that depend on a network are held for
+every network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 PATTERNS = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))
-"""What a bar is filled with, beside its colour, where a point would have the symbol."""
+"""The pattern of a bar, for the symbol that a point of the same series has."""
 GREY = "#8A8F98"
 BLACK = "#1B1F24"
 
@@ -41,7 +41,7 @@ class Scaled(NamedTuple):
 
 
 def on_network(value: Any, network: str) -> Any:
-    """Return what `value` is on a network; what does not depend on one is returned as it is.
+    """Return a value on a network; a value that does not depend on the network is returned as it is.
 
     >>> on_network(Scaled([1, 2], {"100mbps": 0.5}), "100mbps"), on_network([1, 2], "100mbps")
     ([0.5, 1.0], [1, 2])
@@ -67,14 +67,14 @@ DENSE = Style(BLACK, "star", "solid")
 
 
 def style(number: int) -> Style:
-    """Return the look of the n-th thing that is named; of those beyond the palette, grey."""
+    """Return the look of the n-th named series; grey beyond the palette."""
     if number >= len(COLOURS):
         return Style(faint=True)
     return Style(COLOURS[number], SYMBOLS[number], DASHES[number])
 
 
 def family(notation: str) -> str:
-    """Return a notation without its numbers and options: what codecs of one kind share.
+    """Return a notation without its numbers and options, which is common to codecs of one kind.
 
     >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
     ('ErrorFeedback(TopK(Quantize))', 'Quantize')
@@ -106,13 +106,13 @@ class Series:
     """Standard deviation of `y`, over seeds."""
     widths: Values | ByNetwork | None = None
     labels: Values | ByNetwork = ()
-    """What each point is; one that is alone holds for all."""
+    """The label of each point; a single label holds for all."""
     texts: Sequence[str] = ()
     """Short texts beside the points."""
 
 
 class Axis(NamedTuple):
-    """`name` is that of the column in the CSV file, with its unit; `text` stands beside the axis."""
+    """`name` is the column in the CSV file, with its unit; `text` stands beside the axis."""
 
     name: str
     text: str
@@ -137,7 +137,7 @@ class Panel:
     series: Sequence[Series]
     height: int = 320
     level: float | None = None
-    """A dashed line across: what the dense baseline has."""
+    """Height of a dashed line: the value of the dense baseline."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Figure:
     """Its name on the page and in files."""
     title: str
     caption: str
-    """How to read it, and what to look for."""
+    """Instructions for reading the figure."""
     panels: Sequence[Panel]
     columns: int = 2
     legend: bool = True
@@ -162,7 +162,7 @@ class Figure:
         return list(found.values())
 
     def table(self, network: str | None = None) -> pd.DataFrame:
-        """Return what is drawn, a row a point: for one network, or for all. Series that depend on none name none."""
+        """Return the drawn points, a row each: for one network, or for all. Series that depend on no network name none."""
         return pd.DataFrame(
             [row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)]
         )
@@ -199,7 +199,7 @@ def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[st
 
 
 def finite(values: Iterable[Any]) -> list[float | None]:
-    """Return numbers, and None for what is missing or beyond all bounds: gaps in a line.
+    """Return numbers, with None for missing and infinite values, which are gaps in a line.
 
     >>> finite([1, float("nan"), None, float("inf"), 2.5])
     [1.0, None, None, None, 2.5]

@@ -1,6 +1,6 @@
 """Figures as pictures for papers, drawn by matplotlib: no browser, no screen.
 
-One network is chosen for what depends on it. The looks are those of `analysis.report.figures`, as on the page.
+Values that depend on a network are drawn for one. The looks are from `analysis.report.figures`, as on the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.3,
     "lines.markersize": 5,
-    "text.parse_math": False,  # what stands in a name is no formula
+    "text.parse_math": False,  # names are not formulas
 }
 
 

@@ -22,14 +22,14 @@ MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "unde
 
 
 def section(material: Material) -> Section:
-    """Return a table of what could be tested, and of the rest what to run."""
+    """Return a table of the claims that could be tested, and the commands for the others."""
     found = findings(material.results)
     tested = [one for one in found if one.context]
     if not material.jobs:
         return Section("findings", "Findings", absent="No run here is finished, so no claim could be tested.")
     counts: Counter[str] = Counter(one.verdict for one in tested)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
-    blocks: list[Block] = [Text(f"What papers say of compressed training, tested on these runs: {said}.")]
+    blocks: list[Block] = [Text(f"Claims of papers on compressed training, tested on these runs: {said}.")]
     if tested:
         blocks.append(
             Table(

@@ -1,4 +1,4 @@
-"""From the records of runs to what the report's sections draw on."""
+"""From the records of runs to the material of the report's sections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raysim.records import FINISHED
 
 
 class Price(NamedTuple):
-    """The price of one run's step, by network: as it is, as the resamples have it, and of the dense one that it is set against."""
+    """The price of one run's step by network, its speed-up, and the step of the dense run that it is compared with."""
 
     step_s: Mapping[str, Estimate]
     speedup: Mapping[str, Estimate]
@@ -44,7 +44,7 @@ Judged = Mapping[str, Mapping[str, Any]]  # the row of `safe_set`, by run
 def gather(
     results: Results, networks: Mapping[str, Network], compute: str = "auto", profile: Path | str | None = None
 ) -> Material:
-    """Return what the sections draw on."""
+    """Return the material of the sections."""
     names = list(networks)
     material = Material(results, networks, FIRST if FIRST in networks else names[0], compute, profile)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
@@ -62,7 +62,7 @@ def gather(
 
 
 def _prices(results: Results, networks: Mapping[str, Network], compute: str, profile: Path | str | None) -> Prices:
-    """Return what a step of each run takes; a run that cannot be priced is left out, and named in the problems."""
+    """Return the price of each run's step; a run that cannot be priced is left out, and named in the problems."""
     chosen = list(networks.values())
     partners = dense_partners(results)
     found = {}
@@ -118,7 +118,7 @@ def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
 
 
 def _names(runs: pd.DataFrame) -> pd.Series[str]:
-    """Return what tells each run's setting from the job's others: forward / backward, and in what else they differ."""
+    """Return the name of each run's setting: forward / backward, and the other keys in which the job's settings differ."""
     pairs = [set(_pairs(str(setting))) for setting in runs["setting"]]
     shared = set.intersection(*pairs)
     names = []

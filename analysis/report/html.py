@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing but a browser: no network, no server, no other file.
 
-What comes from runs is text: it is escaped here for HTML, and by the page's script where plotly reads markup. A content
-security policy, with the hashes of our scripts, keeps the browser to that, and from fetching anything.
+Texts from runs are escaped here for HTML, and by the page's script where plotly reads markup. A content security policy with the
+hashes of our scripts keeps the browser from running other scripts, and from fetching anything.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _Writer:
             ]
         }
         key = figure.key
-        # A panel's name is for those who cannot see it; its data stands in a table below.
+        # A panel's name is for screen readers; its data is in a table below.
         panels = "".join(
             f'<div class="panel"><h4>{escape(panel.title)}</h4><div class="plot" role="img" style="height:{panel.height}px" '
             f'aria-label="{escape(f"{figure.title}, {panel.title}: {panel.y.text} by {panel.x.text}")}"></div></div>'
@@ -292,7 +292,7 @@ def _numbers(values: Iterable[Any]) -> list[Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return a value for JSON: six digits are more than a figure shows, and null is what is missing."""
+    """Return a value for JSON: with six digits, more than a figure shows, and null for missing values."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     number = float(value)

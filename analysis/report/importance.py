@@ -51,17 +51,17 @@ def _figure(number: int, study: str, rows: pd.DataFrame) -> Figure:
         )
     return Figure(
         f"study{number}-importance",
-        f"{study}: what mattered",
+        f"{study}: importance of settings",
         "The share of an objective's variation that a parameter explains in the range that was searched, not which "
         "way it goes. Shares add up to 1 over "
-        "the parameters that all trials have; one that only some have is judged among those. Point at a bar for the number of trials.",
+        "the parameters that all trials have; a parameter of some trials is judged over these. Point at a bar for their number.",
         panels,
         legend=False,
     )
 
 
 def _labels(rows: pd.DataFrame) -> list[str]:
-    """Return what each bar rests on."""
+    """Return the number of trials behind each bar."""
     kinds = {True: " that have it", False: ""}
     return [
         f"{row['parameter']}, over {row['trials']} trials{kinds[bool(row['conditional'])]}"

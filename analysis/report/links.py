@@ -1,4 +1,4 @@
-"""Bytes per link: what each setting puts on the wire of each boundary and direction."""
+"""Bytes per link: the wire bytes of each setting at each boundary and direction."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def _figure(job: Job, links: pd.DataFrame) -> Figure:
     return Figure(
         f"{job.key}-links",
         f"{job.title}: wire bytes of a step by link",
-        "What was counted on the packets, mean over steps and seeds. A link is one direction of the boundary between two stages.",
+        "Bytes counted on the packets, mean over steps and seeds. A link is one direction of the boundary between two stages.",
         panels,
     )
 
 
 def _table(job: Job, links: pd.DataFrame, material: Material) -> Table:
-    """Return the links of what is recommended somewhere, or else of the first that is compressed."""
+    """Return the links of the settings that are recommended on some network, or else of the first compressed setting."""
     recommended = [
         one for network in material.networks if (one := job.recommended(network)) is not None and not one.dense
     ]
@@ -110,8 +110,8 @@ def _table(job: Job, links: pd.DataFrame, material: Material) -> Table:
     return Table(
         f"{job.key}-link-table",
         f"{job.title}: a step's traffic by link, means over steps and seeds. Factor is dense over wire bytes; "
-        "fidelity is 1 where what arrives is "
-        "what was to be sent, and 0 where nothing of it does. The settings that are recommended on some network, or else the first.",
+        "fidelity is 1 where messages arrive exactly, and 0 where they arrive as zeros. Shown are the settings that are recommended "
+        "on some network, or else the first compressed one.",
         COLUMNS,
         [
             [

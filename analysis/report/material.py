@@ -19,7 +19,7 @@ from raysim.network.topology import Network
 from raysim.quality import Measure
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
-"""Of the presets, those that a pipeline may well run over; `free` shows what compute alone takes."""
+"""Presets that a pipeline may run over; `free` shows compute and codecs alone."""
 FIRST = "1gbps"
 MODES = ("on", "off")
 WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
@@ -83,7 +83,7 @@ class Setting:
     """Runs that differ in nothing but their seed."""
 
     name: str
-    """What tells it from the job's others: forward / backward, and what else differs."""
+    """Name among the job's settings: forward / backward, and the other keys that differ."""
     forward: str
     backward: str
     dense: bool
@@ -99,7 +99,7 @@ class Setting:
     priced: str | None
     """The first run that could be priced."""
     notes: Sequence[str]
-    """What its recording leaves open."""
+    """Limits of its recording."""
     step_s: Mapping[str, Estimate]
     """By network: of its runs, which differ in their bytes alone; empty where none could be priced."""
     dense_step_s: Mapping[str, float]
@@ -189,7 +189,7 @@ class Job:
 
     @cached_property
     def named(self) -> list[Setting]:
-        """The settings that figures give a look of their own: dense, what is recommended, then the fronts."""
+        """The settings that figures give a look of their own: dense, the recommended ones, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
         chosen += [one for network in self.networks if (one := self.recommended(network)) is not None]
         fronts = [front for modes in self.fronts.values() for front in modes.values()]

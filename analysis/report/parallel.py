@@ -16,7 +16,7 @@ LEAST = 4  # settings: fewer are read in a table
 
 
 class Scale(NamedTuple):
-    """One upright axis: what each setting has on it, as a place from 0 to 1 and in words."""
+    """One upright axis: the value of each setting, as a place from 0 to 1 and in words."""
 
     text: str
     places: Mapping[str, float]

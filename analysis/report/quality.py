@@ -8,7 +8,7 @@ from analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Serie
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.tradeoff import described
 
-STRENGTHS = {  # what a codec's first argument is
+STRENGTHS = {  # the meaning of a codec's first argument
     "density": ("TopK", "RandomK", "EstimatedTopK"),
     "bits": ("Quantize", "FixedPoint", "NonUniform", "QSGD"),
 }
@@ -16,7 +16,7 @@ LOOKS = {"on": (COLOURS[0], SYMBOLS[0]), "off": (COLOURS[1], SYMBOLS[1])}
 
 
 def strength(notation: str, kind: str) -> float | None:
-    """Return the density or the bits of what stands in a notation, or None where it has none.
+    """Return the density or the bits in a notation, or None where it has none.
 
     >>> strength("ErrorFeedback(TopK(0.1, values=Quantize(4)))", "density"), strength("Identity", "bits")
     (0.1, None)
@@ -51,7 +51,7 @@ def _figure(job: Job) -> Figure | None:
     return Figure(
         f"{job.key}-quality",
         f"{job.title}: {job.metric.text} by density and bits",
-        "Where the other direction is dense, what is lost is due to this one alone; points of one kind of codec are then joined. "
+        "Where the other direction is dense, the loss is due to this one alone; points of one kind of codec are then joined. "
         "Means over seeds with bars of one standard deviation; the dashed line is dense.",
         panels,
     )

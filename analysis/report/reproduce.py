@@ -47,7 +47,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     yield Text("\n".join(commands), "code")
     yield Table(
         f"{job.key}-versions",
-        f"{job.title}: what the runs were made with",
+        f"{job.title}: software and hardware of the runs",
         (Column("what"), Column("version")),
         [[Cell(name), Cell(_counted(runs[name]))] for name in ENVIRONMENT if name in runs],
     )

@@ -1,4 +1,4 @@
-"""The summary: what to use on each network, and what speaks for it."""
+"""The summary: the setting to use on each network, and the evidence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     yield Table(
         f"{job.key}-recommended",
         f"{job.title}: the fastest setting that is shown to be safe, by network; dense where that is not at least {GAIN} "
-        f"faster, and where no dense run tells, the fastest. {job.metric.text.capitalize()} is that of the last evaluation, "
+        f"faster; without dense runs, the fastest setting. {job.metric.text.capitalize()} is from the last evaluation, "
         "mean ± standard deviation over seeds; a setting is written forward / backward. Steps and speed-ups have their 90 % "
         f"intervals in brackets. Compute: {job.source}.",
         COLUMNS,
@@ -113,7 +113,7 @@ def _what(job: Job) -> str:
     varied = [f"{name} {listed(values)}" for name, values in _varied(job) if len(values) > 1]
     if varied:
         text += f"; of different {' and '.join(varied)}"
-    return f"{text}. Bytes are counted on what was sent; steps are simulated on the network. {job.compute}"
+    return f"{text}. Bytes are counted on the packets; steps are simulated on the network. {job.compute}"
 
 
 def _varied(job: Job) -> list[tuple[str, list[Any]]]:
@@ -154,14 +154,14 @@ def _sure(setting: Setting) -> str:
 
 
 def _faster_than_dense(setting: Setting, network: str) -> str:
-    """Return how many times as fast as its dense setting one is, with the interval and that one's step."""
+    """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
     value, low, high = setting.speedup[network]
     dense = seconds(setting.dense_step_s[network])
     return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
 
 
 def _facts(job: Job, setting: Setting, network: str) -> str:
-    """Return what a step takes and sends, and what it reaches, beside dense where that is another."""
+    """Return the seconds and bytes of a step and the quality, beside dense where the setting is not dense."""
     dense = job.dense if job.dense is not setting else None
     reached = [
         f"{job.metric.write(*setting.quality[mode][:2])} with compression {mode} at inference"

@@ -30,7 +30,7 @@ from analysis.report.figures import (
 from analysis.report.material import MODES, Job, Material, Setting
 from analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
 
-BREAK_EVEN = "1gbps"  # its bandwidth is what is sought; a link without latency
+BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
 COLUMNS = (
     Column("point", number=True),
     Column("setting"),
@@ -98,7 +98,7 @@ def _figure(job: Job, material: Material) -> Figure:
 
 
 def _table(job: Job, material: Material) -> Table:
-    """Return what is known of the settings with a look of their own, and below what bandwidth they pay."""
+    """Return a table of the settings with a look of their own, with the bandwidth below which they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
     even = break_even(runs, BREAK_EVEN, compute=material.compute, profile=material.profile)
     rows = []

@@ -87,7 +87,7 @@ def bandwidth(bps: float) -> str:
 
 
 def against_dense(setting: Setting) -> str:
-    """Return how a setting's quality differs from that of dense with compression on, with its sign, and how surely."""
+    """Return the difference of a setting's quality from dense with compression on, with its interval."""
     judged = setting.judged
     harm, low, high = (float(judged.get(name, math.nan)) for name in ("harm", "harm_low", "harm_high"))
     if math.isnan(harm):

@@ -182,7 +182,7 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
 def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     write_run(tmp_path / "killed", status="running")
     results = load(tmp_path)
-    assert results.problems == ["None of the 1 runs is finished (1 running): what they have recorded so far is shown."]
+    assert results.problems == ["None of the 1 runs is finished (1 running): their records so far are shown."]
     assert len(results.steps) == 4
     write_run(tmp_path / "whole")
     (tmp_path / "killed" / "parts" / f".steps-00001.parquet.{os.getpid()}").write_bytes(b"half")
@@ -228,8 +228,8 @@ def test_schemas_of_several_versions_go_together(tmp_path):
     pq.write_table(table, tmp_path / "old" / "evals.parquet")
     results = load(tmp_path)
     assert results.problems == [
-        "1 of 2 runs have records of version 0, where this raysim writes 2: columns that it does not know are left out, "
-        "and those that are not there are empty."
+        "1 of 2 runs have records of version 0, where this raysim writes 2: unknown columns are left out, "
+        "and missing columns are empty."
     ]
     assert results.runs["mood"].tolist()[0] == "good"
     assert results.runs["mood"].isna().tolist() == [False, True]
