@@ -26,8 +26,8 @@ def bench_sweep(
 ) -> dict[str, Any]:
     """Measure and print; return the figures: seconds of both ways, and of each trial beside its own training.
 
-    `engine` is that of both; None leaves each to its default: trials in one process where they fit, calls on Ray.
-    A trial's own training is its steps and evaluations; the rest of its time is start-up, or what a warm trial costs.
+    `engine` is used in both ways; None leaves each its default: trials in one process where they fit, calls on Ray.
+    A trial's own training is its steps and evaluations; the rest of its time is start-up, or the overhead of a warm trial.
     Raises RuntimeError where one of the commands fails.
     """
     console = Console(stderr=True)

@@ -39,14 +39,14 @@ def confirming(sweep: Sweep) -> Sweep | None:
 
 
 def fresh_seeds(study: Study) -> list[int]:
-    """Return the seeds of the confirmation: those after the study's own."""
+    """Return the seeds of the confirmation, which follow the study's own."""
     return [max(study.seeds) + 1 + place for place in range(study.confirm)]
 
 
 def chosen(study: Study, rows: Rows) -> list[TrialRow]:
-    """Return the trials to confirm: of the frontier, those whose mean quality is within the margin of dense.
+    """Return the trials to confirm: the trials of the frontier whose mean quality is within the margin of dense.
 
-    Of more than `MOST`, those that are best by the first objective that is no quality. None where nothing comes that near.
+    At most `MOST`, the best ones by the first objective that is not a quality. Empty where no trial is within the margin.
     """
     quality = next(one for one in study.objectives if one.quality is not None)
     measure = quality.quality

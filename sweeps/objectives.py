@@ -135,7 +135,7 @@ def figures(
 ) -> dict[str, Figure]:
     """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError where one cannot be priced.
 
-    `replays` are the runs priced in company, needed where an objective is a price; `dense` are those that they are set against.
+    `replays`: the runs priced in company, needed where an objective is a price. `dense`: the dense replay to compare each with.
     """
     found = {}
     for objective in objectives:

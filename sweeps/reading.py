@@ -27,33 +27,33 @@ class StudyFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True)
 
     name: str | None = Field(default=None, pattern=r"^[\w+=-][\w.+=-]*$")
-    """Of the study in sqlite and of its folder; the file's where not given."""
+    """Name of the study in sqlite and of its folder; the file's name where not given."""
     base: str | dict[str, Any]
     """A recipe or a .toml file, or the keys of a run."""
     set: dict[str, Any] = {}
-    """Changes to it that hold for every trial."""
+    """Changes to the base that hold for every trial."""
     seeds: list[int] | None = Field(default=None, min_length=1)
-    """Of every configuration, one after the other; the base's where not given."""
+    """Seeds of every configuration, trained one after the other; the base's seed where not given."""
     trials: int | None = Field(default=None, ge=1, le=1_000_000)
     """Configurations trained at most, baselines among them; all points of a grid where not given."""
     confirm: int = Field(default=0, ge=0)
     """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
-    """Who chooses."""
+    """Algorithm that chooses the trials."""
     sampler_seed: int = Field(default=0, ge=0)
-    """Of what it draws."""
+    """Seed of the sampler."""
     startup_trials: int = Field(default=10, ge=0)
-    """Drawn at random before tpe learns from them."""
+    """Trials that are drawn at random before tpe learns from them."""
     population: int = Field(default=20, ge=2)
-    """Of a generation of nsga2."""
+    """Trials in a generation of nsga2."""
     early_stopping: Literal["asha", "none"] | None = None
-    """True if trials of high loss are stopped at an evaluation: asha, except for grids."""
+    """`asha` stops trials of high loss at an evaluation: the default, except for grids."""
     engine: Literal["auto", "ray", "inline"] = "auto"
-    """One actor a stage, or all stages in the trial's own process."""
+    """`ray`: one actor a stage. `inline`: all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1, le=10_000)
-    """Trials at once; as many as have a CPU a stage where not given."""
+    """Trials at once; by default as many as there are CPUs for, one a stage."""
     compute: Literal["auto", "cpu", "wall"] = "auto"
-    """Seconds of compute that prices pool: of the CPU, of the wall, or of what the device is (auto)."""
+    """Seconds of compute in prices: of the CPU, of the wall clock, or by the kind of device (auto)."""
     objectives: list[str | dict[str, Any]] = Field(min_length=1)
     """Names, or tables of name, direction, target and mode."""
     constraints: list[dict[str, Any]] = []
@@ -61,9 +61,9 @@ class StudyFile(BaseModel):
     baselines: list[dict[str, Any]] = []
     """Tables of name and `params` of the space, or `set` of keys: run first."""
     space: dict[str, Any] | str | None = None
-    """Keys and what they may be; the function `space` of a .py file."""
+    """Keys with their choices, or the function `space` of a .py file."""
     symbols: dict[str, Any] = {}
-    """What the holes in texts stand for."""
+    """Values of the holes in texts."""
 
 
 def study_names() -> list[str]:

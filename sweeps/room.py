@@ -10,7 +10,7 @@ from raysim.engine.ray import room_for
 from raysim.pipeline.plan import prepare
 from sweeps.study import workers
 
-DRIVER = {"memory": 1.0}  # what the trial actor reserves beside its stages, as a bundle needs something: it only waits
+DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
 GRAINS = 10_000  # in which Ray counts a resource
 PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
 
@@ -64,11 +64,11 @@ def fit(
     growing: bool,
     memory_bytes: int = 0,
 ) -> Share:
-    """Return a share of what `nodes` have free for trials of up to `stages` worker processes.
+    """Return a share of the free resources of `nodes` for trials of up to `stages` worker processes.
 
-    What the configuration gives for a stage is kept, the rest fitted: a CPU a stage where there is, else an equal
-    part. `growing`: the cluster may grow for more `jobs`. `memory_bytes`: of a trial in one process; as many go on at
-    once as have it. Raises ConfigError where not one trial fits, or not `jobs`.
+    The configuration's resources of a stage are kept. The others are fitted: a CPU a stage where there is one, otherwise an equal
+    part. `growing`: the cluster may grow for more `jobs`. `memory_bytes`: of a trial in one process, which bounds the number of
+    trials at once. Raises ConfigError where not one trial fits, or not `jobs`.
     """
     actors = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))

@@ -1,8 +1,8 @@
-"""Optuna's study in Tune's hands: what to try next, and what became of it.
+"""The searcher that Tune asks: Optuna's study chooses trials, and our rows record their outcomes.
 
-Why not Tune's own OptunaSearch, of which this is the idea (ask, run, tell): it tells a trial that was stopped early as
-complete, leaves one that diverged running for ever, knows no constraints and no names, hides Optuna's numbers, and is
-pickled whole. Here our rows are the truth: a trial ends in its row first, and the study is told after it.
+Tune's own OptunaSearch has the same idea (ask, run, tell), but it tells a trial that was stopped early as complete, leaves a
+diverged trial running for ever, knows neither constraints nor names, hides Optuna's numbers, and is pickled whole. Here our rows
+are the truth: a trial ends in its row first, and the study is told after it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOLD = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
 def make_sampler(study: Study, number: int) -> BaseSampler:
-    """Return what chooses trial `number`: seeded by it, so that a resumed study draws what an undisturbed one would."""
+    """Return the sampler of trial `number`, seeded by the number, so that a resumed study draws the same trials."""
     seed = (study.sampler_seed + 7919 * number) % 2**32
     if study.sampler == "nsga2":
         return NSGAIISampler(population_size=study.population, seed=seed)
@@ -64,9 +64,9 @@ def _is_whole(database: Path) -> bool:
 
 
 class Ledger:
-    """A study's rows and its Optuna study, kept in step: what is asked, begun, ended and told.
+    """A study's rows and its Optuna study, kept consistent as trials are asked, begun, ended and told.
 
-    `rows` is written first. `reconcile` brings a study in sqlite, whatever became of it, to what the rows say.
+    `rows` is written first. `reconcile` brings the study in sqlite, whatever its state, into agreement with the rows.
     """
 
     def __init__(self, study: Study, folder: Path, on_change: Callable[[], None] = lambda: None) -> None:
@@ -102,7 +102,7 @@ class Ledger:
     # The queue: baselines, then the points of a grid; Optuna keeps it.
 
     def enqueue(self) -> None:
-        """Put what comes first into the queue, where it is not in it yet."""
+        """Put baselines and the points of a grid into the queue, unless they are in it."""
         there = {trial.user_attrs.get("queued") for trial in self.optuna.get_trials(deepcopy=False)}
         wanted: list[tuple[str, dict[str, Any], str | None]] = [
             (f"baseline {one.name}", dict(one.params or {}), one.name) for one in self.study.baselines
@@ -114,10 +114,10 @@ class Ledger:
                 self.optuna.enqueue_trial(params, user_attrs=attributes)
 
     def reconcile(self) -> None:
-        """Tell the study anew what the rows know and it lacks, and put what did not end back into the queue.
+        """Replay finished rows into the Optuna study after a crash, and put unfinished trials back into the queue.
 
-        A trial that did not end keeps its number: it waits again, its parameters as they were drawn. To mark it failed
-        and enqueue a copy would leave every interruption behind as a failure, for the sampler to learn from.
+        An unfinished trial keeps its number and its parameters, and waits again. If it were marked as failed and a copy enqueued,
+        the sampler would learn from every interruption as from a failure.
         """
         for repeat in [row for row in self.rows if row.status == "waiting" and row.same_as is not None]:
             self.rows.drop(repeat.trial)  # asked again, it is recognised again
@@ -148,7 +148,7 @@ class Ledger:
         return True
 
     def _rebuild(self) -> None:
-        """Make the study in sqlite anew from the rows: it was lost, or is of another time than they are."""
+        """Rebuild the study in sqlite from the rows: it was lost, or is older or newer than they are."""
         optuna.delete_study(study_name=self.study.name, storage=self._storage)
         self.optuna = self._open()
         last = max((row.trial for row in self.rows), default=-1)
@@ -240,7 +240,7 @@ class Ledger:
         self._put(row)
 
     def end(self, row: TrialRow, outcome: Outcome) -> None:
-        """Write down what became of a trial, and of those that wait for it; then tell the study."""
+        """Record the outcome of a trial, and of the trials that wait for it; then tell the study."""
         row.status, row.error, row.figures = outcome.status, outcome.error, dict(outcome.figures)
         row.settled = False if priced(self.study.objectives) and row.figures else None
         row.seconds = outcome.seconds
@@ -252,9 +252,9 @@ class Ledger:
                 self.end(other, outcome._replace(seconds=0.0))
 
     def settle(self, results: Results) -> None:
-        """Price all finished trials anew, with the compute of all runs: what was told on the way had that of the runs until then.
+        """Price all finished trials again, with the compute of all runs; figures on the way used the runs that had ended by then.
 
-        Optuna keeps what it was told, by which it chose; the rows have what holds.
+        Optuna keeps the figures by which it chose; the rows get the final ones.
         """
         from analysis import AnalysisError, dense_partners
 
@@ -271,7 +271,7 @@ class Ledger:
                     results.replay(partners[run], compute=self.study.compute) if run in partners else None
                     for run in row.runs
                 ]
-            except (AnalysisError, RecordsError):  # what is not here any more keeps its figures
+            except (AnalysisError, RecordsError):  # a run that is gone keeps its figures
                 continue
             row.figures = figures(self.study.objectives, runs, replays, dense)
             row.settled, row.compute = True, replays[0].costs.source
@@ -422,4 +422,4 @@ class LedgerSearch(Searcher):
         """Nothing was kept."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Searcher, ()  # Tune writes what it holds into its scratch folder: of this, nothing
+        return Searcher, ()  # Tune pickles the searcher into its scratch folder: an empty one

@@ -128,7 +128,7 @@ class _View:
 
 
 def show_result(sweep: Sweep) -> None:
-    """Print the frontier with the baselines in it, what did not finish, and where everything is."""
+    """Print the frontier with the baselines in it, the trials that did not finish, and the folder."""
     console = Console()
     if not console.is_terminal:
         console.width = 140

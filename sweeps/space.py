@@ -1,9 +1,9 @@
 """The space of a study: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
 
-A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. What stands
-for a hole is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A hole
-with a dot, `{.density}`, is the same in every key. Only what is reached is drawn, so the space is conditional, and a
-method with arguments of its own needs no code here.
+A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. The value of a hole
+is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A hole with a dot,
+`{.density}`, has the same value in every key. Only symbols that are reached are drawn, so the space is conditional, and a method
+with arguments of its own needs no code here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Space:
         return {key: drawn[key] for key in keys}
 
     def _draw(self, trial: BaseTrial, name: str, spec: Any, prefix: str) -> Any:
-        """Return a value of `spec`, whose parameter is `name`; those of its holes begin with `prefix`."""
+        """Return a value of `spec`, whose parameter is `name`; parameters of its holes begin with `prefix`."""
         if isinstance(spec, str):
             return HOLE.sub(lambda hole: self._text(trial, hole[2], "" if hole[1] else prefix), spec)
         if isinstance(spec, Mapping) and spec.keys() <= RANGE:

@@ -19,7 +19,7 @@ MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets hav
 class Store:
     """A study's folder by path or URI (`s3://`, `gs://`, `abfs://`): `local` is where to write.
 
-    Of a URI, `local` is a scratch folder of this machine, and what is sent lies in the bucket as well.
+    For a URI, `local` is a scratch folder of this machine, and files that were sent are in the bucket too.
     """
 
     def __init__(self, out: str | Path) -> None:
@@ -68,7 +68,7 @@ class Store:
                 self._sent[name] = newest
 
     def fetch_file(self, name: str) -> bool:
-        """Bring a file of the bucket here, over what is here; return whether there is one."""
+        """Download a file of the bucket, replacing the local one; return whether the bucket has it."""
         if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
             return (self.local / name).is_file()
         (self.local / name).parent.mkdir(parents=True, exist_ok=True)

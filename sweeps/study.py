@@ -1,4 +1,4 @@
-"""A study: what is searched, by what, for what, and how much of it; and the file that keeps it beside its trials."""
+"""A study: its space, sampler, objectives and budget, and the file that keeps it beside its trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.files import write_whole
 from sweeps.objectives import Constraint, Objective, as_mapping
 from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
-DRAWS = 200  # of the space, to find what can never be
+DRAWS = 200  # points of the space, to find values that are never valid
 CHANGEABLE = {"trials", "jobs", "confirm"}  # of a study that is resumed
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 
@@ -54,7 +54,7 @@ class Study:
     source: str | None = None
     """The text of the Python file that holds the space."""
     confirm: int = 0
-    """Seeds on which the choice is confirmed, after those that made it; 0 for none."""
+    """Number of fresh seeds on which the choice is confirmed; 0 for none."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
@@ -91,7 +91,7 @@ class Study:
         return points(self.space) if self.sampler == "grid" else []
 
     def drawn(self) -> list[tuple[Mapping[str, Choice], Mapping[str, Any]]]:
-        """Return points of the space, each with what it changes of the base: all of a grid, else the same random ones."""
+        """Return points of the space, each with its changes to the base: all points of a grid, or the same random ones."""
         if self.sampler == "grid":
             return [(point, self.space(FixedTrial(point))) for point in self.grid]
         return list(draws(self.space, DRAWS))

@@ -1,7 +1,7 @@
 """One trial: a configuration, its seeds one after the other, each an ordinary run in a folder of its own.
 
-What Tune calls: `step` goes on until there is something to say. The actor is used again for trials of equal resources
-(`reuse_actors`), with its crew of stages and its data.
+Tune calls `step`, which trains until there is something to report. The actor is used again for trials of equal resources
+(`reuse_actors`), with its warm stage actors and its data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0  # at most between two words of a trial: Ctrl-C waits for the next one
 COMPANY = 24  # other runs that a trial's prices are pooled with while the sweep goes
-UNLOCK_S = 30.0  # how long what is left of a killed sweep may hold a run's folder
+UNLOCK_S = 30.0  # seconds that processes of a killed sweep may still hold a run's folder
 
 
 class Spec(NamedTuple):
@@ -131,7 +131,7 @@ class SweepTrial(tune.Trainable):
         yield {"done": True, "outcome": json.dumps(outcome)}
 
     def _priced(self, runs: list[Run]) -> list[Replay]:
-        """Return the runs in company with those of the study that have ended here: their prices are settled at its end."""
+        """Return the runs priced in company with the study's ended runs of this machine; prices are settled at the study's end."""
         from analysis import beside
 
         return beside(runs, most=COMPANY, compute=self._spec.compute)
