@@ -30,10 +30,10 @@ class Accordion(Layered):
     """Compresses by `mild` or by `strong`, layer by layer (Agarwal et al. 2020, 2010.16248), with error feedback.
 
     Both are TopK (or RandomK, EstimatedTopK) of two densities, or LowRank of two ranks, which means PowerSGD. Every `interval`
-    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with that of `interval` epochs before:
-    the layer is critical, and gets `mild`, where it changed by the share `eta` or more, or where the learning rate fell to
-    `decay` of what it was then (ours: how far it must fall). All layers begin mild. Residuals, and PowerSGD's matrices, are kept
-    at a switch.
+    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with the norm `interval` epochs before.
+    The layer is critical, and gets `mild`, if the norm changed by the share `eta` or more, or if the learning rate fell to the
+    share `decay` of its value then (the threshold is ours). All layers begin mild. Residuals, and PowerSGD's matrices, are kept at
+    a switch.
 
     >>> Accordion(LowRank(4), LowRank(1))
     Accordion(LowRank(4), LowRank(1))
@@ -61,7 +61,7 @@ class Accordion(Layered):
         if _keeps(self.mild) <= _keeps(self.strong):
             raise ValueError(f"`mild` must keep more than `strong`, but got {self.mild!r} and {self.strong!r}.")
         for codec in (self.mild, self.strong):
-            self._method(codec)  # raises what is wrong with it under error feedback
+            self._method(codec)  # refuses codecs that diverge under error feedback
 
     def _method(self, codec: Codec) -> Layered:
         if isinstance(codec, LowRank):
@@ -170,7 +170,7 @@ class Regime(NamedTuple):
         return cls(int(epoch), [bool(one) for one in mild], norms, learning_rate)
 
     def tensors(self) -> Memory:
-        """Return what `of` takes."""
+        """Return the tensors from which `of` reads the regime."""
         return {
             "controller/whole": torch.tensor([self.epoch, *self.mild], dtype=torch.int64),
             "controller/real": torch.tensor([self.learning_rate, *self.norms], dtype=torch.float64),
@@ -187,7 +187,7 @@ def is_critical(before: float, after: float, eta: float) -> bool:
 
 
 def value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
-    """Return the values of a tensor over those that are sent of it."""
+    """Return the number of a tensor's values divided by the number that is sent."""
     rows, columns = matrix_of(shape)
     if isinstance(codec, LowRank):
         return rows * columns / (min(rows, columns, codec.rank) * (rows + columns))

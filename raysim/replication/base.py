@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 AGREED = "agreed"  # kind of a memory: the parameters on which replicas agreed last, which are evaluated and exported
 
 Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name, in the order of its module; float32
-Memory: TypeAlias = "dict[str, Tensor]"  # what a method remembers at one replica, by any names; checkpoints keep it
+Memory: TypeAlias = "dict[str, Tensor]"  # memory of a method at one replica, by any names; checkpoints keep it
 Packets = Mapping[str, Packet]
 
 
@@ -42,7 +42,7 @@ class Round(NamedTuple):
         return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
 
 
-Received = Sequence[Packets]  # by replica: all that it sent to everyone and to this one; one's own `everyone` too
+Received = Sequence[Packets]  # by replica: its packets to everyone and to this replica; of this replica, `everyone`
 Rounds = Generator[Round, Received, Any]
 
 

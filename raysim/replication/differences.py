@@ -15,7 +15,7 @@ from raysim.notation import check_choice, check_real
 from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 
-_MANY = 1 << 30  # values of a tensor, in place of those of each: all replicas and stages throw one coin
+_MANY = 1 << 30  # the same number of values for every tensor, so that all replicas and stages throw one coin
 
 
 @dataclass(frozen=True, repr=False)

@@ -56,7 +56,7 @@ class ReplicaGraVAC(Layered):
         omega: Relative difference below which two gains, or two speeds, are taken as equal.
         window: Steps between two decisions.
         policy: Factors between the ends: "exponential", the minimum times 2, 4, 16, 256, ..., or "geometric", times 2, 4, 8, ...
-        select: Selection of values: "exact" (TopK), "sampled" (that of DGC), "bisect" (that of RedSync), or "random", the same
+        select: Selection of values: "exact" (TopK), "sampled" (as in DGC), "bisect" (as in RedSync), or "random", with the same
             positions at all replicas.
         values: Codec of the selected values.
         promote: Rule by which the minimum rises: to the candidate that was evaluated ("evaluated", our reading of the paper's
@@ -188,7 +188,7 @@ class ReplicaGraVAC(Layered):
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
             for place, level in enumerate(levels):
-                if self.select == RANDOM:  # of one draw, the stronger keeps some of what the milder one does
+                if self.select == RANDOM:  # of one draw, positions of the stronger factor are among the milder one's
                     kept = _drawn(row, level.factor, key)
                 elif place == 0:
                     kept = select(row.view(-1), count_of(level.factor, row), self.select, key)

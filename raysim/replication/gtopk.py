@@ -24,8 +24,8 @@ class GTopK(Layered):
     """Averages the k values that are greatest over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
 
     In round t replica i swaps its k values with replica i XOR 2^t, adds, and keeps the k greatest of the sum; so all end up
-    with the same k. A replica's value is sent where it survived every round; elsewhere it stays in the residual. Where the
-    replicas are no power of two, those that are missing have nothing, and who has the same sends in their place.
+    with the same k. A replica's value is sent where it survived every round; elsewhere it stays in the residual. If the number of
+    replicas is no power of two, missing replicas count as empty, and a replica with the same sum sends in their place.
     """
 
     density: float

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCOPES = ("tensor", "stage")
-WHOLE = "all layers"  # the name of what `flatten` makes of a whole stage: with a space, so no parameter has it
+WHOLE = "all layers"  # name of a stage's gradients as one tensor, see `flatten`; no parameter has a name with a space
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +38,7 @@ class Layered(ReplicaMethod):
     """Base of methods that compress tensor by tensor; a subclass says how in `compress`.
 
     Tensors of one dimension, or of fewer than `min_values` values, are averaged uncompressed, and so is everything in the
-    first `warmup` steps. They share the rounds of what is compressed.
+    first `warmup` steps. They share the rounds of the compressed tensors.
     """
 
     min_values: int = field(default=1024, kw_only=True)
@@ -85,7 +85,7 @@ class Layered(ReplicaMethod):
         return result
 
     def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return those of `shapes` that are compressed."""
+        """Return the shapes of the tensors that are compressed."""
         return {name: shape for name, shape in shapes.items() if not self.exempts(shape)}
 
     def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -126,13 +126,13 @@ def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
 
 
 def gather_mean(packets: Packets, device: torch.device) -> Generator[Round, Received, Gradients]:
-    """Return the means over replicas of what packets of each name decode to, summed in the order of replicas."""
+    """Return the means over replicas of the decoded packets of each name, summed in the order of replicas."""
     received = yield Round(everyone=packets)
     return {name: mean_decoded([sent[name] for sent in received], device) for name in packets}
 
 
 def mean_decoded(packets: list[Packet], device: torch.device) -> Tensor:
-    """Return the mean of what `packets` decode to, summed in their order."""
+    """Return the mean of the decoded `packets`, summed in their order."""
     total = torch.zeros(packets[0].shape, device=device)
     for packet in packets:
         total += packet.decode(device)

@@ -27,11 +27,11 @@ class PowerGossip(Layered):
 
     X_i += sum over neighbours j of w (X_j - X_i) q q^T, w = 1/(neighbours + 1), q the orthonormal columns of p of the last
     iteration, p = (X_j - X_i) q; the next one projects onto p from the left, and so on in turn: a power iteration, of which only
-    X q is sent, one side of `rank` columns in each of `iterations`. What a message leaves out is still there in the next
-    difference, so there is no residual. As with overlapping in the authors' code, X are the parameters before the step.
+    X q is sent, one side of `rank` columns in each of `iterations`. The rest of the difference remains for the next message, so
+    there is no residual. As with overlapping in the authors' code, X are the parameters before the step.
 
-    Replicas part, and an evaluation is that of their mean. Small tensors (see `min_values`) are averaged as gradients, and so are
-    all in the first `warmup` steps. Raises ValueError where `rank` is above that of every matrix.
+    The parameters of replicas differ, and their mean is evaluated. Small tensors (see `min_values`) are averaged as gradients, and
+    so are all tensors in the first `warmup` steps. Raises ValueError where `rank` exceeds the rank of every matrix.
 
     >>> PowerGossip(rank=2).neighbours(0, 4)
     [1, 3]
@@ -83,7 +83,7 @@ class PowerGossip(Layered):
     def _iterate(
         self, iteration: int, matrices: Gradients, memory: Memory, context: ReplicaContext
     ) -> Generator[Round, Received, None]:
-        """Move `matrices` towards those of the neighbours, and the sides in `memory` on."""
+        """Move `matrices` towards the neighbours' matrices, and update the sides in `memory`."""
         side, other_side = ("left", "right") if iteration % 2 else ("right", "left")
         me, others = context.replica, self.neighbours(context.replica, context.num_replicas)
         bases = {

@@ -28,11 +28,11 @@ class PowerSGD(Layered):
     """Averages P = M Q, then M^T P with P made orthonormal, and takes P (M^T P)^T for the mean of M (Vogels et al. 2019,
     1905.13727).
 
-    M is the gradient plus the residual, as (first axis, the rest). Q is what M^T P was in the last step (`warm_start`), at
-    first drawn at random, the same at all replicas. What is withheld is remembered: M less the averaged approximation, or with
-    `error="own"` less the replica's own. `alternate` averages one side a step, in turn. Tensors that the two thin matrices do
-    not make `min_compression` times smaller stay uncompressed. Linear: all replicas together get what one would for the mean.
-    Computed in float64, sent in float32.
+    M is the gradient plus the residual, as (first axis, the rest). Q is the last step's M^T P (`warm_start`), and at first drawn at
+    random, the same at all replicas. The residual is M less the averaged approximation, or with `error="own"` less the replica's
+    own. `alternate` averages one side a step, in turn. Tensors that the two thin matrices do not make `min_compression` times
+    smaller stay uncompressed. Linear: all replicas together get the result of one replica with the mean gradient. Computed in
+    float64, sent in float32.
 
     >>> PowerSGD(4, warmup=100)
     PowerSGD(4, warmup=100)
@@ -87,7 +87,7 @@ class PowerSGD(Layered):
             check_finite(gradient)
             held = remembered(memory, "residual", name, gradient) if self.feedback else torch.zeros_like(gradient)
             matrices[name] = (gradient + held).reshape(len(gradient), -1).double()
-        products = 3 if self.alternate else 4  # for each side that is sent, for the mean, and for what is withheld
+        products = 3 if self.alternate else 4  # for each side that is sent, for the mean, and for the residual
         count_work(products * sum(gradient.nbytes for gradient in gradients.values()))
         rounds = self._one_side if self.alternate else self._both_sides
         mean, own, sides = yield from rounds(matrices, memory, context)
@@ -101,7 +101,7 @@ class PowerSGD(Layered):
         return Averaged(averaged, moved)
 
     def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
-        """Return the approximations of the mean and of one's own matrices, and the sides to remember."""
+        """Return the approximations of the mean and of this replica's matrices, and the sides to remember."""
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
         left = yield from self._averaged("left", {name: m @ start[name] for name, m in matrices.items()}, context)
         bases = {name: orthonormal(mean) for name, mean in left.items()}
@@ -114,7 +114,7 @@ class PowerSGD(Layered):
         return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
 
     def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
-        """Return what `_both_sides` does, of one side only: onto the span of the other, which the last step averaged."""
+        """Return the same from one side alone: a projection onto the span of the other side, which the last step averaged."""
         side, other = ("left", "right") if context.step % 2 == 0 else ("right", "left")
         turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
         bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
@@ -148,7 +148,7 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
-    """Return the orthonormal columns of `kept`, and in place of those that are missing or became zero the ones of `drawn`."""
+    """Return the orthonormal columns of `kept`; columns that are missing or became zero are replaced from `drawn`."""
     if kept is None:
         return drawn
     kept = orthonormal(
@@ -160,5 +160,5 @@ def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
 
 
 def orthonormal(x: Tensor) -> Tensor:
-    """Return columns with the span of those of `x`, orthonormal in float32; zero where they lie in that of others."""
+    """Return orthonormal columns with the span of the columns of `x`, in float32; dependent columns become zero."""
     return lowrank.orthonormal(x[None])[0].float().double()

@@ -17,8 +17,8 @@ class RedSync(Layered):
     """Sends about the share `density` of gradient plus residual, above a threshold found by search (Fang et al. 2019, 1808.04357).
 
     `search` "binary": between mean and greatest magnitude, until k to 2k values pass. "trimmed": the threshold is lowered until
-    k pass, of which the k greatest are kept; that is TopK, which is what runs. `same_sign`: only positive values in even steps
-    and negative ones in odd steps, of which all are sent as their mean: positions and one value.
+    k pass, of which the k greatest are kept; the result is TopK's, which is what runs. `same_sign`: only positive values are sent
+    in even steps and negative ones in odd steps, all as their mean: positions and one value.
     """
 
     density: float

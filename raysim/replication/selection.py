@@ -39,7 +39,7 @@ def select(row: Tensor, count: int, how: str, key: int) -> Kept:
 
 
 def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
-    """Return about `count` of what is kept already: multi-level compression; for "exact" just what `select` would."""
+    """Return about `count` of the values that are kept already: multi-level compression; "exact" gives the result of `select`."""
     if len(kept.values) <= count:
         return kept
     positions, values = select(kept.values, count, how, key)
@@ -57,7 +57,7 @@ def codec_of(factor: float, how: str, values: Codec) -> TopK | EstimatedTopK:
 
 
 def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
-    """Return the packet of what is kept of `row`, (1, n), its values by the codec `values`."""
+    """Return the packet of the kept values of `row`, (1, n), encoded by the codec `values`."""
     shape, total = tuple(row.shape), row.numel()
     codec = codec_of(factor, how, values)
     if isinstance(codec, EstimatedTopK):

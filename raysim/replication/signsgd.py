@@ -17,7 +17,7 @@ from raysim.replication.layers import gather_mean, remembered
 class SignSGD(ReplicaMethod):
     """Takes +1 or -1 for each value, as most replicas have it; of a tie, and of zero, +1 (Bernstein et al. 2018, 1802.04434).
 
-    The learning rate alone sets the size of a step, so no tensor is exempt. `beta`: the sign is that of a moving average of the
+    The learning rate alone sets the size of a step, so no tensor is exempt. `beta`: takes the sign of a moving average of the
     replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no momentum of its own.
     """
 
