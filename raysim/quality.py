@@ -27,7 +27,7 @@ class Measure(NamedTuple):
     """True if more is better."""
     points: bool = False
     counted: bool = False
-    """True if it is a share of predictions, so that it moves in steps of one of them."""
+    """True if it is a share of predictions, so that its resolution is one prediction."""
 
     @property
     def margin(self) -> float:

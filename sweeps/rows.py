@@ -67,12 +67,12 @@ class TrialRow:
 
     @property
     def ended(self) -> bool:
-        """True if nothing more will come of it."""
+        """True if the trial has ended."""
         return self.status in ENDED
 
     @property
     def feasible(self) -> bool | None:
-        """True if it keeps all constraints; null where there are none, or none could be told."""
+        """True if the trial keeps all constraints; None where there are none, or a figure is missing."""
         return all(value <= 0 for value in self.constraints.values()) if self.constraints else None
 
 

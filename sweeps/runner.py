@@ -1,4 +1,4 @@
-"""One sweep from its first trial to its last: Tune runs the trials, Optuna chooses them, our rows say what became of them."""
+"""One sweep from its first trial to its last: Tune runs the trials, Optuna chooses them, our rows record their outcomes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sweeps.store import Store
 from sweeps.study import Study, most_workers
 from sweeps.trial import Spec, SweepTrial
 
-# Of Tune: quiet, nothing of its own beside our rows, and no snapshots, which nobody reads.
+# Settings of Tune: no output, no files of its own beside our rows, and no snapshots.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -97,7 +97,9 @@ class Sweep:
                 f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
             )
         elif self.store.remote:
-            shutil.rmtree(self.folder, ignore_errors=True)  # what another study with this URI left on this machine
+            shutil.rmtree(
+                self.folder, ignore_errors=True
+            )  # files that another study with this URI left on this machine
         self._workers = most_workers(study)
 
     @property
@@ -384,7 +386,7 @@ def _short_name(trial: Trial) -> str:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values without what is not set, as a file would hold them."""
+    """Return values without unset ones, as a file would hold them."""
     found = {}
     for key, value in values.items():
         if value is not None:

@@ -197,7 +197,7 @@ class Ledger:
         return [row for row in self.rows if row.status == "running"]
 
     def next(self) -> tuple[TrialRow, RunConfig] | None:
-        """Return a row to begin with and its configuration; None where the budget is spent or nothing new is to be had."""
+        """Return the row of the next trial and its configuration; None where the budget is spent or the space exhausted."""
         for _ in range(MOST_REPEATS):
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
@@ -336,7 +336,7 @@ class Ledger:
         return self.optuna.get_trials(deepcopy=False)[number]
 
     def _state(self, row: TrialRow) -> TrialState:
-        """Return how Optuna is told: a trial without a value, such as a target not reached, has failed for the sampler."""
+        """Return the state to tell Optuna: a trial without a value, such as a target not reached, failed for the sampler."""
         state = TOLD.get(row.status, TrialState.FAIL)
         return TrialState.FAIL if state == TrialState.COMPLETE and self._values(row) is None else state
 

@@ -42,7 +42,7 @@ class Claim:
     examples: tuple[Setting, ...]
     """Settings that would bear on it, where there are none."""
     pooled: bool = False
-    """True where the claim is about the mean over its comparisons, not about each of them."""
+    """True if the claim is about the mean over its comparisons, not about each comparison."""
     language: bool = False
     """True where the claim is about language models alone."""
     num_replicas: int = 1

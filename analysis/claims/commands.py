@@ -25,7 +25,7 @@ class Cost(NamedTuple):
 
     runs: int
     seconds: float | None
-    """All of them one after another, if each takes as long as the runs at hand; None where none is like them."""
+    """Seconds of all commands in turn, by the seconds of similar recorded runs; None where there is no similar run."""
 
     def __str__(self) -> str:
         """Return it in words.

@@ -51,7 +51,7 @@ def _warm_up(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast
 
 
 def _of(name: str, settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Yield the settings whose replica gradients go by a method, and whose links are not compressed."""
+    """Yield the settings with this method for replica gradients and uncompressed links."""
     for setting in settings:
         method = setting.method("replica_gradient")
         if method is not None and method.name == name and setting[:2] == DENSE_RUN[:2]:

@@ -1,4 +1,4 @@
-"""The papers' claims tested on the runs at hand: supported, contradicted or undecided, and the runs that would decide.
+"""Tests of the papers' claims on recorded runs: supported, contradicted or undecided, and the runs that would decide.
 
 Differences are paired by seed, between runs alike in all but compression, and judged by `analysis.comparison.rule`. A comparison speaks
 where the one-sided bound that faces its threshold lies beyond it. A claim is supported where all comparisons with seeds enough
@@ -29,7 +29,7 @@ Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A contrast as it came out on the runs at hand."""
+    """The outcome of a contrast on recorded runs."""
 
     part: str
     """Of the claim."""
@@ -88,7 +88,7 @@ class Finding:
     commands: tuple[str, ...]
     """Shell commands that would decide the claim; none where it is decided, or would take too many seeds."""
     cost: Cost | None = None
-    """Of the commands, as far as the runs at hand tell."""
+    """Cost of the commands, estimated from recorded runs."""
 
     @property
     def rule(self) -> str:

@@ -1,1 +1,1 @@
-"""Comparisons of settings: which runs may be set against each other, and the rule by which verdicts are given."""
+"""Comparisons of settings: the runs that may be compared, and the rule of verdicts."""

@@ -1,4 +1,4 @@
-"""Jobs: the work that runs share, whose compute is therefore one figure for all of them."""
+"""Jobs: the work that runs share, so that one figure for compute holds for all."""
 
 from __future__ import annotations
 

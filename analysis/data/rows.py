@@ -1,4 +1,4 @@
-"""Files of one row or a few, each with columns of its own, put into one frame: `run.parquet` and `trials.parquet`."""
+"""One frame from small files with different columns: `run.parquet` and `trials.parquet`."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _all_rows(
 
 
 def dense_partners(results: Results) -> dict[str, str]:
-    """Return for each run that is over the dense one that its step is set against; runs without one are left out.
+    """Return the dense run to compare each finished run with; runs without one are left out.
 
     It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
     """

@@ -103,7 +103,7 @@ class Setting:
     step_s: Mapping[str, Estimate]
     """By network: of its runs, which differ in their bytes alone; empty where none could be priced."""
     dense_step_s: Mapping[str, float]
-    """By network: the step of the dense setting that it is set against, of the same job and schedule; empty without one."""
+    """By network: the step of the dense setting of the same job and schedule; empty without one."""
     speedup: Mapping[str, Estimate]
     """By network: `dense_step_s` over `step_s`; empty without a dense setting."""
     judged: Mapping[str, Any]

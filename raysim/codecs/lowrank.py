@@ -103,7 +103,7 @@ class LowRank(Codec):
         return replace(self, rank=1)  # of a higher rank a small tensor is sent as it is
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
-        """Return number, rows, columns and rank of the matrices, or None where they would not make it smaller."""
+        """Return number, rows, columns and rank of the matrices, or None where they would not make the tensor smaller."""
         if len(shape) < (3 if self.per == "sample" else 2) or not math.prod(shape):
             return None
         if self.per == "sample":

@@ -91,12 +91,12 @@ class ACGC(Compressor):
         return {TALLY: following.tensor()}, [decision]
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """Return the codec of the bound at hand."""
+        """Return the codec of the current bound."""
         return _codec(_read(state))
 
 
 class Tally(NamedTuple):
-    """The sender's state: the bound of the step at hand, and the totals of its messages."""
+    """The sender's state: the bound of the current step, and the totals of its messages."""
 
     bound: float = 0.0  # 0 until one is known
     values: float = 0.0

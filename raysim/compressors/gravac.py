@@ -221,7 +221,7 @@ class LinkGraVAC(Compressor):
         return {WHOLE: whole, REAL: real, TALLY: following.tensor()}, [decision]
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """Return the codec of the level at hand."""
+        """Return the codec of the current level."""
         standing, tally = self._read(state)
         return self._at(standing.minimum if tally.level < 0 else tally.level)
 
@@ -271,7 +271,7 @@ class LinkGraVAC(Compressor):
 
 @dataclass
 class Tally:
-    """Sums over the messages of the step at hand; sums about codecs are over the messages that were probed."""
+    """Sums over the messages of the current step; sums about codecs are over the probed messages."""
 
     level: int = -1  # at which messages are sent, -1 until that is chosen
     messages: float = 0

@@ -119,7 +119,7 @@ class RunConfig(Strict):
     evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
     """Steps between evaluations; 0 evaluates at the end only."""
     evaluate_samples: Positive | None = None
-    """Test samples of an evaluation, the first ones of the set; all of them where not given."""
+    """Number of test samples in an evaluation, the first ones of the set; all where not given."""
     evaluate_batchnorm_batches: Natural = 0
     """Training batches over which BatchNorm statistics are estimated for a second evaluation; 0 for none."""
     profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))

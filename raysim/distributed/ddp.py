@@ -251,7 +251,7 @@ class Gradients:
     def _check(self, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if method.decentralized or method.uses_previous_gradients:
             why = (
-                "replicas go by parameters of their own"
+                "replicas keep parameters of their own"
                 if method.decentralized
                 else "it compares the gradients of two steps"
             )

@@ -40,7 +40,7 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     if recorded.num_stages != num_stages:
         raise ConfigError(f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}.")
     if recorded.num_replicas != 1:
-        raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it anew.")
+        raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it again.")
     loading = np.zeros_like(recorded.decode_s)
     loading[:, 0, 0], loading[:, -1, 1] = recorded.decode_s[:, 0, 0], recorded.decode_s[:, -1, 1]
     whole = replace(recorded, compute_s=recorded.compute_s + loading, decode_s=recorded.decode_s - loading)

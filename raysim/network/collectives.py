@@ -167,7 +167,7 @@ def collectives(
 
 
 def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
-    """Return the seconds of a round on each of `networks`, which name their hosts alike, or none of them does."""
+    """Return the seconds of a round on each of `networks`, which all name the same number of hosts, or none."""
     if not len(one.source):
         return np.zeros(len(networks))
     num_hosts = int(max(one.source.max(), one.target.max())) + 1

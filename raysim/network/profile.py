@@ -203,7 +203,7 @@ class Profile:
         return replace(self, **{name: getattr(other, name) for name in taken})
 
     def mean_microbatch(self) -> Profile:
-        """Return the profile with every microbatch alike, at the mean: to simulate another number of them."""
+        """Return the profile with the mean costs for every microbatch, to simulate another number of microbatches."""
         return replace(self, **{name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS})
 
     def split_backward(self, weight_share: float = 0.5, penalty: float = 1.0) -> Profile:
@@ -228,7 +228,7 @@ class Profile:
         return replace(self, **changed)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON, but for its transport; `load` gives the rest back bit for bit."""
+        """Write the profile as JSON, without its transport; `load` restores the rest bit for bit."""
         content: dict[str, Any] = {"format": FORMAT}
         for item in fields(self):
             value = getattr(self, item.name)

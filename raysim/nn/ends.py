@@ -21,7 +21,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 class Ends(nn.Module):
-    """Base of the modules at a boundary: it counts microbatches and steps, and tells the compressors of them.
+    """Base of the modules at a boundary: it counts microbatches and steps for the contexts of compressors.
 
     `ends`: direction and whether it sends, of each end that the module holds. The other arguments are those of
     `raysim.nn.CompressedLink`.
@@ -80,7 +80,7 @@ class Ends(nn.Module):
             self.end_step()
 
     def measures(self) -> bool:
-        """Return whether fidelity is measured in the step at hand."""
+        """Return whether fidelity is measured in the current step."""
         return self.measure_every_steps > 0 and self.step % self.measure_every_steps == 0
 
     def report(self) -> pd.DataFrame:

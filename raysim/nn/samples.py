@@ -18,7 +18,7 @@ class Samples(NamedTuple):
 
 
 class _Unknown(tuple[int, ...]):
-    """The ids of samples that were not named: a method that asks for them is told how to name them."""
+    """Stands for sample ids that were not given: raises an error that explains how to give them."""
 
     def __iter__(self) -> Iterator[int]:
         raise ValueError(

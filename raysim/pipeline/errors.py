@@ -1,4 +1,4 @@
-"""Errors of a step, told apart by their consequence."""
+"""Errors of a step, by their consequence for the run."""
 
 from __future__ import annotations
 

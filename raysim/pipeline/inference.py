@@ -22,7 +22,7 @@ from raysim.workloads.splits import Data, Split
 
 
 class Inference:
-    """Evaluates the stages of one worker, with the parameters and the BatchNorm statistics that it is told to use.
+    """Evaluates the stages of one worker, with its own or mean parameters and a choice of BatchNorm statistics.
 
     `data`: held by the workers of the first and of the last stage.
     """

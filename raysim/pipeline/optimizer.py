@@ -64,7 +64,7 @@ def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
 def make_optimizer(
     config: OptimizerConfig, named: Iterable[tuple[str, nn.Parameter]], elementwise: Collection[str] = ()
 ) -> torch.optim.Optimizer | Together | None:
-    """Return torch's optimiser of named parameters, fused where it can be; None where none of them is learned.
+    """Return torch's optimiser of named parameters, fused where possible; None where no parameter is learned.
 
     With Muon, parameters whose name is among `elementwise` are AdamW's. Both have the same learning rate: unless
     `adjust_lr_fn` says otherwise, Muon's updates are scaled to the size of AdamW's.

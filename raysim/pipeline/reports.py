@@ -43,7 +43,7 @@ class StepReport(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The action at which a worker's step broke off, None after all of them, and the error."""
+    """The action at which a worker's step broke off, None after the last action, and the error."""
 
     action: Action | None
     error: DivergedError | StageError

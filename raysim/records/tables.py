@@ -1,4 +1,4 @@
-"""Files of tables: how one is written, and which of them hold a table's rows."""
+"""Files of tables: writing one, and finding the files that hold a table's rows."""
 
 from __future__ import annotations
 

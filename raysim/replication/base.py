@@ -98,7 +98,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The parts of the context that the method goes by beside the gradients: "epochs", "learning_rate" or "step_s"."""
+        """The parts of the context that the method uses beside the gradients: "epochs", "learning_rate" or "step_s"."""
         return frozenset()
 
     @abstractmethod
@@ -181,7 +181,7 @@ def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Roun
 
 
 def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
-    """Return the uncompressed means of `gradients`, by one all-reduce of all of them."""
+    """Return the uncompressed means of `gradients`, by one all-reduce for all."""
     if not gradients:
         return {}
     flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])

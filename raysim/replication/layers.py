@@ -99,7 +99,7 @@ def check_scope(scope: object) -> None:
 
 
 def flatten(gradients: Gradients, scope: str) -> Gradients:
-    """Return each tensor as one row; with scope "stage" all of them as the only one."""
+    """Return each tensor as one row; with scope "stage", all tensors as a single row."""
     if scope == "tensor":
         return {name: gradient.reshape(1, -1) for name, gradient in gradients.items()}
     return {WHOLE: torch.cat([gradient.reshape(-1) for gradient in gradients.values()])[None]}

@@ -77,7 +77,7 @@ class OneFOneB(Schedule):
 class Interleaved1F1B(Schedule):
     """1F1B with several stages a worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
 
-    The bubble is as many times smaller as a worker has stages, and the packets are as many times more.
+    A worker with v stages has a bubble v times smaller, and sends v times as many packets.
 
     >>> print(*Interleaved1F1B(2).rows(num_stages=4, num_microbatches=2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
@@ -194,7 +194,7 @@ class Custom(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, Custom)}
-"""All there are, executed by engines and simulated alike."""
+"""All schedule families, by the name of their notation."""
 
 
 def parse_schedule(text: str) -> Schedule:

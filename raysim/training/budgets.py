@@ -14,7 +14,7 @@ from raysim.pipeline.reports import StepReport
 from raysim.pipeline.signals import link_name
 
 DIRECTIONS = ("forward", "backward")
-EVEN = Network(bandwidth_bps=1e9)  # where a run's network is not known: seconds go by bytes
+EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds in proportion to bytes
 
 
 class Budgets:

@@ -19,8 +19,8 @@ AT_LEAST_S = 2.0  # between two lines of steps
 AT_MOST_S = 30.0
 EVALUATION_S = 10.0  # between two lines of an evaluation
 PARTS = 20  # lines of a run that takes long enough for them
-LONG_S = 3600.0  # from which on a run is long
-WATCHED_S = 20.0  # of training, after which that is told
+LONG_S = 3600.0  # seconds from which a run counts as long
+WATCHED_S = 20.0  # seconds of training before the warning of a long run
 
 
 def print_progress(training: Training) -> None:
@@ -42,7 +42,7 @@ def header(training: Training) -> list[str]:
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
     epochs = plan.num_steps / plan.steps_per_epoch
     when = f"every {config.evaluate_every_steps} steps and at the end" if config.evaluate_every_steps else "at the end"
-    part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N of them"
+    part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N samples"
     return [
         f"{config.name}: {config.model.name}, {workload.num_parameters:,} parameters in {plan.num_stages} stages{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
@@ -79,7 +79,7 @@ class Pace:
             self._step_s += 0.1 * (seconds - self._step_s)
 
     def left(self, step: int) -> timedelta:
-        """Return the time that the steps after `step` of them will take at this pace."""
+        """Return the remaining time after `step` steps at this pace."""
         return timedelta(seconds=round((self._total - step) * (self._step_s or 0.0)))
 
     def warning(self, step: int) -> str | None:

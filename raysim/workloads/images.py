@@ -74,7 +74,7 @@ def cifar10(
 
     `path` is a folder that holds train*.parquet and test*.parquet at any depth, or one Parquet file, of which the last
     tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` is of
-    training alone: crop and flip `random` anew each epoch (the paper's way), `fixed` for each sample, or `none`.
+    training alone: crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or `none`.
     """
     return _cifar(CIFAR10, path, augment, train_samples, test_samples)
 

@@ -37,7 +37,7 @@ def bind_options(
 
 
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the options of a function: the arguments that can be given by name, but for `shape`, which the caller gives."""
+    """Return the options of a function: its keyword arguments without `shape`, which the caller gives."""
     return [
         parameter
         for parameter in inspect.signature(function).parameters.values()

@@ -52,7 +52,7 @@ class OwnSplit:
         return torch.stack(found).to(getattr(torch, self.shape.input_dtype))
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return (batch, ...), likewise."""
+        """Return the targets of samples, stacked to (batch, ...)."""
         if self.known is not None:
             return torch.from_numpy(self.known[ids])
         return torch.stack([target_of(self.name, self.samples, int(index), self.shape) for index in ids])

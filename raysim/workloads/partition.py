@@ -72,7 +72,7 @@ def partition(
     seed: int = 0,
     loss: Loss | None = None,
 ) -> Partition:
-    """Return `model` cut after the layers named in `cuts`, or into `num_stages` whose largest is as small as can be.
+    """Return `model` cut after the layers named in `cuts`, or into `num_stages` with the largest stage as small as possible.
 
     The size of a stage is its operations of forward; the bytes of the layers' outputs decide between equal sizes. `balance` says
     which of equally good cuts are taken. `batch` is the number of samples in a microbatch. `loss` defaults to the loss for the kind

@@ -51,7 +51,7 @@ class Outliers(Codec):
         return self.codec.random or self.kept.random
 
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the axis of channels, how many there are and how many of them are kept apart."""
+        """Return the axis of channels, the number of channels, and the number that is kept apart."""
         axis = channel_axis(shape)
         return axis, shape[axis], kept_of(self.density, shape[axis]) if math.prod(shape) else 0
 
