@@ -21,7 +21,7 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from raysim.codecs.sparse import Support
+    from raysim.codecs.selection import Support
 
 
 class _Dtypes(Mapping[str, "torch.dtype"]):

@@ -12,7 +12,7 @@ from raysim.codecs import kernels
 from raysim.codecs.base import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
 from raysim.codecs.dense import Identity
 from raysim.codecs.random import bits64
-from raysim.codecs.sparse import Support, kept_of, scatter, select_topk
+from raysim.codecs.selection import Support, kept_of, scatter, select_topk
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 

@@ -14,7 +14,7 @@ from raysim.codecs.dense import Identity
 from raysim.codecs.layout import layout_of
 from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, smallest_form
 from raysim.codecs.random import bits64
-from raysim.codecs.sparse import count_at_least, kept_of, place, select_at_least, select_topk
+from raysim.codecs.selection import count_at_least, kept_of, place, select_at_least, select_topk
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch

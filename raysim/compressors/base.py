@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 from raysim.codecs import Codec, Packet
 from raysim.codecs.base import DTYPES
 from raysim.codecs.message import CodecTable, Entry
-from raysim.codecs.sparse import Support
+from raysim.codecs.selection import Support
 from raysim.notation import Notation
 from raysim.on_demand import torch
 

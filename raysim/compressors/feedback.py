@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from raysim.codecs import Codec, Nonzero, Packet, TopK
 from raysim.codecs.message import Entry
 from raysim.codecs.random import uniform
-from raysim.codecs.sparse import kept_of, select_topk
+from raysim.codecs.selection import kept_of, select_topk
 from raysim.compressors.base import (
     KEYS,
     Compressor,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raysim.codecs import NonFiniteError, derive_key, transfers
 from raysim.codecs.message import Message
-from raysim.codecs.sparse import Support
+from raysim.codecs.selection import Support
 from raysim.compressors import Context
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state

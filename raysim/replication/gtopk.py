@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raysim.codecs import Nonzero
 from raysim.codecs.message import Entry
-from raysim.codecs.sparse import kept_of, select_topk
+from raysim.codecs.selection import kept_of, select_topk
 from raysim.codecs.work import count_work
 from raysim.notation import check_real
 from raysim.on_demand import torch

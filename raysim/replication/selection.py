@@ -9,7 +9,7 @@ from raysim.codecs import Codec, EstimatedTopK, Packet, TopK
 from raysim.codecs.base import dtype_name, nest
 from raysim.codecs.layout import layout_of
 from raysim.codecs.positions import encode_positions, smallest_form
-from raysim.codecs.sparse import kept_of, select_with_values
+from raysim.codecs.selection import kept_of, select_with_values
 from raysim.codecs.sums import group_sums
 from raysim.codecs.work import count_work
 

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raysim.codecs import Identity, NonFiniteError, Quantize, TopK
-from raysim.codecs.sparse import kept_of
+from raysim.codecs.selection import kept_of
 from raysim.compressors import (
     AQSGD,
     COMPRESSORS,

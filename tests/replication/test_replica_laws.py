@@ -10,7 +10,7 @@ from codec_variants import normal
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
 from raysim.codecs import QSGD, Mean, Natural, RandomK, TernGrad, TopK
-from raysim.codecs.sparse import select_topk
+from raysim.codecs.selection import select_topk
 from raysim.replication import parse_replica_method
 from raysim.replication.base import average_together
 from raysim.replication.dgc import DGC

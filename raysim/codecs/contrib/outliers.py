@@ -13,7 +13,7 @@ from raysim.codecs.base import Codec, Key, Packet, check_finite, nest, nested_na
 from raysim.codecs.dense import Cast
 from raysim.codecs.layout import channel_axis
 from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
-from raysim.codecs.sparse import kept_of, select_topk
+from raysim.codecs.selection import kept_of, select_topk
 from raysim.notation import check_real
 from raysim.on_demand import torch
 

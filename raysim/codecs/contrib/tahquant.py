@@ -23,7 +23,7 @@ from raysim.codecs.base import (
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
 from raysim.codecs.layout import channel_axis, channels_last
 from raysim.codecs.mx import power_of_two
-from raysim.codecs.sparse import select_topk
+from raysim.codecs.selection import select_topk
 from raysim.codecs.transform import check_tile, hadamard
 from raysim.notation import check_real
 from raysim.on_demand import torch
