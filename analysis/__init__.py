@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from analysis.claims import CLAIMS, Claim
-    from analysis.claims.verdicts import Comparison, Finding, findings, findings_frame
+    from analysis.claims.finding import Comparison, Finding, findings_frame
+    from analysis.claims.verdicts import findings
     from analysis.comparison.choice import break_even, safe_set
     from analysis.comparison.importances import importance
     from analysis.comparison.pareto import frontier, natural_direction
@@ -39,7 +40,8 @@ _HOMES = {
     **dict.fromkeys(("Results", "load"), "analysis.data.results"),
     "Target": "analysis.comparison.targets",
     **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
-    **dict.fromkeys(("Comparison", "Finding", "findings", "findings_frame"), "analysis.claims.verdicts"),
+    **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "analysis.claims.finding"),
+    "findings": "analysis.claims.verdicts",
 }
 
 __all__ = [

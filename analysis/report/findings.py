@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from analysis.claims.commands import Cost
-from analysis.claims.verdicts import Finding, findings
+from analysis.claims.finding import Finding
+from analysis.claims.verdicts import findings
 from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from analysis.report.material import Material
 from analysis.report.words import points

@@ -1,0 +1,157 @@
+"""Findings: the verdict of recorded runs on a claim, and the comparisons that it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import pandas as pd
+
+from analysis.claims import Claim
+from analysis.claims.commands import Cost
+from analysis.comparison.evidence import Setting
+from analysis.comparison.rule import Sample
+from analysis.comparison.statistics import LOOKS, Side
+
+Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of a contrast on recorded runs."""
+
+    part: str
+    """Of the claim."""
+    text: str
+    """The two sides of the comparison, in words."""
+    effect: float
+    """Mean over the seeds that count, in `unit`; not a number without any."""
+    low: float
+    """One-sided bound, as is `high`: each holds at `confidence`."""
+    high: float
+    unit: str
+    side: Side
+    """Where the claim says that the effect lies: above or below `threshold`."""
+    threshold: float
+    confidence: float
+    """Confidence of the claim over all looks; the confidence of the bounds is higher by the share of this look."""
+    verdict: Verdict
+    effects: dict[int, float]
+    """By seed."""
+    sample: Sample
+    """The effects that count."""
+    runs: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds that the verdict rests on: the seeds of a plan, or of the last look."""
+        return len(self.sample.values)
+
+    @property
+    def lacking(self) -> str:
+        """Reason why there is no verdict; empty where there is one."""
+        return self.sample.lacking
+
+    def __str__(self) -> str:
+        if not self.effects:
+            return f"{self.text}: not run"
+        where = f"{self.low:.3g} to {self.high:.3g}" if math.isfinite(self.low) else "no interval"
+        return f"{self.text}: {self.effect:.3g} {self.unit} ({where}, {self.seeds} seeds)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict of the runs of one context on a claim."""
+
+    claim: Claim
+    context: str
+    """The common properties of the runs; empty where no runs bear on the claim."""
+    verdict: Verdict
+    reason: str
+    """A sentence."""
+    comparisons: tuple[Comparison, ...]
+    decisive: Comparison | None
+    """The comparison that decides: one against the claim, an undecided one, or the closest; of a pooled claim the mean."""
+    confidence: float
+    commands: tuple[str, ...]
+    """Shell commands that would decide the claim; none where it is decided, or would take too many seeds."""
+    cost: Cost | None = None
+    """Cost of the commands, estimated from recorded runs."""
+
+    @property
+    def rule(self) -> str:
+        """The rule of the verdict, in words: the same as for settings, with the claim's comparisons as the family."""
+        looks = ", ".join(map(str, LOOKS))
+        return (
+            f"A comparison speaks where its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
+            f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
+            "claim is judged by itself; evidence against it is corrected for the number of its comparisons (Holm)."
+        )
+
+    @property
+    def effect(self) -> float | None:
+        """Mean of the decisive comparison, in `unit`; None where nothing was compared."""
+        return self.decisive.effect if self.decisive and self.decisive.effects else None
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of its interval; None where there is none."""
+        return self.decisive.low if self.decisive and math.isfinite(self.decisive.low) else None
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of its interval; None where there is none."""
+        return self.decisive.high if self.decisive and math.isfinite(self.decisive.high) else None
+
+    @property
+    def unit(self) -> str:
+        """Unit of the effect."""
+        return self.decisive.unit if self.decisive else ""
+
+    @property
+    def side(self) -> Side | None:
+        """Side of `threshold` on which the claim says that the effect lies."""
+        return self.decisive.side if self.decisive else None
+
+    @property
+    def threshold(self) -> float | None:
+        """Value with which the effect is compared, in `unit`."""
+        return self.decisive.threshold if self.decisive else None
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the decisive comparison."""
+        return self.decisive.seeds if self.decisive else 0
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that it rests on, by their names in `Results.runs`."""
+        return tuple(dict.fromkeys(run for comparison in self.comparisons for run in comparison.runs))
+
+
+def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
+    """Return a flat row for each finding: claim, verdict, effect with its interval, and its runs."""
+    names = (
+        "context",
+        "verdict",
+        "effect",
+        "low",
+        "high",
+        "unit",
+        "side",
+        "threshold",
+        "confidence",
+        "seeds",
+        "reason",
+    )
+    rows: list[dict[str, Any]] = [
+        {"claim": one.claim.name, "text": one.claim.text, "source": one.claim.source}
+        | {name: getattr(one, name) for name in names}
+        | {"runs": list(one.runs), "commands": list(one.commands)}
+        for one in found
+    ]
+    columns = ["claim", "text", "source", *names, "runs", "commands"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("effect", "low", "high", "threshold"), "float64"))
