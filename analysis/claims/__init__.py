@@ -9,8 +9,8 @@ GraVAC's claim on multi-level compression is left out: it saves compression time
 
 from analysis.claims import model_parallel, optimus_cc, replicas
 from analysis.claims.claim import Claim, Contrast
-from analysis.claims.measures import Freed, Harm, Saving, Slowdown, ValueFactor
+from analysis.claims.measures import Degradation, Freed, Saving, Slowdown, ValueFactor
 
 CLAIMS: tuple[Claim, ...] = (*model_parallel.CLAIMS, *replicas.CLAIMS, *optimus_cc.CLAIMS)
 
-__all__ = ["CLAIMS", "Claim", "Contrast", "Freed", "Harm", "Saving", "Slowdown", "ValueFactor"]
+__all__ = ["CLAIMS", "Claim", "Contrast", "Degradation", "Freed", "Saving", "Slowdown", "ValueFactor"]

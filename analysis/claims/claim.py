@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.measures import Harm, Measure
+from analysis.claims.measures import Degradation, Measure
 from analysis.comparison.evidence import Context, Setting
 from analysis.comparison.statistics import Side
 from analysis.data.notations import Method
@@ -58,7 +58,7 @@ def both_ways(text: str) -> Setting:
 
 def keeps_quality(context: Context, setting: Setting, part: str = "no harm") -> Contrast:
     """Return the contrast that a setting's degradation beside dense is below the margin."""
-    return Contrast(part, setting, DENSE_RUN, Harm(), "below", context.margin)
+    return Contrast(part, setting, DENSE_RUN, Degradation(), "below", context.margin)
 
 
 def wrapping(name: str, field: str, settings: Iterable[Setting]) -> Iterator[tuple[Setting, Method]]:

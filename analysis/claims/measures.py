@@ -33,7 +33,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
-class Harm:
+class Degradation:
     """The loss of quality of the first against the second, each evaluated with its compression on or off."""
 
     one: Mode = "on"

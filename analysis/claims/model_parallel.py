@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways, keeps_quality
-from analysis.claims.measures import Freed, Harm
+from analysis.claims.measures import Degradation, Freed
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.notations import Method, strength_of
 
@@ -27,7 +27,7 @@ def _gradients_milder(context: Context, settings: Iterable[Setting]) -> Iterator
             harsh, mild = (setting, swapped) if backward < forward else (swapped, setting)
             if harsh not in seen:
                 seen.add(harsh)
-                yield Contrast("gradients need it milder", harsh, mild, Harm(), "above", 0.0)
+                yield Contrast("gradients need it milder", harsh, mild, Degradation(), "above", 0.0)
 
 
 def _ten_per_cent(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -35,9 +35,9 @@ def _ten_per_cent(context: Context, settings: Iterable[Setting]) -> Iterator[Con
     for setting in settings:
         density = _density_both_ways(setting)
         if density == 0.1:
-            yield Contrast("10 % does no severe harm", setting, DENSE_RUN, Harm(), "below", severe)
+            yield Contrast("10 % does no severe harm", setting, DENSE_RUN, Degradation(), "below", severe)
         elif density is not None and density < 0.1:
-            yield Contrast("less than 10 % does severe harm", setting, DENSE_RUN, Harm(), "above", severe)
+            yield Contrast("less than 10 % does severe harm", setting, DENSE_RUN, Degradation(), "above", severe)
 
 
 def _needs_compression(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -45,12 +45,12 @@ def _needs_compression(context: Context, settings: Iterable[Setting]) -> Iterato
         density = strength_of(setting.method("forward"), "TopK")
         if density is not None and density <= 0.1 and setting[2:] == DENSE_RUN[2:]:
             part = "switching it off does harm"
-            yield Contrast(part, setting, setting, Harm("off", "on"), "above", context.margin)
+            yield Contrast(part, setting, setting, Degradation("off", "on"), "above", context.margin)
 
 
 def _feedback_no_better(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
     for setting, plain in _with_memory(settings, FEEDBACK):
-        yield Contrast("no gain from feedback", plain, setting, Harm(), "below", context.margin)
+        yield Contrast("no gain from feedback", plain, setting, Degradation(), "below", context.margin)
 
 
 def _feedback_frees(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -66,7 +66,7 @@ def _feedback_is_noise(context: Context, settings: Iterable[Setting]) -> Iterato
 def _frees(context: Context, setting: Setting, plain: Setting) -> Iterator[Contrast]:
     if setting.forward != DENSE_RUN.forward:  # else there is nothing to switch off at inference
         part = "switching it off does no harm"
-        yield Contrast(part, setting, setting, Harm("off", "on"), "below", context.margin)
+        yield Contrast(part, setting, setting, Degradation("off", "on"), "below", context.margin)
         yield Contrast("and less than without", setting, plain, Freed(), "above", 0.0)
 
 
@@ -77,7 +77,7 @@ def _aq_sgd(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]
         if density is None or setting.replica_gradient != DENSE_RUN.replica_gradient:
             continue
         if density < 0.3:
-            yield Contrast("less than 30 % does harm", setting, DENSE_RUN, Harm(), "above", context.margin)
+            yield Contrast("less than 30 % does harm", setting, DENSE_RUN, Degradation(), "above", context.margin)
         elif density == 0.3:
             yield keeps_quality(context, setting, "30 % does no harm")
 
@@ -86,7 +86,7 @@ def _separate_indices(context: Context, settings: Iterable[Setting]) -> Iterator
     densities = {d: s.forward for s in settings if (d := _density_both_ways(s)) is not None}
     for forward in densities.values():
         separate, shared = Setting(forward, forward), Setting(forward, shared_indices=True)
-        yield Contrast("separate indices do harm", separate, shared, Harm(), "above", context.margin)
+        yield Contrast("separate indices do harm", separate, shared, Degradation(), "above", context.margin)
 
 
 def _density_both_ways(setting: Setting) -> float | None:

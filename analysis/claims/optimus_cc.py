@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality, wrapping
-from analysis.claims.measures import Harm, Saving, Slowdown
+from analysis.claims.measures import Degradation, Saving, Slowdown
 from analysis.comparison.evidence import Context, Setting
 
 OPTIMUS_CC = "Song et al. 2023, Optimus-CC (2301.09830)"
@@ -18,7 +18,7 @@ def _lazy_propagation(context: Context, settings: Iterable[Setting]) -> Iterator
     for setting, inner in wrapping("LazyErrorPropagation", "backward", settings):
         without = setting._replace(backward=str(inner))
         yield keeps_quality(context, setting, "with it, no harm")
-        yield Contrast("without it, harm", without, DENSE_RUN, Harm(), "above", context.margin)
+        yield Contrast("without it, harm", without, DENSE_RUN, Degradation(), "above", context.margin)
 
 
 def _epilogue(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
@@ -43,7 +43,7 @@ def _fused_embedding(context: Context, settings: Iterable[Setting]) -> Iterator[
     for setting in settings:
         if setting.fused_embedding:
             apart = setting._replace(fused_embedding=False)
-            yield Contrast("no harm", setting, apart, Harm(), "below", context.margin)
+            yield Contrast("no harm", setting, apart, Degradation(), "below", context.margin)
             yield Contrast("fewer bytes", setting, apart, Saving("tied"), "above", 1.0)
 
 

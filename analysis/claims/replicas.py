@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality, wrapping
-from analysis.claims.measures import Harm, Saving, Slowdown, ValueFactor
+from analysis.claims.measures import Degradation, Saving, Slowdown, ValueFactor
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.notations import Method
 
@@ -47,7 +47,7 @@ def _warm_up(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast
         if method is not None and any(name in WARMUP for name, _ in method.options):
             without = setting._replace(replica_gradient=str(_without(method, WARMUP)))
             yield keeps_quality(context, setting, "with it, no harm")
-            yield Contrast("without it, worse", without, setting, Harm(), "above", 0.0)
+            yield Contrast("without it, worse", without, setting, Degradation(), "above", 0.0)
 
 
 def _of(name: str, settings: Iterable[Setting]) -> Iterator[Setting]:
