@@ -80,7 +80,7 @@ def __getattr__(name: str) -> object:
 
 
 def _package(name: str) -> object:
-    """Return the package of that name beside this one, though a file or a folder of the user's may come first on the path."""
+    """Import our package of that name, even where a user's file or folder of the name comes first on the path."""
     place = Path(__file__).resolve().parent.parent / name / "__init__.py"
     module = sys.modules.get(name)
     if module is None:

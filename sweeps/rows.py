@@ -1,4 +1,4 @@
-"""`trials.parquet`: a row a trial, the truth about a study. Rewritten whole whenever a trial changes, so readable at any moment."""
+"""`trials.parquet`: one row for each trial. It is rewritten whole whenever a trial changes, so it can be read at any moment."""
 
 from __future__ import annotations
 

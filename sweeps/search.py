@@ -235,7 +235,7 @@ class Ledger:
             self._put(row)
 
     def begin(self, row: TrialRow, runs: list[str]) -> None:
-        """Write down that a trial goes on."""
+        """Record that a trial has begun."""
         row.status, row.runs = "running", runs
         self._put(row)
 

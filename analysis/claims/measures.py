@@ -61,7 +61,7 @@ class Degradation:
 
 @dataclass(frozen=True)
 class Freed:
-    """The harm of switching compression off at inference that the first is spared beside the second."""
+    """The degradation from switching compression off at inference: the second run's less the first's."""
 
     def unit(self, context: Context) -> str:
         return context.unit

@@ -24,7 +24,7 @@ VERDICTS: dict[Where, str] = {"below": "safe", "above": "harmful", "undecided": 
 def safe_set(
     results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
-    """Return a row a setting: how much worse than dense it is, and whether that is surely less than `within`.
+    """Return one row for each setting: how much worse than dense it is, and whether that is surely less than `within`.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is half a point or one per cent where not given.

@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 class Context:
     """Runs that are alike in all but compression and seed.
 
-    `rows` has a row a run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
+    `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `measures` are
     quantities that are worked out only where a claim asks for them.
     """
@@ -68,7 +68,7 @@ class Context:
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
-        """The runs of each setting, a row a seed; of runs that repeat a seed the first stands."""
+        """The runs of each setting, one row for each seed; the first of several runs with one seed counts."""
         found: dict[Setting, pd.DataFrame] = {}
         for setting, rows in self.rows.groupby(self.rows["setting"].map(tuple), sort=True):
             found[Setting(*setting)] = rows.drop_duplicates("seed").set_index("seed").sort_index()

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A sample beside a threshold: the bounds at the levels that its family left for it, and where its mean surely lies."""
+    """The judgement of a sample: its bounds at the levels that its family leaves, and the side on which its mean surely lies."""
 
     bounds: Bounds
     where: Where
@@ -82,7 +82,7 @@ def judge(
     *,
     alpha_above: float | None = None,
 ) -> list[Judged]:
-    """Return where the mean of each sample of a family surely lies, beside its threshold.
+    """Return the side of its threshold on which the mean of each sample of a family surely lies.
 
     The chance that any mean of the family is put below its threshold in error is at most `alpha` over all looks. The chance
     that any is put above in error is at most `alpha_above`, by default `alpha` too.

@@ -176,7 +176,7 @@ class Recording:
 
     @cached_property
     def _averages(self) -> pd.DataFrame:
-        """A row a priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
+        """One row for each priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
         links = self.links
         mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
         mine = mine[mine["rounds"] != 0]

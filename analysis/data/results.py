@@ -152,7 +152,7 @@ class Results:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """A row a run and step: loss, learning rate, seconds, wire and dense bytes."""
+        """One row for each run and step: loss, learning rate, seconds, wire and dense bytes."""
         return self.table("steps")
 
     @cached_property
@@ -162,7 +162,7 @@ class Results:
 
     @cached_property
     def links(self) -> pd.DataFrame:
-        """A row a run, step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        """One row for each run, step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self.table("links")
 
     @cached_property
@@ -172,12 +172,12 @@ class Results:
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
-        """A row a decision of an adaptive method, and why."""
+        """One row for each decision of an adaptive method, and why."""
         return self.table("decisions")
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A row a trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
+        """One row for each trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
         files = {name: path / "trials.parquet" for name, path in self._found.studies.items()}
         there = {name: file for name, file in files.items() if file.is_file()}
         read = read_whole(list(there.values()))
@@ -318,7 +318,7 @@ def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
 
 
 def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return a row a run that can be read, and the keys of the configuration among its columns."""
+    """Return one row for each run that can be read, and the keys of the configuration among its columns."""
     files = [path / "run.parquet" for path in found.runs.values()]
     good = {}
     for name, file, table in zip(found.runs, files, read_whole(files), strict=True):

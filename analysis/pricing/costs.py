@@ -205,7 +205,7 @@ class Costs:
 
 
 def _weights(seed: tuple[int, ...], count: int) -> Floats:
-    """Return random weights: a row of ones for the estimate, then a row a resample."""
+    """Return random weights: a row of ones for the estimate, then one row for each resample."""
     weights = np.random.default_rng(seed).exponential(size=(1 + RESAMPLES, count))
     weights[0] = 1.0
     return weights

@@ -49,7 +49,7 @@ class Split:
     """Shares of the seconds of a mean step on one network."""
 
     workers: pd.DataFrame
-    """A row a worker: its stages, and the seconds of `PARTS`, which add up to the step."""
+    """One row for each worker: its stages, and the seconds of `PARTS`, which add up to the step."""
     pipeline_s: float
     """From the first action to the last."""
     utilisation: float

@@ -44,7 +44,7 @@ def section(material: Material) -> Section:
 
 
 def _links(job: Job, material: Material) -> pd.DataFrame:
-    """Return a row a setting and link, means over steps and seeds."""
+    """Return one row for each setting and link, means over steps and seeds."""
     named = {run: setting.name for setting in job.named for run in setting.runs}
     rows = material.results.select(list(named)).links
     if not len(rows):

@@ -69,7 +69,7 @@ class Recorder:
             file.close()
 
     def _reopen(self) -> None:
-        """Drop whole tables: a run that was killed in its compaction goes on with its parts, which are all there."""
+        """Remove merged tables: a run that was killed during compaction resumes from its parts, which are complete."""
         self._parts.mkdir(exist_ok=True)
         for table in SCHEMAS:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)

@@ -96,7 +96,7 @@ class Run:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """A row a step: loss, learning rate, seconds, wire and dense bytes."""
+        """One row for each step: loss, learning rate, seconds, wire and dense bytes."""
         return self._table("steps")
 
     @property
@@ -106,12 +106,12 @@ class Run:
 
     @property
     def links(self) -> pd.DataFrame:
-        """A row a step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        """One row for each step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self._table("links")
 
     @property
     def decisions(self) -> pd.DataFrame:
-        """A row a decision of an adaptive method: the branch taken, the gains, and the reason."""
+        """One row for each decision of an adaptive method: the branch taken, the gains, and the reason."""
         return self._table("decisions")
 
     @property

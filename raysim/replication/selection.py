@@ -1,4 +1,4 @@
-"""Selecting the values of a row that are sent, apart from making the packet: so that a selection may be made of a selection."""
+"""Selection of the values of a row to send, separate from their packet, so that selections can be nested."""
 
 from __future__ import annotations
 

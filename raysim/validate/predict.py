@@ -120,7 +120,7 @@ class Prediction:
 
 
 def _at_pace(profile: Profile, pace: float) -> Profile:
-    """Return a profile of whose seconds each takes `pace` times as long."""
+    """Return a profile with all seconds multiplied by `pace`."""
     return replace(profile, **{name: getattr(profile, name) * pace for name in SECONDS})
 
 

@@ -88,7 +88,7 @@ def input_gradient(y: Tensor, gradient: Tensor, x: Tensor) -> tuple[Tensor | Non
 
 
 def run_branches(caught: list[Caught]) -> None:
-    """Add the gradients of the weights to theirs, letting go of the graph on the way."""
+    """Add the gradients of the weights to their `.grad`, and free the graph."""
     while caught:
         (edges, leaves), gradients = caught.pop(0)
         arrived = [(edge, value) for edge, value in zip(edges, gradients, strict=True) if value is not None]
