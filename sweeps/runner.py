@@ -104,7 +104,7 @@ class Sweep:
 
     @property
     def begun(self) -> bool:
-        """Whether the folder holds a study that can be resumed."""
+        """True if the folder holds a study that can be resumed."""
         return (self.folder / "study.toml").is_file()
 
     @property
