@@ -288,7 +288,7 @@ def packet_factors(codec: Codec) -> tuple[str, str]:
 
 
 def replica_factor(example: str) -> str:
-    """Return an all-reduce's bytes over those that a replica sends in its eighth step, or in a mean step of its first period."""
+    """Return the bytes of an all-reduce divided by a replica's bytes in its eighth step, or in a mean step of its first period."""
     method = parse_replica_method(example)
     shape, period = (512, 512), method.period
     steps = range(8) if period == 1 else [step for step in range(period) if method.part(step) is not None]

@@ -33,11 +33,11 @@ def replay(
 ) -> pd.DataFrame:
     """Price runs on networks: one row a run and network, with the seconds and bytes of a mean step.
 
-    Runs of one job share their compute and the seconds of their codecs: those that are given together, or all of the folder that
-    `Results` were loaded from. `compute` names where it comes from; `profile`, a file of `raysim profile`, takes its place.
-    `step_low_s` and `step_high_s` are the ends of its 90 % interval. Where replicas exchange in some steps only, the mean is that of
-    a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without an exchange and of one with it, and
-    `exchange_bytes` are those of one exchange; `replica_bytes` is the mean of all steps.
+    Runs of one job that are given together share their compute and the seconds of their codecs; `Results` share them with all
+    runs of their folder. The column `compute` names the source of the compute times. `profile`, a file of `raysim profile`,
+    replaces them. `step_low_s` and `step_high_s` are the ends of the 90 % interval of `step_s`. Where replicas exchange in some
+    steps only, the mean is over a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without and with
+    an exchange, and `exchange_bytes` are the bytes of one exchange; `replica_bytes` is the mean over all steps.
 
     `against` is a dense run of the same job. It adds the columns `dense_step_s`, its seconds a step; `speedup`, which is
     `dense_step_s` over `step_s`, with the interval `speedup_low` to `speedup_high`; `verdict`, which is "faster", "slower" or

@@ -237,7 +237,7 @@ class Replay:
 
     @cached_property
     def exchanging(self) -> NDArray[np.bool_]:
-        """Whether replicas exchange something, by priced step."""
+        """True for each priced step in which replicas exchange something."""
         return np.array(
             [bool((profile.transfers["direction"] == DIRECTIONS[0]).any()) for profile in self.profiles.values()]
         )

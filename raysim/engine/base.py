@@ -110,8 +110,8 @@ class Engine(ABC):
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
         """Evaluate a split with links in an evaluation `mode`, and return the sums over its samples.
 
-        Replicas differ in nothing but BatchNorm statistics, and those of the first are the run's; where a method lets them part,
-        the parameters that it agreed on last are evaluated, or else their mean.
+        The first replica is evaluated: replicas differ only in BatchNorm statistics. Where a method lets their parameters differ,
+        the parameters on which they agreed last are evaluated, or else their mean.
         """
         *_, total = self.evaluating(mode, split, num_batches)
         return total

@@ -77,9 +77,9 @@ class Forecast:
     """The device's memory, where one is named."""
     links: tuple[LinkCost, ...]
     averages: tuple[ReplicaCost, ...]
-    """By stage and part, of one replica; none where there is just one."""
+    """By stage and part, of one replica; empty with one replica."""
     endings: tuple[Ending, ...]
-    """The ways in which a step ends, by what replicas exchange in it; the first, with most bytes, is that of `steady`."""
+    """The kinds of ends of a step, by the exchange of replicas in it; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Further steps that an exchange of replicas may take before a step waits for it."""
     flops_forward: tuple[int, ...]

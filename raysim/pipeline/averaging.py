@@ -61,8 +61,8 @@ class Averaging:
     def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
         """Take part in the rounds of all groups of this worker's stages, phase by phase and round by round.
 
-        `after_update`: in those of the last phase, which exchange parameters; else in those of all others. All workers take
-        the turns of their groups in the same order, so that none waits for what comes after it. Raises DivergedError where
+        `after_update`: in the groups of the last phase, which exchange parameters; otherwise in all others. All workers go
+        through the rounds of their groups in the same order, so that no two wait for each other. Raises DivergedError where
         gradients hold NaN or infinity, StageError where a method fails.
         """
         last = len(self.plan.groups) - 1

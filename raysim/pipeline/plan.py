@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def decentralized(self) -> bool:
-        """Whether replicas keep parameters of their own, or train others than those that are evaluated."""
+        """True if replicas keep parameters of their own, or train other parameters than the evaluated ones."""
         return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
 
     @cached_property

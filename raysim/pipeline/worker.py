@@ -152,9 +152,8 @@ class Worker:
     def update(self, step: int, signals: Signals, norms: Sequence[Mapping[int, float]]) -> Turns[StepReport | Fault]:
         """Step the optimisers and end the step, which all workers have run; return its report, or a fault as `run` does.
 
-        `signals` are those of the last step, for links that adapt. `norms` are the squared norms of all stages of each
-        replica, read where gradients are clipped. Only now do the memories of replica methods move: with the parameters, or
-        not at all.
+        `signals` of the last step are for links that adapt. `norms` are the squared norms of all stages of each replica, used
+        where gradients are clipped. The memories of replica methods change here, together with the parameters.
         """
         self._check_step(step)
         if not self._has_run:

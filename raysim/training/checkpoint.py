@@ -159,8 +159,8 @@ def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
 def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
 
-    They are the parameters on which replicas agreed last, or else the mean, where replicas part. BatchNorm statistics are the
-    first replica's.
+    Where a method lets replicas differ, they are the parameters on which replicas agreed last, or else the mean. BatchNorm
+    statistics are the first replica's.
 
     Raises CheckpointError where there is none, or it is corrupt.
 
