@@ -12,7 +12,7 @@ import pytest
 import replica_variants
 import schedule_variants
 from compressor_variants import Pair, bits_of, messages
-from replica_variants import Team
+from replica_variants import LOCAL, Apart, Team
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, Compressor
@@ -50,6 +50,13 @@ def of_compressor(method: Compressor) -> Iterator[Any]:
 
 def of_replica_method(method: ReplicaMethod) -> Iterator[Any]:
     """Yield the averages, the decisions, the memories and the bytes of three replicas, step by step."""
+    if method.after_update:
+        apart = Apart(repr(method), num_replicas=3)
+        for step in range(STEPS):
+            for result in apart.step(step):
+                yield [(name, bits_of(x)) for name, x in {**result.parameters, **result.memory}.items()]
+            yield apart.array_bytes
+        return
     team = Team(method, num_replicas=3)
     for step in range(STEPS):
         for result in team.step(step, learning_rate=0.1 / (1 + step), step_s=1 / (1 + step)):
@@ -87,6 +94,9 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "GraVAC(2.0, 100.0, epsilon=0.6, window=1, omega=1.0)",
         "GTopK(0.05, min_values=1)",
         "MARINA(QSGD(5), min_values=1)",
+        "MuLoCo(3, rate=0.5, momentum=0.0)",
+        "SparseLoCo(2, rate=0.5, min_values=1)",
+        "StreamingDiLoCo(4, rate=0.5, momentum=0.0)",
         "PowerGossip(min_values=1)",
         "PowerSGD(2, min_values=1)",
         "RedSync(0.1, min_values=1, warmup=2)",
@@ -97,7 +107,11 @@ Outcome = Callable[[Any], Iterator[Any]]
 KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
     "codec": (CODECS, [v.codec for v in codec_variants.VARIANTS], of_codec),
     "compressor": (COMPRESSORS, [v.method for v in compressor_variants.VARIANTS], of_compressor),
-    "replica": (METHODS, [v.method for v in replica_variants.VARIANTS], of_replica_method),
+    "replica": (
+        METHODS,
+        [*(v.method for v in replica_variants.VARIANTS), *map(parse_replica_method, LOCAL)],
+        of_replica_method,
+    ),
     "schedule": (SCHEDULES, [v.schedule for v in schedule_variants.VARIANTS], of_schedule),
 }
 PARSERS: dict[str, Callable[[str], Any]] = {
