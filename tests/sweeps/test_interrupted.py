@@ -54,7 +54,8 @@ def test_a_signal_ends_a_sweep_in_order_and_it_resumes_to_the_same_rows(tmp_path
     rays = tempfile.mkdtemp(prefix="ray-")  # a short path: sockets lie in it
     monkeypatch.setenv("RAY_TMPDIR", rays)
     base = BASE | {"steps": 40, "checkpoint_every_steps": 5, "evaluate_every_steps": 10}
-    path = write_study(tmp_path, trials=3, base=base, engine="inline", jobs=1, confirm=3)
+    objectives = ["accuracy_on", "wire_bytes"]  # the same whenever it is trained, and so the choice that is confirmed
+    path = write_study(tmp_path, trials=3, base=base, engine="inline", jobs=1, confirm=3, objectives=objectives)
     out = tmp_path / "out"
     words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(out)]
     for phase, reached in PHASES.items():
