@@ -250,6 +250,8 @@ def _collectives(
     profile: Profile, placement: Placement, table: Table, replicas: int, *, overlap: bool
 ) -> list[Collective]:
     """Return the collectives that end the step: of the profile's transfers, and of `gradient_bytes` averaged uncompressed."""
+    if replicas == 1 and not len(profile.transfers):
+        return []
     transfers = [profile.transfers]
     for name in ("source_replica", "target_replica"):
         highest = int(profile.transfers[name].max(initial=0))
