@@ -72,7 +72,7 @@ def write_through(path: Path, data: bytes | memoryview) -> None:
 
 
 def os_sentence(error: OSError) -> str:
-    """Return a sentence of what the system refused.
+    """Return an error of the system in one sentence.
 
     >>> os_sentence(OSError(28, "No space left on device", "results/run.parquet"))
     "'results/run.parquet': No space left on device."

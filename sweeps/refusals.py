@@ -33,7 +33,7 @@ def find_database_error(error: BaseException, database: Path) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then those that it was raised from, or in the handling of."""
+    """Yield an error, then its causes and contexts in turn."""
     behind: BaseException | None = error
     while behind is not None:
         yield behind

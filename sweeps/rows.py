@@ -156,7 +156,7 @@ class Rows:
         return row.name is not None if column == "baseline" else getattr(row, column)
 
     def read(self) -> None:
-        """Read what is there; raises ConfigError where it is damaged."""
+        """Read the rows in the folder; raises ConfigError where the file is damaged."""
         if not self.path.is_file():
             return
         try:

@@ -82,7 +82,7 @@ class Context:
 
     @cached_property
     def choices(self) -> Context:
-        """The runs among which a choice was made: those that confirm none."""
+        """The runs among which a choice was made, without the runs that confirm it."""
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:

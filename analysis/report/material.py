@@ -149,7 +149,7 @@ class Job:
 
     @cached_property
     def trained(self) -> list[Setting]:
-        """The priced settings whose models have learned at least half of what dense models have; all where that is not known."""
+        """The priced settings whose models have learned at least half as much as dense models; all where that is unknown."""
         least = self.dense.skill / 2 if self.dense is not None and self.dense.skill > SKILL else -math.inf
         return [one for one in self.priced if not one.skill < least]
 

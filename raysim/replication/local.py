@@ -109,7 +109,7 @@ class LocalSteps(ReplicaMethod):
         return averaged.gradients, {**memory, **{f"{prefix}{name}": x for name, x in averaged.memory.items()}}
 
     def outer_step(self, mean: Gradients, memory: Memory) -> tuple[Gradients, Memory]:
-        """Return the parameters after the outer step by a mean change, and what is remembered of them."""
+        """Return the parameters after the outer step by a mean change, and the memory for the next one."""
         after, outer = {}, {}
         for name, x in mean.items():
             change = self.rate * x

@@ -55,7 +55,7 @@ class SparseLoCo(LocalSteps):
 
 @dataclass(frozen=True, repr=False)
 class BlockTopK(Layered):
-    """Sends the `kept` greatest values of each block of `side` x `side` values, of what was fed and `decay` of what is left."""
+    """Sends the `kept` greatest values of each block of `side` x `side` values, of the input plus `decay` times the residual."""
 
     kept: int
     side: int
@@ -70,7 +70,7 @@ class BlockTopK(Layered):
             kept=check_integer("kept", self.kept, 1, side * side),
             decay=check_real("decay", self.decay, 0, 1),
         )
-        self.codec(side * side)  # raises what is wrong with `values`
+        self.codec(side * side)  # refuses unfit `values`
 
     def codec(self, block_values: int) -> TopK:
         """Return the codec of blocks of so many values."""

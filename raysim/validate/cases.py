@@ -116,7 +116,7 @@ def pipelines(
 
 
 def links_by_step(links: Sequence[str], rounds: int) -> dict[int, str | None]:
-    """Return the link of every step after those that warm up: each in turn, beside a step between unshaped links (None).
+    """Return the link of every step after the warm-up: each link in turn, beside a step between unshaped links (None).
 
     So the drift of a shared machine comes to both alike. The unshaped step comes first in one round and second in the next, since
     the even and the odd steps of a method may differ in their work.

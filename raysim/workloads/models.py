@@ -49,7 +49,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
 
     `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
     data's shape if it has an argument `shape`. It returns an `nn.Sequential` of layers, a model of transformers, or any module
-    that torch.fx can trace. Raises ValueError naming what is wrong.
+    that torch.fx can trace. Raises ValueError with the wrong option, or the rule that the model breaks.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))

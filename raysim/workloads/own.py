@@ -65,7 +65,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
     inputs and classes as targets; a target of -100 does not count. The number of classes is one more than the greatest target,
     or the length of an attribute `classes` of the training samples. Targets that are no sequences are read once, before
     anything starts.
-    Raises ValueError naming what is wrong.
+    Raises ValueError with the rule that the objects break.
     """
     function: Callable[..., Any] = import_function("Data", name)
     try:
