@@ -32,8 +32,8 @@ from analysis.report.words import against_dense, bandwidth, bytes_of, plural, sp
 
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
 COLUMNS = (
-    Column("point", number=True),
     Column("setting"),
+    Column("point", number=True),
     Column("seeds", number=True),
     Column("bytes a step", number=True),
     Column("factor", number=True),
@@ -109,8 +109,8 @@ def _table(job: Job, material: Material) -> Table:
         bps = float(mine[0]["break_even_bps"]) if mine else math.nan
         rows.append(
             [
-                Cell(number(job, setting), job.named.index(setting) + 1),
                 Cell(setting.name, code=True),
+                Cell(number(job, setting), job.named.index(setting) + 1),
                 Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
                 Cell(f"{setting.factor:.2f}", setting.factor),

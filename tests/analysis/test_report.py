@@ -159,7 +159,7 @@ def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_
     undrawn = frontier.caption.partition("Not drawn")[2]
     assert "(30.0 %)" in undrawn
     assert "(10.0 %)" in undrawn
-    rows = {row[0].text: row[1].text for row in table(drawn, "job1-settings").rows}
+    rows = {row[1].text: row[0].text for row in table(drawn, "job1-settings").rows}
     for series in points:
         for text, label in zip(series.texts, series.labels, strict=True):
             assert label.startswith(f"{rows[text]} (")
