@@ -6,6 +6,7 @@ import pytest
 import torch
 from engines import staged_gradients
 from hf_variants import CAUSAL, FAMILIES, PADDED, PICTURES, TEXT
+from tokenizers import Tokenizer, models
 from torch import nn
 
 from raysim import load_weights, save_pretrained, train
@@ -335,12 +336,17 @@ def test_weights_that_know_a_tokenizer_are_not_fed_bytes(tmp_path):
     by_bytes = TEXT._replace(num_classes=256)
     load_model(by_bytes, config={**LLAMA, "vocab_size": 300}).save_pretrained(tmp_path)
     assert len(hf(by_bytes, path=str(tmp_path))) > 1
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(
-        ValueError, match=r"read by bytes, but .* Set `data\.tokenizer=.*`, of data that have this key\.$"
-    ):
-        hf(by_bytes, path=str(tmp_path))
-    assert len(hf(TEXT._replace(num_classes=257), path=str(tmp_path))) > 1
+    for count in (256, 300):
+        vocabulary = {f"t{index}": index for index in range(count)}
+        Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(tmp_path / "tokenizer.json"))
+        if count == 256:  # the data may be read by it
+            assert len(hf(by_bytes, path=str(tmp_path))) > 1
+            continue
+        with pytest.raises(
+            ValueError, match=r"read by bytes, but .* Set `data\.tokenizer=.*`, of data that have this key\.$"
+        ):
+            hf(by_bytes, path=str(tmp_path))
+        assert len(hf(TEXT._replace(num_classes=300), path=str(tmp_path))) > 1
 
 
 def test_the_saved_memory_that_is_promised_is_what_autograd_keeps():

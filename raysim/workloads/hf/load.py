@@ -19,7 +19,7 @@ from raysim.workloads.hf.chain import chain
 from raysim.workloads.hf.lora import add_lora
 from raysim.workloads.options import check_flag, check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
-from raysim.workloads.tokens import Bytes
+from raysim.workloads.tokens import Bytes, HuggingFace
 
 _CHECKED_TOKENS = 32
 
@@ -193,15 +193,12 @@ def _check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 
 def _check_tokens(path: str, shape: DataShape) -> None:
-    """Raise ValueError where text is read by bytes and the weights have learned other tokens."""
-    if (
-        task_of(shape) != "images"
-        and _num_tokens(shape) == Bytes.num_tokens
-        and (Path(path) / "tokenizer.json").is_file()
-    ):
+    """Raise ValueError where text is read by bytes and the folder of the weights has a tokenizer of other tokens."""
+    by_bytes = task_of(shape) != "images" and _num_tokens(shape) == Bytes.num_tokens
+    if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
-            f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer.json. Set `data.tokenizer={path}`, of "
-            "data that have this key."
+            f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer. Set `data.tokenizer={path}`, of data "
+            "that have this key."
         )
 
 
