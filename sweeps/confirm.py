@@ -33,9 +33,13 @@ def confirming(sweep: Sweep) -> Sweep | None:
         begun = read_study(sweep.folder / CONFIRMATION / "study.toml")
         if list(begun.seeds) != fresh_seeds(sweep.study):
             raise ConfigError(f"`confirm` must be {len(begun.seeds)}, as when it began, but got {sweep.study.confirm}.")
-        return Sweep(begun, out=out, resume=True, address=sweep.address)
+        return Sweep(begun, out=out, resume=True, address=sweep.address, wait_s=sweep.wait_s)
     picked = chosen(sweep.study, sweep.rows)
-    return Sweep(confirmation(sweep.study, picked), out=out, address=sweep.address) if picked else None
+    return (
+        Sweep(confirmation(sweep.study, picked), out=out, address=sweep.address, wait_s=sweep.wait_s)
+        if picked
+        else None
+    )
 
 
 def fresh_seeds(study: Study) -> list[int]:

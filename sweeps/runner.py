@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,19 +21,23 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import analysis
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.ray import UNWATCHED, free_resources
+from raysim.engine.cluster import check_address, join_cluster
+from raysim.engine.head import HeadWatch
+from raysim.engine.occupancy import Waiting, room_sentence
+from raysim.engine.ray import UNWATCHED
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
 from raysim.records import RecordsError, Run
 from raysim.training.ending import SIGNALS
+from sweeps.entry import Entry, enter
 from sweeps.lost import last_reason, losses_are_retried
+from sweeps.nodes import NodeWatch
 from sweeps.objectives import as_mapping
 from sweeps.refusals import find_database_error, find_refusal
-from sweeps.room import Need, Share, choose_engine, fit
+from sweeps.room import Share
 from sweeps.rows import Rows, TrialRow
 from sweeps.search import Ledger, LedgerSearch
 from sweeps.store import Store
@@ -60,8 +65,9 @@ class SweepError(Exception):
 class Sweep:
     """A study and its folder: checked when made, done by `run`.
 
-    `out` is the study's folder, or the URI of one in a bucket; `results/<name>` with a stamp where not given. Raises
-    ConfigError, by field and rule, before Ray starts.
+    `out` is the study's folder, or the URI of one in a bucket; `results/<name>` with a stamp where not given. `wait_s`: how
+    long to wait for room on a cluster that others use; where not given, a cluster without room is refused. Raises ConfigError,
+    by field and rule, before Ray starts.
     """
 
     def __init__(
@@ -72,13 +78,18 @@ class Sweep:
         resume: bool = False,
         address: str | None = None,
         dashboard: bool = False,
+        wait_s: float | None = None,
     ) -> None:
         if resume and out is None:
             raise ConfigError("`resume` needs `out`, the folder of the study to go on with.")
         self.study = study
         self.address = address or os.environ.get("RAY_ADDRESS")
+        self.wait_s = wait_s
+        self._head: HeadWatch | None = None  # of a cluster that this sweep joined
         self.dashboard = dashboard
         self.dashboard_url: str | None = None
+        if self.address and not ray.is_initialized():
+            check_address(self.address, "`address`")
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
         self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
@@ -86,6 +97,8 @@ class Sweep:
         self.reason: str | None = None  # why the study cannot go on
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a row has changed."""
+        self.on_head_lost: Callable[[str], None] = _end_process
+        """Called with a sentence when the head of the cluster is lost: it ends the process, as Ray would without a word."""
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
         if resume and not self.store.is_unbegun():
@@ -140,22 +153,29 @@ class Sweep:
         self.study.write(self.folder)
         self.ledger = Ledger(self.study, self.folder, self._changed)
         self._sent = -SEND_S
+        refused = False
         try:
             self.ledger.reconcile()
             self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
             if self.signal is None:
                 with self._ray():
-                    self.share = self._fit()
+                    self._entry = self._enter()
                     on_begin()
                     self._tune()
             if self.reason is None:
                 self._settle()
+        except ConfigError:
+            refused = not self.resumed and not len(self.rows)  # nothing has begun
+            raise
         finally:
             self.ledger.close()
             for row in self.ledger.running:
                 row.status = "waiting"  # for a resume
             self.rows.write()
-            self._send(always=True)
+            if refused:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            else:
+                self._send(always=True)
 
     def _settle(self) -> None:
         """Settle the prices of the study, with the records of all its runs."""
@@ -169,7 +189,7 @@ class Sweep:
         self.signal = number
 
     def _tune(self) -> None:
-        self.search = LedgerSearch(self.ledger, self.share.jobs, self._spec)
+        self.search = LedgerSearch(self.ledger, self._entry.trials, self._spec)
         session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
         scratch = self.folder / "tune"  # Tune's own files, pickles among them, which nobody reads after the session
         shutil.rmtree(scratch, ignore_errors=True)  # of one that was killed
@@ -243,22 +263,27 @@ class Sweep:
                 for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
                     scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
 
-    def _fit(self) -> Share:
-        nodes = [node for node in free_resources().values() if node.get("CPU")]
-        if not self.store.remote and len(nodes) > 1:
-            _check_shared(self.folder)
-        base = self.study.config({})
-        need = choose_engine(base, nodes) if self.study.engine == "auto" else Need(self.study.engine)
-        self.engine = need.engine
-        return fit(
-            base,
-            nodes,
-            self._workers,
-            engine=need.engine,
-            jobs=self.study.jobs,
-            growing=self.address is not None,
-            memory_bytes=need.memory_bytes,
+    def _enter(self) -> Entry:
+        """Return what a trial gets of the machines, once there is room for one."""
+
+        def check() -> None:
+            if self.signal is not None:
+                raise KeyboardInterrupt(self.signal)
+
+        folder = None if self.store.remote else self.folder
+        return enter(
+            self.study, self._workers, folder, shared=self.address is not None, wait_s=self.wait_s, check=check
         )
+
+    @property
+    def share(self) -> Share:
+        """Each trial's share of the machines, known once it runs."""
+        return self._entry.share
+
+    @property
+    def engine(self) -> str:
+        """The engine of trials, known once it runs."""
+        return self._entry.need.engine
 
     @contextmanager
     def _ray(self) -> Iterator[None]:
@@ -266,14 +291,9 @@ class Sweep:
         if ray.is_initialized():
             yield
             return
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self.address:
-            try:
-                with signals_after():
-                    context = ray.init(address=self.address, **options)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0].rstrip(".")
-                raise ConfigError(f"The cluster at `address` = {self.address!r} cannot be joined: {reason}.") from None
+            joined = join_cluster(self.address, "`address`", self._abandon)
+            self._head, dashboard_url = joined.watch, joined.dashboard_url
         else:
             with signals_after():
                 context = ray.init(
@@ -282,13 +302,17 @@ class Sweep:
                     include_dashboard=self.dashboard,
                     dashboard_host="127.0.0.1",
                     _system_config=None if self.dashboard else UNWATCHED,
-                    **options,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
                 )
-        protect_token()
-        self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
+            protect_token()
+            dashboard_url = context.dashboard_url
+        self.dashboard_url = f"http://{dashboard_url}" if dashboard_url else None
         try:
             yield
         finally:
+            if self._head is not None:
+                self._head.end()
             ray.shutdown()
 
     @contextmanager
@@ -307,6 +331,15 @@ class Sweep:
             except BlockingIOError:
                 raise ConfigError(f"Another process is sweeping in {self.folder}.") from None
             yield
+
+    def _abandon(self, watch: HeadWatch) -> None:
+        """Leave the rows as a resume needs them, without the main thread, which waits in Ray for a head that is lost."""
+        for row in self.ledger.running:
+            row.status = "waiting"
+        self.rows.write()
+        with suppress(OSError):
+            self._send(always=True)
+        self.on_head_lost(watch.sentence)
 
     def _changed(self) -> None:
         self._send()
@@ -351,19 +384,20 @@ class _Watch(tune.Callback):
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self._limit_s = sweep.study.config({}).timeout_s
-        self._idle_since = time.monotonic()
+        self._limit_s = sweep.wait_s or sweep.study.config({}).timeout_s
+        self._waiting = Waiting()
+        self._nodes = NodeWatch(partial(print, file=sys.stderr, flush=True)) if sweep.address else None
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self._nodes is not None:
+            self._nodes.tell()
         if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
-            self._idle_since = time.monotonic()
-        if time.monotonic() - self._idle_since > self._limit_s and self._sweep.reason is None:
-            free = ", ".join(
-                f"{node.get('CPU', 0.0):g} CPU {node.get('GPU', 0.0):g} GPU" for node in free_resources().values()
-            )
-            self._sweep.reason = (
-                f"No trial has had room for `timeout_s` = {self._limit_s:g} s: the nodes have free {free or 'nothing'}."
-            )
+            self._waiting.restart()
+            return
+        lacks = f"{self._sweep._entry.trial_words} needs room"
+        self._waiting.tell(partial(room_sentence, lacks))
+        if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
+            self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         lost = self._sweep.search.lost
@@ -373,6 +407,11 @@ class _Watch(tune.Callback):
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()  # see LedgerSearch
+
+
+def _end_process(sentence: str) -> None:
+    print(f"{sentence}. To go on, resume the sweep.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
@@ -392,26 +431,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[key] = _plain(value) if isinstance(value, Mapping) else value
     return found
-
-
-def _check_shared(folder: Path) -> None:
-    """Raise ConfigError where a node of the cluster does not see the study's folder."""
-    mark = folder / ".seen-by-all"
-    mark.touch()
-
-    @ray.remote(num_cpus=0)
-    def sees(path: str) -> bool:
-        return Path(path).is_file()
-
-    try:
-        for node in free_resources():
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            if not ray.get(sees.options(scheduling_strategy=strategy).remote(str(mark.absolute())), timeout=60):
-                raise ConfigError(
-                    f"`out` must be a path that every node sees, or a URI, but node {node[:8]} does not see {folder}."
-                )
-    finally:
-        mark.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -360,10 +360,15 @@ class Ledger:
 class LedgerSearch(Searcher):
     """Searcher of Tune: it gives configurations and takes results."""
 
-    def __init__(self, ledger: Ledger, jobs: int, spec: Callable[[TrialRow, RunConfig], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        jobs: Callable[[int], int],
+        spec: Callable[[TrialRow, RunConfig], Mapping[str, Any]],
+    ) -> None:
         super().__init__()
         self.ledger = ledger
-        self.jobs = jobs
+        self._jobs = jobs  # of the number of trials that go on, the number that may
         self._spec = spec
         self._rows: dict[str, TrialRow] = {}  # by Tune's name of a trial
         self.progress: dict[int, float] = {}  # by Optuna's
@@ -375,7 +380,7 @@ class LedgerSearch(Searcher):
         going = len(self._rows)
         if self.stopping:
             return Searcher.FINISHED
-        if going >= self.jobs:
+        if going >= self._jobs(going):
             return None
         if going and self.ledger.awaits_baseline():
             return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from typing import Annotated
 
 import typer
@@ -32,6 +34,10 @@ def sweep(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds to wait for room on a cluster that others use (default: 0 at the start)."),
+    ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
@@ -50,23 +56,32 @@ def sweep(
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_confirmation, show_result, show_sweep
 
-        one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard)
+        one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         options = [
             ("--trials", trials),
             ("--seeds", seeds),
             ("--jobs", jobs),
             ("--confirm", confirm),
             ("--address", address),
+            ("--wait", wait),
             ("--out", one.store.out),
         ]
         words = [word for option, value in options if value is not None for word in (option, str(value))]
         again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
+
+        def leave(sentence: str) -> None:
+            """End the process, whose main thread waits for a head that is lost."""
+            print(f"raysim: {sentence}. To go on, once a cluster is up: {again}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+        one.on_head_lost = leave
         try:
             show_sweep(one)
             show_result(one)
             if chosen.confirm:
                 second = confirming(one)
                 if second is not None:
+                    second.on_head_lost = leave
                     show_sweep(second)
                 show_confirmation(second)
         except KeyboardInterrupt as error:

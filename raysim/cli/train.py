@@ -25,13 +25,14 @@ def train(
         bool,
         typer.Option("--check-repeat", help="First take a few steps twice, and name the first layer that differs."),
     ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for room on a cluster that others use.")] = 0.0,
 ) -> None:
     """Train a pipeline with compressed links, and leave Parquet behind.
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
     with bad_input_in_one_sentence(), ending_on_signals() as ending:
-        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending)
+        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending, wait)
 
 
 def _train(
@@ -42,6 +43,7 @@ def _train(
     resume: bool,
     check_repeat: bool,
     ending: Ending,
+    wait: float,
 ) -> None:
     from raysim.config import ConfigError, read_config
     from raysim.engine.loopback import listen_on_loopback
@@ -61,7 +63,7 @@ def _train(
     from raysim.show.training import show_training, tables
     from raysim.training.run import Training
 
-    training = Training(config, out=out, engine=engine, resume=resume, ending=ending)
+    training = Training(config, out=out, engine=engine, resume=resume, ending=ending, wait_s=wait)
     if check_repeat:
         _check_repeat(training)
     words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]

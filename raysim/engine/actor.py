@@ -17,6 +17,7 @@ import torch
 from raysim.codecs.message import Message, wire_bytes
 from raysim.engine.mailbox import Mailbox
 from raysim.engine.room import host_memory_bytes
+from raysim.engine.speeds import measured_gflops
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns
 from raysim.pipeline.reports import Fault
@@ -93,6 +94,10 @@ class StageActor:
             self._mailbox.stop(session, turn, source)
         else:
             self._mailbox.put(session, turn, source, key, (message, *everyone))
+
+    def speed(self) -> float:
+        """Return the speed of the node, see `measured_gflops`."""
+        return measured_gflops()
 
     def whereabouts(self) -> tuple[str, int]:
         """Return the node, and the bytes of its memory."""

@@ -29,12 +29,14 @@ class Engine(ABC):
     """Drives the workers through steps, evaluations and checkpoints."""
 
     kind: ClassVar[str]  # "inline" or "ray", as the records name it
-    can_restart: ClassVar[bool] = False  # whether lost workers can be started again
+    can_restart: bool = False  # whether lost workers can be started again
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.plan = workload.plan
         self.incarnation = 0
+        self.wait_s = 0.0
+        """Seconds to wait for room that others hold."""
 
     @property
     def num_workers(self) -> int:
@@ -69,6 +71,10 @@ class Engine(ABC):
         """Return the most memory of a GPU that a worker has held at once, 0 on CPUs."""
         peaks: list[int] = self._fetch([self._submit(w, "device_peak_bytes") for w in range(self.num_workers)])
         return max(peaks)
+
+    def node_speeds(self) -> list[tuple[str, float]]:
+        """Return the address of the node of each worker and its speed in GFLOP/s, nothing where all are on one node."""
+        return []
 
     @property
     def gpu_share(self) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import socket
+import sys
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from raysim.config import ConfigError
 from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
+from raysim.engine.cluster import check_address, first_reason, join_cluster, lost_nodes, node_address
+from raysim.engine.head import HeadWatch
+from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.room import check_room, host_memory_bytes
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
@@ -27,6 +30,7 @@ from raysim.pipeline.plan import Workload
 # Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
+LISTEN_S = 5.0  # seconds that the driver waits at a stretch, before it looks whether the head is there
 PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
 PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
 
@@ -35,12 +39,13 @@ class RayEngine(Engine):
     """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
 
     kind: ClassVar[str] = "ray"
-    can_restart: ClassVar[bool] = True
+    can_restart = True
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._actors: list[Any] = []
         self._called_init = False  # this engine called `ray.init`, and so calls `ray.shutdown`
+        self._head: HeadWatch | None = None  # of a cluster that this engine joined
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
         self._stored: tuple[Any, ...] = ()
@@ -50,17 +55,10 @@ class RayEngine(Engine):
 
         if ray.is_initialized():
             return
-        address = os.environ.get("RAY_ADDRESS")
-        if not address:
+        if address := os.environ.get("RAY_ADDRESS"):
+            check_address(address, "`RAY_ADDRESS`")
+        else:
             check_room(self.all_memories, host_memory_bytes())
-        elif address not in ("auto", "local"):
-            host, _, port = address.removeprefix("ray://").rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), timeout=3).close()
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"`RAY_ADDRESS` must be a running cluster's, but {address!r} does not answer: {error}."
-                ) from None
 
     def start(self) -> None:
         import ray
@@ -74,6 +72,9 @@ class RayEngine(Engine):
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         self._nodes = self._place()
+        if self.incarnation and len(set(self._nodes)) > 1:
+            on = (f"{self._stages_on(node)} on {node_address(node)}" for node in dict.fromkeys(self._nodes))
+            print(f"the run goes on with {'; '.join(on)}", file=sys.stderr, flush=True)
         warm(plan)  # compiled once, here; the workers of this machine find it on disk
         self._actors = [
             start_actor(
@@ -120,7 +121,7 @@ class RayEngine(Engine):
         unreached = self._fetch([actor.greet.remote(timeout_s) for actor in self._actors])
         for worker, peers in enumerate(unreached):
             for peer in peers:
-                here, there = (node_name(self._nodes[one]) for one in (worker, peer))
+                here, there = (node_address(self._nodes[one]) for one in (worker, peer))
                 sentence = (
                     f"Node {there} must take calls of node {here}, but worker {peer} there did not answer worker {worker} "
                     f"within {timeout_s:g} s. Open Ray's ports between all nodes."
@@ -138,11 +139,23 @@ class RayEngine(Engine):
     def close(self) -> None:
         import ray
 
+        if self._head is not None:
+            self._head.end()
+            if self._head.lost:  # Ray would wait for it
+                return
         self._stop_actors()
         self._stored = ()
         if self._called_init and ray.is_initialized():
             ray.shutdown()
             self._called_init = False
+
+    def node_speeds(self) -> list[tuple[str, float]]:
+        nodes = list(dict.fromkeys(self._nodes))
+        if len(nodes) == 1:
+            return []
+        measured = self._fetch([self._actors[self._nodes.index(node)].speed.remote() for node in nodes])
+        found = {node: (node_address(node), speed) for node, speed in zip(nodes, measured, strict=True)}
+        return [found[node] for node in self._nodes]
 
     def clock_offsets_s(self) -> list[float]:
         """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
@@ -168,13 +181,7 @@ class RayEngine(Engine):
         self._called_init = True
         self._private = not address
         if address:
-            try:
-                with signals_after():
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError) as error:
-                raise ConfigError(
-                    f"The cluster at `RAY_ADDRESS` = {address!r} cannot be joined: {first_reason(error)}."
-                ) from None
+            self._head = join_cluster(address, "`RAY_ADDRESS`").watch
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
@@ -204,7 +211,8 @@ class RayEngine(Engine):
 
         config = self.plan.config
         again = self._gpus is not None
-        deadline = time.monotonic() + min(PLACE_AGAIN_S if again else PLACE_S, config.timeout_s)
+        limit_s = max(self.wait_s, min(PLACE_AGAIN_S if again else PLACE_S, config.timeout_s))
+        waiting = Waiting()
         while True:
             free = free_resources()
             if self._gpus is None:
@@ -212,15 +220,13 @@ class RayEngine(Engine):
             room = {node: room_for(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
             if sum(room.values()) >= self.num_workers:
                 break
-            if time.monotonic() >= deadline:
-                asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
-                sentence = (
-                    f"{self.num_workers} workers of {asked} each need room for {self.num_workers}, but Ray's {len(room)} "
-                    f"free nodes have room for {sum(room.values())}. "
-                    "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
-                )
+            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
+            needed = f"{self.num_workers} workers of {asked} each need room, and there is room for {sum(room.values())}"
+            if waiting.seconds >= limit_s:
+                sentence = f"{room_sentence(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
-            time.sleep(0.1)  # the resources of killed actors are freed a moment later
+            waiting.tell(partial(room_sentence, needed))
+            time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # the resources of killed actors are freed a moment later
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
@@ -256,10 +262,14 @@ class RayEngine(Engine):
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         timeout_s = self.plan.config.timeout_s
+        deadline = time.monotonic() + timeout_s
         try:
-            return list(ray.get(refs, timeout=timeout_s))
-        except GetTimeoutError:
-            raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s") from None
+            while True:
+                self._check_head()
+                with suppress(GetTimeoutError):
+                    return list(ray.get(refs, timeout=min(LISTEN_S, timeout_s)))
+                if time.monotonic() >= deadline:
+                    raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s")
         except RayTaskError as error:
             for ref in refs:  # the others failed with it: look at them, or Ray reports each as unhandled
                 with suppress(RayError):
@@ -268,10 +278,31 @@ class RayEngine(Engine):
             if isinstance(cause, (DivergedError, StageError, WorkerLostError)):
                 raise cause from None
             if isinstance(cause, RayError):
-                raise WorkerLostError(first_reason(cause)) from None
+                raise WorkerLostError(self._loss(cause)) from None
             raise StageError(f"{type(cause).__name__}: {cause}") from None
         except RayError as error:  # an actor, a node or an object is gone
-            raise WorkerLostError(first_reason(error)) from None
+            raise WorkerLostError(self._loss(error)) from None
+
+    def _check_head(self) -> None:
+        """Raise WorkerLostError where the head of the cluster is lost, after which stages cannot start again."""
+        if self._head is not None and self._head.lost:
+            self.can_restart = False
+            raise WorkerLostError(self._head.sentence)
+
+    def _loss(self, error: Exception) -> str:
+        """Return which nodes were lost, and the stages on them; where all live, the reason that Ray gives."""
+        self._check_head()
+        lost = lost_nodes(self._nodes)
+        if not lost:
+            return first_reason(error)
+        return " and ".join(f"node {node_address(node)} is lost with {self._stages_on(node)}" for node in lost)
+
+    def _stages_on(self, node: str) -> str:
+        """Return the stages on a node in words."""
+        places = [place for place in self.plan.places if self._nodes[self.plan.worker(*place)] == node]
+        several = self.plan.num_replicas > 1
+        names = [f"{stage} of replica {replica}" if several else str(stage) for replica, stage in places]
+        return f"stage{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def _put(self, value: Any) -> Ref:
         import ray
@@ -296,23 +327,21 @@ def assign(room: dict[str, int], count: int, placement: str, first: str | None =
     return [node for node in nodes for _ in range(shares[node])]
 
 
-def node_name(node: str) -> str:
-    """Return the address of a node, by which people know it."""
+def total_resources() -> dict[str, dict[str, float]]:
+    """Return the resources of each living node of the cluster, by their addresses in order."""
     import ray
 
-    found = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node]  # type: ignore[no-untyped-call]
-    return str(found[0]) if found else node
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    alive.sort(key=lambda node: ([part.zfill(3) for part in node["NodeManagerAddress"].split(".")], node["NodeID"]))
+    return {node["NodeID"]: dict(node["Resources"]) for node in alive}
 
 
 def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each living node of the cluster, in the order of their addresses."""
-    import ray
     from ray._private.state import available_resources_per_node
 
-    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    alive.sort(key=lambda node: ([part.zfill(3) for part in node["NodeManagerAddress"].split(".")], node["NodeID"]))
     available = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: available.get(node["NodeID"], {}) for node in alive}
+    return {node: available.get(node, {}) for node in total_resources()}
 
 
 def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
@@ -322,12 +351,3 @@ def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
         whole, rest = divmod(free.get("GPU", 0.0), 1)
         fits = min(fits, whole * int(1 / gpus + 1e-9) + rest / gpus if gpus <= 1 else whole / gpus)
     return int(fits + 1e-9)
-
-
-def first_reason(error: BaseException) -> str:
-    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return (lines[-1] if "Traceback" in plain else lines[0]).rstrip(".")

@@ -14,6 +14,7 @@ from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
+from raysim.engine.speeds import slow_node_warning
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.reports import StepReport
@@ -89,7 +90,8 @@ class Training:
     """One run: checked when it is made, done by iterating over `events`.
 
     `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data where they are loaded already.
-    `ending`: its signal ends the run at the next step, with a checkpoint.
+    `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for room that
+    others hold.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Training:
         resume: bool = False,
         data: Data | None = None,
         ending: Ending | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         check_start(out, engine if isinstance(engine, str) else "ray", resume=resume)
         resume = resume and out is not None and not is_unbegun(run_folder(out))
@@ -127,6 +130,7 @@ class Training:
         self._budgets = Budgets(self.plan, self.clock.network)
         self._describe_plan()
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
+        self.engine.wait_s = wait_s
         self.engine.check()
         self._row["engine"] = self.engine.kind
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)
@@ -201,6 +205,7 @@ class Training:
                 self._record_device()
             except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
                 raise _RefusedError(str(error)) from None
+        self._record_nodes()
         self._ending.check()
         if self._clock_zero is None:
             self._clock_zero = time.perf_counter()
@@ -223,12 +228,22 @@ class Training:
             self._row |= {"driver": facts.driver, "cuda": facts.cuda}
             self._row["device_forecast_bytes"] = self.engine.device_forecast_bytes()
 
+    def _record_nodes(self) -> None:
+        """Note the node of each worker and its speed, where there are several."""
+        speeds = self.engine.node_speeds()
+        if speeds:
+            self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}
+            self._row["warning"] = self._row["warning"] or slow_node_warning(dict(speeds))
+
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""
         lost, losses, farthest = False, 0, -1
         while True:
             try:
+                warned = self._row["warning"]
                 self._start(again=lost)
+                if self._row["warning"] != warned:
+                    yield Event("warning", {"step": self._reached, "reason": self._row["warning"]})
                 yield from self._steps(self._restore())
                 return
             except WorkerLostError as error:

@@ -66,6 +66,8 @@ def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
     assert len(set(before)) == 3
     assert before[-1] not in after
     run = Run(tmp_path / "nodes")
+    assert len(run.row["nodes"]) == len(run.row["node_gflops"]) == 4
+    assert min(run.row["node_gflops"]) > 0
     assert (run.status, run.row["restarts"]) == ("finished", 1)
     config = small(
         num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"

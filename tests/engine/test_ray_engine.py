@@ -18,8 +18,9 @@ from runs import kill_at, same_records
 
 from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
+from raysim.engine.cluster import node_address
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine, assign, node_name
+from raysim.engine.ray import RayEngine, assign
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.state import unpack_tensors
@@ -167,7 +168,7 @@ def test_nodes_that_cannot_reach_one_another_are_named(engine, small, monkeypatc
             running._greet()
     finally:
         os.kill(pid, signal.SIGCONT)
-    node = node_name(running._nodes[0])
+    node = node_address(running._nodes[0])
     assert str(caught.value) == (
         f"Node {node} must take calls of node {node}, but worker 1 there did not answer worker 0 within 1 s. "
         "Open Ray's ports between all nodes."
@@ -344,7 +345,7 @@ def test_stages_without_room_are_refused(ray, small, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(small(cpus_per_stage=5), out=tmp_path / "run")
     assert str(caught.value) == (
-        "3 workers of 5 CPU each need room for 3, but Ray's 1 free nodes have room for 1. "
+        "3 workers of 5 CPU each need room, and there is room for 1; 8 of 8 CPU are free. "
         "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
     )
     assert not (tmp_path / "run").exists()

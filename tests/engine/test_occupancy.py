@@ -1,0 +1,143 @@
+"""Sentences about a cluster: the way in for a driver outside, what is waited for, who holds it, a head that is lost."""
+
+import re
+import socket
+import threading
+
+import pytest
+
+from raysim.config import ConfigError
+from raysim.engine import cluster, head, occupancy
+from raysim.engine.cluster import check_address
+from raysim.engine.head import HeadWatch
+from raysim.engine.occupancy import Waiting, holders, room_sentence
+from raysim.engine.ray import RayEngine
+from raysim.engine.speeds import measured_gflops, slow_node_warning
+from raysim.pipeline.errors import WorkerLostError
+from raysim.pipeline.plan import prepare
+from raysim.training.run import Training
+
+
+@pytest.fixture
+def listening():
+    """Return the address of a server that takes connections, as a head does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def refused(address):
+    with pytest.raises(ConfigError) as caught:
+        check_address(address, "`RAY_ADDRESS`")
+    return str(caught.value)
+
+
+def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
+    assert refused("ray://10.0.0.1:10001") == (
+        "`RAY_ADDRESS` must be the host:port of a cluster's head, or auto, but got 'ray://10.0.0.1:10001': a driver needs a Ray "
+        "node on its own machine. Send a job with `raysim submit`."
+    )
+    assert "must be a running cluster's, but '127.0.0.1:1' does not answer: " in refused("127.0.0.1:1")
+    monkeypatch.setattr(cluster, "_local_nodes", set)
+    assert refused(listening) == (
+        f"`RAY_ADDRESS` = '{listening}' answers, but this machine is no node of that cluster. Send a job with `raysim submit`, or "
+        f"make this machine a node without CPUs: `ray start --address={listening} --num-cpus=0` (with RAY_AUTH_MODE=token where "
+        "the cluster has a token)."
+    )
+    monkeypatch.setattr(cluster, "_found", lambda: "")
+    assert refused("auto").startswith("`RAY_ADDRESS` = 'auto' finds no Ray node on this machine. Send a job")
+
+
+@pytest.mark.parametrize(
+    ("said", "mode", "sentence"),
+    [
+        ("AuthenticationError: no", "", "this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token,"),
+        ("RpcError: Invalid authentication token", "token", "this process showed another one. Set RAY_AUTH_MODE=token, and copy"),
+        ("RpcError: Deadline Exceeded", "", "does not say who its nodes are: RpcError: Deadline Exceeded."),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, monkeypatch, said, mode, sentence):
+    monkeypatch.setattr(cluster, "_local_nodes", lambda: {"here"})
+    monkeypatch.setattr(cluster, "_PROBE", f"import sys; sys.exit({said!r})")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    assert sentence in refused(listening)
+
+
+def test_words_come_after_ten_seconds_and_then_every_thirty(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(occupancy.time, "monotonic", lambda: now[0])
+    said = []
+    waiting = Waiting(said.append)
+    for second in range(101):
+        now[0] = float(second)
+        waiting.tell(lambda: "a trial needs room")
+    assert said == [f"waiting for room since {second} s: a trial needs room" for second in (10, 40, 70, 100)]
+
+
+def test_drivers_are_listed_with_what_they_hold_and_wait_for(ray):
+    held = ray.util.placement_group([{"CPU": 2}, {"CPU": 1}])
+    waiting = ray.util.placement_group([{"CPU": 100}])
+    ray.get(held.ready())
+    actor = ray.remote(num_cpus=1)(type("Idle", (), {"nothing": lambda self: None})).remote()
+    ray.get(actor.nothing.remote())
+    try:
+        (me,) = (one for one in holders() if one.job == ray.get_runtime_context().get_job_id())
+        assert me.held >= 4
+        assert me.waiting == 100
+        assert re.fullmatch(r"`.*` on [\d.]+ \(\d+ CPU\)", str(me))
+        assert re.fullmatch(r"a trial needs room; \d of 8 CPU are free", room_sentence("a trial needs room"))
+    finally:
+        ray.util.remove_placement_group(held)
+        ray.util.remove_placement_group(waiting)
+        ray.kill(actor)
+
+
+def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
+    monkeypatch.setattr(head, "LOOK_S", 0.05)
+    monkeypatch.setattr(head, "LOST_S", 0.3)
+    monkeypatch.setattr(head.atexit, "register", lambda function: None)
+    server = socket.create_server(("127.0.0.1", 0))
+    told = threading.Event()
+    watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", lambda watch: told.set())
+    assert not told.wait(0.6)
+    server.close()
+    assert told.wait(10)
+    assert watch.lost
+    assert watch.sentence.startswith("the head of the cluster, 127.0.0.1:")
+
+
+@pytest.mark.slow
+def test_a_run_without_head_fails_once_and_is_not_left_running(ray, small, tmp_path):
+    training = Training(small(), out=tmp_path / "run")
+    watch = HeadWatch("127.0.0.1:1")
+    watch.end()
+
+    def train():
+        for event in training.events():
+            if event.kind == "step" and event.row["step"] == 2:
+                watch.lost, training.engine._head = True, watch
+
+    with pytest.raises(WorkerLostError, match=r"the head of the cluster, 127.0.0.1:1, is lost"):
+        train()
+    training.engine._head = None
+    training.engine.close()
+    row = training._row
+    assert (row["status"], row["restarts"]) == ("failed", 0)
+    assert [event.kind for event in Training(small(), out=tmp_path / "run", resume=True).events()][-1] == "eval"
+
+
+def test_a_lost_node_is_named_with_its_stages(ray, small, monkeypatch):
+    engine = RayEngine(prepare(small()))
+    engine._nodes = ["a", "b", "b"]
+    monkeypatch.setattr("raysim.engine.ray.lost_nodes", lambda nodes: ["b"])
+    assert engine._loss(RuntimeError()) == "node b is lost with stages 1, 2"
+    monkeypatch.setattr("raysim.engine.ray.lost_nodes", lambda nodes: [])
+    assert engine._loss(RuntimeError("The actor died.\nclass: A")) == "The actor died"
+
+
+def test_a_slow_node_is_named():
+    assert slow_node_warning({"a": 40.0, "b": 20.0, "c": 41.0}) is None
+    assert slow_node_warning({"a": 40.0, "b": 10.0, "c": 41.0}) == (
+        "Node b computes 4.0 times slower than the median of the nodes (10 against 40 GFLOP/s): the stages on it hold the others "
+        "up. Stop other work there, or leave the node out."
+    )
+    assert measured_gflops() > 0

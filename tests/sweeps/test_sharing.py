@@ -1,0 +1,75 @@
+"""One cluster, many users: what a sweep waits for, its share beside others, nodes that join and are lost."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from studies import write_study
+
+from raysim.config import ConfigError
+from sweeps import entry
+from sweeps.allotment import fair_limit
+from sweeps.nodes import NodeWatch
+from sweeps.reading import read_study
+from sweeps.runner import Sweep
+
+COUNTS = st.integers(0, 50)
+
+
+@given(going=COUNTS, free=COUNTS, capacity=COUNTS, others=COUNTS)
+def test_shares_are_equal_while_somebody_waits_and_all_else(going, free, capacity, others):
+    alone = fair_limit(going, free, capacity, waiting=False, others=others)
+    shared = fair_limit(going, free, capacity, waiting=True, others=others)
+    assert 1 <= alone <= max(1, capacity)
+    assert 1 <= shared <= max(1, capacity)
+    assert shared * (1 + others) <= max(
+        capacity, 1 + others
+    )  # all who ask have their shares at once, or one trial each
+    if 1 <= going + free <= capacity:
+        assert alone == going + free
+
+
+def test_nodes_that_join_and_are_lost_are_named():
+    there, said = {"a": "10.0.0.1", "b": "10.0.0.2"}, []
+    watch = NodeWatch(said.append, lambda: there)
+    watch.compare()
+    assert said == []
+    del there["b"]
+    there["c"] = "10.0.0.3"
+    watch.compare()
+    assert said == [
+        "node 10.0.0.2 is lost: the trials with stages on it start again from their checkpoints",
+        "node 10.0.0.3 has joined",
+    ]
+    watch.compare()
+    assert len(said) == 2
+
+
+@pytest.fixture
+def taken(ray):
+    """Hold all CPUs of the cluster; return what gives them back."""
+    group = ray.util.placement_group([{"CPU": 8}])
+    ray.get(group.ready())
+    yield lambda: ray.util.remove_placement_group(group)
+    ray.util.remove_placement_group(group)
+
+
+def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(entry, "FREED_S", 0.2)
+    sweep = Sweep(read_study(write_study(tmp_path, engine="ray")), out=tmp_path / "out", address="auto")
+    with pytest.raises(ConfigError) as caught:
+        sweep.run()
+    assert str(caught.value) == ("a trial of 2 processes with 1 CPU each needs room; 0 of 8 CPU are free.")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_waits_for_room_and_says_so(taken, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("raysim.engine.occupancy.FIRST_S", 0.5)
+    study = read_study(write_study(tmp_path, trials=2, engine="ray"))
+    sweep = Sweep(study, out=tmp_path / "out", address="auto", wait_s=60.0)
+    threading.Timer(2.0, taken).start()
+    sweep.run()
+    assert [row.status for row in sweep.rows] == ["finished"] * 2
+    assert "waiting for room since" in capsys.readouterr().err
