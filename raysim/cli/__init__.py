@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, export, keys, price, sweep, train
+from raysim.cli import bench, conclude, export, keys, price, submit, sweep, train
 from raysim.cli.shared import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -22,6 +22,7 @@ for command in (
     train.train,
     sweep.sweep,
     sweep.studies,
+    submit.submit,
     price.replay,
     conclude.findings,
     price.simulate,
