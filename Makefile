@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow campaign test-gpu lint types docs notation golden picture clean
+.PHONY: demo test test-slow test-cluster campaign test-gpu lint types docs notation golden picture clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -19,6 +19,9 @@ test: lint types
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+test-cluster: .venv/installed-dev
+	$(BIN)/python -m pytest -m slow -s tests/sweeps/test_real_cluster.py
 
 SHARE ?= 1
 campaign: .venv/installed-dev

@@ -23,7 +23,7 @@ from sweeps.study import Study
 
 SEE_S = 60.0  # for a node to look for a file
 TRY_S = 0.5  # between two looks for room
-FREED_S = 5.0  # how long a sweep waits for what a run that has just ended still holds
+FREED_S = 10.0  # how long a sweep waits for what a run that has just ended still holds
 
 
 class Entry(NamedTuple):
@@ -65,6 +65,7 @@ def enter(
             if folder is not None and len(nodes) > 1 and not checked:
                 _check_seen(folder)
                 checked = True
+                waiting.restart()  # the check starts a process on every node
             try:
                 entry = _fit(study, workers, nodes, shared=shared)
             except ConfigError as error:  # the nodes of a cluster may be on their way

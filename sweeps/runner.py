@@ -395,7 +395,8 @@ class _Watch(tune.Callback):
             self._waiting.restart()
             return
         lacks = f"{self._sweep._entry.trial_words} needs room"
-        self._waiting.tell(partial(room_sentence, lacks))
+        if self._nodes is not None:  # a Ray of its own has room, and takes a while to start
+            self._waiting.tell(partial(room_sentence, lacks))
         if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
             self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
 

@@ -226,7 +226,7 @@ class RayEngine(Engine):
                 sentence = f"{room_sentence(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
             waiting.tell(partial(room_sentence, needed))
-            time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # the resources of killed actors are freed a moment later
+            time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # killed actors free theirs a moment later
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
