@@ -183,5 +183,8 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
 
 
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    signal.signal(
+        number, signal.SIG_IGN
+    )  # `timeout` sends it twice, and the second one must not break off the clean-up
     raise KeyboardInterrupt

@@ -198,3 +198,21 @@ def test_a_standard_output_that_is_full_is_a_sentence(tmp_path):
         )
     assert done.returncode == 1
     assert done.stderr == "raysim: No space left on device.\n"
+
+
+def test_a_second_sigterm_does_not_break_off_the_clean_up():
+    """As `timeout` sends it: to the command, and to its process group."""
+    code = (
+        "import os, signal, time\n"
+        "from raysim.cli.shared import end_on_sigterm\n"
+        "end_on_sigterm()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(5)\n"
+        "except KeyboardInterrupt:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.1)\n"
+        "    print('cleaned up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "cleaned up\n"), done.stderr
