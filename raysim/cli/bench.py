@@ -8,11 +8,10 @@ import typer
 
 from raysim.cli.shared import (
     JsonFile,
-    bad_input_in_one_sentence,
     check_ours,
     check_writable,
-    end_on_sigterm,
     fail,
+    on_made_hosts,
     write_json,
 )
 
@@ -85,15 +84,10 @@ def bench_links(
 ) -> None:
     """The same GPT over slow links between two hosts made on this machine (Linux, root): torch, and raysim compressed."""
     check_writable("--json", json_file)
-    with bad_input_in_one_sentence():
+    with on_made_hosts():
         from raysim.bench.links import bench_links as measure
-        from raysim.validate.runs import FailedError
 
-        end_on_sigterm()
-        try:
-            result = measure(turns=turns, steps=steps)
-        except FailedError as error:
-            fail(str(error), 1)
+        result = measure(turns=turns, steps=steps)
     if json_file is not None:
         write_json(result, json_file)
 
@@ -110,15 +104,10 @@ def bench_ddp(
 ) -> None:
     """DistributedDataParallel between hosts made on this machine (Linux, root): plain, with torch's hooks, and with raysim's."""
     check_writable("--json", json_file)
-    with bad_input_in_one_sentence():
+    with on_made_hosts():
         from raysim.bench.ddp import bench_ddp as measure
-        from raysim.validate.runs import FailedError
 
-        end_on_sigterm()
-        try:
-            rows = measure(hosts or [2, 4], rate or ["100mbps", "20mbps"], steps=steps)
-        except FailedError as error:
-            fail(str(error), 1)
+        rows = measure(hosts or [2, 4], rate or ["100mbps", "20mbps"], steps=steps)
     if json_file is not None:
         write_json({"results": rows}, json_file)
 

@@ -16,8 +16,8 @@ from raysim.cli.shared import (
     bad_input_in_one_sentence,
     check_ours,
     check_writable,
-    end_on_sigterm,
     fail,
+    on_made_hosts,
     parse_networks,
     parse_range,
     write_json,
@@ -228,20 +228,14 @@ def validate(
     them. Runs that are in the folder already are not made again, so the same command goes on where one was killed.
     For example: raysim validate --rate 20mbps --rate 50mbps --codec 'TopK(0.1)' --hosts 3
     """
-    with bad_input_in_one_sentence():
-        from raysim.validate.runs import FailedError
-
-        end_on_sigterm()
-        try:
-            if trips:
-                _measure_trips(out, rounds)
-            elif count:
-                _count_bytes(out, rounds, hosts, codec)
-            else:
-                own = bool(rate or codec or schedule or hosts or replicas > 1)
-                _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate) if own else None)
-        except FailedError as error:
-            fail(str(error), 1)
+    with on_made_hosts():
+        if trips:
+            _measure_trips(out, rounds)
+        elif count:
+            _count_bytes(out, rounds, hosts, codec)
+        else:
+            own = bool(rate or codec or schedule or hosts or replicas > 1)
+            _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate) if own else None)
 
 
 def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:

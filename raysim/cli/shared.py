@@ -183,6 +183,19 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
 
 
+@contextmanager
+def on_made_hosts() -> Iterator[None]:
+    """Let a command that makes hosts on this machine remove them at SIGTERM, and end in one sentence where it fails."""
+    with bad_input_in_one_sentence():
+        from raysim.validate.runs import FailedError
+
+        end_on_sigterm()
+        try:
+            yield
+        except FailedError as error:
+            fail(str(error), 1)
+
+
 def _interrupt(number: int, _frame: object) -> NoReturn:
     signal.signal(
         number, signal.SIG_IGN
