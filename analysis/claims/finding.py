@@ -33,7 +33,7 @@ class Comparison:
     high: float
     unit: str
     side: Side
-    """Where the claim says that the effect lies: above or below `threshold`."""
+    """The side of `threshold` on which the claim puts the effect: "above" or "below"."""
     threshold: float
     confidence: float
     """Confidence of the claim over all looks; the confidence of the bounds is higher by the share of this look."""

@@ -161,7 +161,7 @@ def _finish_phases(
 
 @helper
 def _post(progress: Records, queue: Record, packet: int, messages: int, due: float) -> None:
-    """Append a packet to the queue of those that come to the wire, none before the one ahead of it."""
+    """Append a packet to the queue of its sender; packets of a queue come to the wire in their order."""
     if queue.first >= 0:
         due = max(due, progress[queue.last].due)
     progress[packet].due = due

@@ -1,4 +1,4 @@
-"""What is wrong in the tables of runs is said when they are loaded, a sentence each; tables that are right are passed in silence."""
+"""Loading runs names every damaged table in a sentence, and is silent about sound ones."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

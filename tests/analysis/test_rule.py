@@ -289,7 +289,7 @@ def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("family", [1, 10])
 def test_a_choice_and_its_confirmation_call_no_more_settings_harmful_than_stated(family):
-    """All settings are as bad as the margin: those that were chosen among, and the best of them on fresh seeds."""
+    """All settings harm by exactly the margin: the candidates, and the best candidate on fresh seeds."""
     rng, tries, hits = np.random.default_rng(family), 400, 0
     for _ in range(tries):
         first = _family(rng, family, 5, 0.4)

@@ -204,7 +204,7 @@ def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
 
 @pytest.mark.parametrize("delay", [1, 2])
 def test_what_was_sent_arrives_after_the_delay(delay) -> None:
-    """Where replicas stand still while an exchange is under way, it is as if it had been sent when it arrives."""
+    """Where replicas stand still during an exchange, its delay changes nothing."""
     one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
     still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
     for step in range(12):

@@ -71,7 +71,7 @@ class SshHosts:
     @classmethod
     @contextmanager
     def made(cls, count):
-        """Boot hosts, and power off at the end those that are on; their files go."""
+        """Boot hosts; at the end power off every host that is still on, and remove the files of all."""
         folder = Path(mkdtemp(prefix="raysim-hosts-", dir="/var/tmp"))  # each host has a /tmp of its own
         try:
             with Hosts.made(count, "switch") as network:

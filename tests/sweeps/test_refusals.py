@@ -99,7 +99,7 @@ def test_a_folder_that_goes_away_ends_a_sweep_which_goes_on_when_it_is_back(tmp_
     await_trial(process, out)
     out.rename(tmp_path / "away")
     check_refused(process, "")
-    shutil.rmtree(out, ignore_errors=True)  # of what the trial wrote meanwhile
+    shutil.rmtree(out, ignore_errors=True)  # errors: the trial may write while its folder goes
     (tmp_path / "away").rename(out)
     check_finishes(path, out)
 
