@@ -7,13 +7,11 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,34 +24,24 @@ import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import HeadWatch
-from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.ray import UNWATCHED
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
 from raysim.records import RecordsError, Run
-from raysim.training.ending import SIGNALS
+from sweeps.callbacks import Stop, Watch
 from sweeps.entry import Entry, enter
-from sweeps.lost import last_reason, losses_are_retried
-from sweeps.nodes import NodeWatch
+from sweeps.ledger import Ledger
+from sweeps.lost import losses_are_retried
 from sweeps.objectives import as_mapping
 from sweeps.refusals import find_database_error, find_refusal
 from sweeps.room import Share
 from sweeps.rows import Rows, TrialRow
-from sweeps.search import Ledger, LedgerSearch
+from sweeps.search import LedgerSearch
 from sweeps.store import Store
 from sweeps.study import Study, most_workers
+from sweeps.surroundings import ending_in_order, tune_settings
 from sweeps.trial import Spec, SweepTrial
 
-# Settings of Tune: no output, no files of its own beside our rows, and no snapshots.
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # results on the way have no loss
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "600",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-}
 LOST_PROCESSES = 3  # times that a trial whose processes are lost starts again from its checkpoint
 SEND_S = 10.0  # at least between two copies of sqlite to a bucket
 
@@ -130,7 +118,7 @@ class Sweep:
 
         Raises ConfigError where the trials have no room, SweepError where the study cannot go on; what ended stays.
         """
-        with self._locked(), _settings(), _signals(self._interrupt):
+        with self._locked(), tune_settings(), ending_in_order(self._interrupt):
             try:
                 self._run(on_begin)
             except Exception as error:
@@ -159,7 +147,7 @@ class Sweep:
             self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
             if self.signal is None:
                 with self._ray():
-                    self._entry = self._enter()
+                    self.entry = self._enter()
                     on_begin()
                     self._tune()
             if self.reason is None:
@@ -189,7 +177,7 @@ class Sweep:
         self.signal = number
 
     def _tune(self) -> None:
-        self.search = LedgerSearch(self.ledger, self._entry.trials, self._spec)
+        self.search = LedgerSearch(self.ledger, self.entry.trials, self._spec)
         session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
         scratch = self.folder / "tune"  # Tune's own files, pickles among them, which nobody reads after the session
         shutil.rmtree(scratch, ignore_errors=True)  # of one that was killed
@@ -209,10 +197,10 @@ class Sweep:
             run_config=tune.RunConfig(
                 name=session,
                 storage_path=str(scratch.absolute()),
-                stop=_Stop(self),
+                stop=Stop(self),
                 failure_config=tune.FailureConfig(max_failures=LOST_PROCESSES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run keeps its own
-                callbacks=[_Watch(self)],
+                callbacks=[Watch(self)],
                 verbose=0,
             ),
         )
@@ -278,12 +266,12 @@ class Sweep:
     @property
     def share(self) -> Share:
         """Each trial's share of the machines, known once it runs."""
-        return self._entry.share
+        return self.entry.share
 
     @property
     def engine(self) -> str:
         """The engine of trials, known once it runs."""
-        return self._entry.need.engine
+        return self.entry.need.engine
 
     @contextmanager
     def _ray(self) -> Iterator[None]:
@@ -357,59 +345,6 @@ class Sweep:
             self._sent = time.monotonic()
 
 
-class _Stop(tune.Stopper):
-    """Ends the experiment: at Ctrl-C, where the study cannot go on, or where nothing has had room for long."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
-
-    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        sweep = self._sweep
-        if sweep.reason is None:
-            gone = None if sweep.begun else f"The study's folder {sweep.folder} is not there any more."
-            sweep.reason = sweep.search.refused or sweep.ledger.lacking() or gone
-        stopping = sweep.reason is not None or sweep.signal is not None
-        sweep.search.stopping |= stopping
-        return stopping
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return tune.stopper.NoopStopper, ()  # see LedgerSearch
-
-
-class _Watch(tune.Callback):
-    """Callback of Tune that records why a trial was given up, and whether any goes on."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
-        self._limit_s = sweep.wait_s or sweep.study.config({}).timeout_s
-        self._waiting = Waiting()
-        self._nodes = NodeWatch(partial(print, file=sys.stderr, flush=True)) if sweep.address else None
-
-    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        if self._nodes is not None:
-            self._nodes.tell()
-        if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
-            self._waiting.restart()
-            return
-        lacks = f"{self._sweep._entry.trial_words} needs room"
-        if self._nodes is not None:  # a Ray of its own has room, and takes a while to start
-            self._waiting.tell(partial(room_sentence, lacks))
-        if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
-            self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
-
-    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        lost = self._sweep.search.lost
-        if lost is not None and trial.error_file and Path(trial.error_file).is_file():
-            lost.error = f"{lost.error}: {last_reason(Path(trial.error_file).read_text(encoding='utf-8'))}"
-            self._sweep.rows.write()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return tune.Callback, ()  # see LedgerSearch
-
-
 def _end_process(sentence: str) -> None:
     print(f"{sentence}. To go on, resume the sweep.", file=sys.stderr, flush=True)
     os._exit(1)
@@ -432,36 +367,3 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[key] = _plain(value) if isinstance(value, Mapping) else value
     return found
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Have Tune's settings in the environment, where they are not."""
-    added = [name for name in SETTINGS if name not in os.environ]
-    os.environ.update({name: SETTINGS[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
-@contextmanager
-def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second at once."""
-
-    def handle(number: int, frame: Any) -> None:
-        interrupt(number)
-        for each in SIGNALS:
-            signal.signal(each, signal.default_int_handler)
-        with suppress(OSError):  # the terminal may have gone
-            print("\nending: trials under way are kept for a resume", file=sys.stderr)
-
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number in before:
-            signal.signal(number, handle)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -71,7 +71,7 @@ sweep = runner.Sweep(read_study(study), out=bucket if bucket != "-" else out, ad
 lost, places = [], []
 
 
-class Killing(runner._Watch):
+class Killing(runner.Watch):
     def on_step_end(self, iteration, trials, **info):
         super().on_step_end(iteration, trials, **info)
         checkpoints = list((sweep.folder / "trials" / "1-s0" / "checkpoints").glob("step-*"))
@@ -84,7 +84,7 @@ class Killing(runner._Watch):
             lost.append(node.node_id)
 
 
-runner._Watch = Killing
+runner.Watch = Killing
 try:
     sweep.run()
     print(json.dumps({"places": places, "lost": lost}))

@@ -9,9 +9,9 @@ from optuna.trial import TrialState
 from studies import write_study
 from trials import STATES, check_agree
 
+from sweeps.ledger import Ledger
 from sweeps.objectives import Figure
 from sweeps.reading import read_study
-from sweeps.search import Ledger
 from sweeps.trial import Outcome
 
 

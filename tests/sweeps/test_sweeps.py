@@ -278,16 +278,16 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
 
     from sweeps import runner
 
-    class Killing(runner._Watch):
+    class Killing(runner.Watch):
         def on_step_end(self, iteration, trials, **info):
             super().on_step_end(iteration, trials, **info)
             kill()
 
-    original, runner._Watch = runner._Watch, Killing
+    original, runner.Watch = runner.Watch, Killing
     try:
         one.run()
     finally:
-        runner._Watch = original
+        runner.Watch = original
     assert killed
     assert [row.status for row in one.rows] == ["finished"] * 2
     row = Run(tmp_path / "out" / "trials" / "0-s0").row

@@ -1,0 +1,72 @@
+"""Calls of Tune into a sweep while it goes: whether to end it, and what to say while trials wait."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+
+from raysim.engine.occupancy import Waiting, room_sentence
+from sweeps.lost import last_reason
+from sweeps.nodes import NodeWatch
+
+if TYPE_CHECKING:
+    from sweeps.runner import Sweep
+
+
+class Stop(tune.Stopper):
+    """Ends the experiment: at Ctrl-C, where the study cannot go on, or where nothing has had room for long."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        sweep = self._sweep
+        if sweep.reason is None:
+            gone = None if sweep.begun else f"The study's folder {sweep.folder} is not there any more."
+            sweep.reason = sweep.search.refused or sweep.ledger.lacking() or gone
+        stopping = sweep.reason is not None or sweep.signal is not None
+        sweep.search.stopping |= stopping
+        return stopping
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.stopper.NoopStopper, ()  # see LedgerSearch
+
+
+class Watch(tune.Callback):
+    """Callback of Tune that records why a trial was given up, and whether any goes on."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._limit_s = sweep.wait_s or sweep.study.config({}).timeout_s
+        self._waiting = Waiting()
+        self._nodes = NodeWatch(partial(print, file=sys.stderr, flush=True)) if sweep.address else None
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self._nodes is not None:
+            self._nodes.tell()
+        if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
+            self._waiting.restart()
+            return
+        lacks = f"{self._sweep.entry.trial_words} needs room"
+        if self._nodes is not None:  # a Ray of its own has room, and takes a while to start
+            self._waiting.tell(partial(room_sentence, lacks))
+        if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
+            self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        lost = self._sweep.search.lost
+        if lost is not None and trial.error_file and Path(trial.error_file).is_file():
+            lost.error = f"{lost.error}: {last_reason(Path(trial.error_file).read_text(encoding='utf-8'))}"
+            self._sweep.rows.write()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()  # see LedgerSearch
