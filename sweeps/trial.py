@@ -89,7 +89,7 @@ class SweepTrial(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         values = json.loads(config["spec"])
         self._spec = Spec(**values)
-        if Path(self._spec.folder).is_dir():  # Tune has gone to a folder of its own
+        if self._spec.folder and Path(self._spec.folder).is_dir():  # Tune has gone to a folder of its own
             os.chdir(self._spec.folder)
         self._store = Store(self._spec.out)
         self._reports = self._run()

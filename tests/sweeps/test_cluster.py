@@ -77,7 +77,7 @@ class Killing(runner.Watch):
         checkpoints = list((sweep.folder / "trials" / "1-s0" / "checkpoints").glob("step-*"))
         if not lost and checkpoints:
             from ray._private.state import actors
-            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageHost"]
+            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageActor"]
             places.extend(sorted({actor["Address"]["NodeID"] for actor in alive}))
             node = next(node for node in nodes if node.node_id in places)
             cluster.remove_node(node, allow_graceful=False)

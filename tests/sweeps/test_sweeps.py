@@ -271,7 +271,7 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
 
         run = tmp_path / "out" / "trials" / "0-s0" / "checkpoints"
         if not killed and run.is_dir() and any(run.glob("step-*")):
-            name = "StageHost" if moment == "stage" else "Trainable"  # as Tune calls its class
+            name = "StageActor" if moment == "stage" else "Trainable"  # as Tune calls its class
             alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"].endswith(name)]
             killed.append(alive[0]["Pid"])
             os.kill(killed[0], signal.SIGKILL)
