@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -74,4 +75,12 @@ def options(
 
 def main() -> None:
     """Run the command line; bad input is one sentence and exit code 2, without a traceback."""
-    app()
+    try:
+        app()
+    finally:
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+        ):  # the exit code is decided, and Python takes a while to end
+            signal.signal(number, signal.SIG_IGN)

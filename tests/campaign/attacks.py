@@ -50,13 +50,21 @@ def _command(engine: str, out: Path) -> list[str]:
 
 def _broken_off(words: list[str], number: int, delay_s: float) -> tuple[int, str]:
     """Run a command, and send it a signal after a while; return its exit code and its errors."""
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=_as_on_a_terminal
+    )
     try:
         errors = process.communicate(timeout=delay_s)[1]  # over before its time
     except subprocess.TimeoutExpired:
         process.send_signal(number)
         errors = process.communicate(timeout=LIMIT_S)[1]
     return process.returncode, errors
+
+
+def _as_on_a_terminal() -> None:
+    """Let a process get the signals that a shell ignores in what it starts in the background."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _of_signal(number: int, delay_s: float, code: int, errors: str) -> list[str]:
@@ -194,14 +202,18 @@ def _sweep_ends(path: Path, out: Path) -> list[str]:
     if done.returncode:
         return [f"resume ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"]
     study, rows = read_study(path), [row for row in _rows(out) if row.same_as is None]
-    if [row.status for row in rows] != ["finished"] * study.budget:
+    if len(rows) != study.budget:
         return [f"trials are {[row.status for row in rows]}"]
-    for row in rows[:2]:
+    for row in rows:
         config = study.config({"forward": row.notation.split()[0].removeprefix("forward=")})
         fresh = path.parent / f"fresh-{row.trial}"
         shutil.rmtree(fresh, ignore_errors=True)
+        alone = train(config, engine="inline", out=fresh)
+        if row.status != alone.status:
+            return [f"trial {row.trial} is {row.status}, and {alone.status} by itself: {row.error}"]
         try:
-            same_records(Run(out / row.runs[0]), train(config, engine="inline", out=fresh))
+            if row.status == "finished":
+                same_records(Run(out / row.runs[0]), alone)
         except AssertionError as error:
             return [f"trial {row.trial} has other records: {str(error).splitlines()[0]}"]
     return []

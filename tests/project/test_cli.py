@@ -216,3 +216,9 @@ def test_a_second_sigterm_does_not_break_off_the_clean_up():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "cleaned up\n"), done.stderr
+
+
+def test_a_signal_after_the_end_does_not_change_the_exit_code():
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGHUP))"
+    words = f"{late}; import sys; from raysim.cli import main; sys.argv = ['raysim', 'recipes']; main()"
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, timeout=60, check=False).returncode == 0
