@@ -210,6 +210,7 @@ def validate(
     schedule: Annotated[list[str] | None, typer.Option(help="A schedule (default: 1F1B).")] = None,
     hosts: Annotated[list[int] | None, typer.Option(min=2, max=8, help="Hosts, of all replicas (default: 2).")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=8, help="Replicas, on hosts that meet at a switch.")] = 1,
+    recipe: Annotated[str, typer.Option(help="A recipe or a configuration (default: a narrow GPT).")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Steps of every case.")] = 5,
     trips: Annotated[
         bool, typer.Option("--trips", help="Measure how many times a packet pays the latency, instead of cases.")
@@ -224,8 +225,8 @@ def validate(
 ) -> None:
     """Predictions against real Ray clusters over real shaped links, on hosts made on this machine (Linux, root).
 
-    Without `--rate`, `--codec`, `--schedule`, `--hosts` and `--replicas` the whole campaign is run, else every combination of
-    them. Runs that are in the folder already are not made again, so the same command goes on where one was killed.
+    Without `--rate`, `--codec`, `--schedule`, `--hosts`, `--replicas` and `--recipe` the whole campaign is run, else every
+    combination of them. Runs that are in the folder already are not made again, so the same command goes on where one was killed.
     For example: raysim validate --rate 20mbps --rate 50mbps --codec 'TopK(0.1)' --hosts 3
     """
     with on_made_hosts():
@@ -234,12 +235,12 @@ def validate(
         elif count:
             _count_bytes(out, rounds, hosts, codec)
         else:
-            own = bool(rate or codec or schedule or hosts or replicas > 1)
-            _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate) if own else None)
+            own = bool(rate or codec or schedule or hosts or replicas > 1 or recipe)
+            _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate, recipe) if own else None)
 
 
 def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:
-    """Measure the campaign, or the user's own combinations: hosts, replicas, codecs, schedules and rates."""
+    """Measure the campaign, or the user's own combinations: hosts, replicas, codecs, schedules, rates and recipe."""
     from raysim.validate.cases import DENSE_LINKS, campaign, pipelines
     from raysim.validate.measure import validate as measure
     from raysim.validate.table import line, sentence, summaries, write
@@ -247,7 +248,7 @@ def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:
     if own is None:
         chosen = campaign()
     else:
-        hosts, replicas, codecs, schedules, rates = own
+        hosts, replicas, codecs, schedules, rates, recipe = own
         chosen = list(
             pipelines(
                 hosts or [max(2, replicas)],
@@ -255,6 +256,7 @@ def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:
                 codecs or ["Identity"],
                 schedules or ["1F1B"],
                 rates or DENSE_LINKS,
+                recipe,
             )
         )
     cases = []

@@ -94,8 +94,9 @@ RAY = Transport(
 call come a question where the packet is, its answer, a request and the packet, which is five messages. Each of them waits behind
 packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips: steps of
 2 hosts with large packets at 20 and 80 ms, measured on 2026-11-22 (`raysim validate`), take as long as with 5.8 to 6.0 trips a packet.
-The medians of single packets are 5.2 to 8.1, since connections have often been idle (`raysim validate --trips`); those of small packets
-are 1.00 to 1.02. The end of a step takes two trips, the driver's call to update and its reply.
+The medians of single packets are 5.0 to 9.0, those of small ones 1.00 to 1.04 (`raysim validate --trips`). The end of a step takes two
+trips, the driver's call to update and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`: with Linux's
+default of 1, packets take 3 to 20 trips.
 Bytes counted on 2026-11-22 on the cables of three hosts (`raysim validate --count`): 1,130 to 1,300 beside packets of 2 to 66 kB,
 5,200 to 5,600 beside packets of 262 kB. Headers of TCP, IP and Ethernet, and acknowledgements, are in these counts, but not in the
 figures above, since networks count them by `framing`.

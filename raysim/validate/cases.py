@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.bench.workload import WARMUP_STEPS, bench_config
-from raysim.config import ConfigError, make_config
+from raysim.config import ConfigError, make_config, read_config
+from raysim.pipeline.plan import prepare
 from raysim.schedules.families import Interleaved1F1B, parse_schedule
 from raysim.validate.runs import link
 
@@ -24,12 +26,15 @@ class Pipeline(NamedTuple):
     schedule: str
     links: tuple[str, ...]
     """The links of the test run's shaped steps, such as "50mbps+20ms"."""
+    recipe: str = ""
+    """A recipe's name, or the path of a configuration; the narrow GPT of the campaign where it is empty."""
 
     @property
     def name(self) -> str:
         """A name for its folder."""
         copies = f"-{self.replicas}-replicas" if self.replicas > 1 else ""
-        return f"{self.hosts}-hosts{copies}-{self.codec}-{self.schedule}" + ("-distant" if self.distant else "")
+        of = f"-{Path(self.recipe).stem}" if self.recipe else ""
+        return f"{self.hosts}-hosts{copies}-{self.codec}-{self.schedule}{of}" + ("-distant" if self.distant else "")
 
     @property
     def distant(self) -> bool:
@@ -46,20 +51,26 @@ class Pipeline(NamedTuple):
     def config(self, steps: int) -> dict[str, Any]:
         """Return a run of `steps` steps, all of which are profiled.
 
-        The model is a narrow GPT: a narrower one needs fewer operations for a byte of its activations, so that the wire matters.
-        Replicas train a wider one, since they send as many bytes as the weights have.
+        The campaign's model is a narrow GPT: a narrower one needs fewer operations for a byte of its activations, so that the wire
+        matters. Replicas train a wider one, since they send as many bytes as the weights have.
         """
         schedule = parse_schedule(self.schedule)
         turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1
         stages = self.hosts // self.replicas * turns
-        changes: dict[str, Any] = {"name": "validate", "steps": steps, "profile_every_steps": 1, "batch_size": 16}
-        changes["model"] = {"name": "gpt", "num_blocks": max(4, stages), "width": 128, "num_heads": 4, "tied": False}
-        changes |= {"num_stages": stages, "schedule": self.schedule}
+        changes: dict[str, Any] = {"name": "validate", "steps": steps, "profile_every_steps": 1}
+        changes |= {"schedule": self.schedule, "num_replicas": self.replicas}
         if self.replicas > 1:
-            changes["model"] |= {"num_blocks": 1, "width": 512}
-            changes |= {"num_replicas": self.replicas, "num_microbatches": 1, "replica_gradient": self.codec}
+            changes |= {"replica_gradient": self.codec}
         else:
             changes |= {"forward": self.codec, "backward": self.codec}
+        if self.recipe:
+            config = read_config(self.recipe, [f"num_stages={stages}"]).model_dump(mode="json")
+            return config | changes | {"checkpoint_every_steps": 0, "evaluate_every_steps": 0}
+        changes["batch_size"] = 16
+        changes["model"] = {"name": "gpt", "num_blocks": max(4, stages), "width": 128, "num_heads": 4, "tied": False}
+        if self.replicas > 1:
+            changes["num_microbatches"] = 1
+            changes["model"] |= {"num_blocks": 1, "width": 512}
         return bench_config(stages).model_dump(mode="json") | changes
 
 
@@ -99,19 +110,26 @@ def campaign() -> list[Pipeline]:
 
 
 def pipelines(
-    hosts: Sequence[int], replicas: int, codecs: Sequence[str], schedules: Sequence[str], links: Sequence[str]
+    hosts: Sequence[int],
+    replicas: int,
+    codecs: Sequence[str],
+    schedules: Sequence[str],
+    links: Sequence[str],
+    recipe: str = "",
 ) -> Iterator[Pipeline]:
     """Yield every combination; combinations over the same hosts are adjacent. Raises ConfigError where one is impossible.
 
-    `hosts`: number of hosts of all replicas together.
+    `hosts`: number of hosts of all replicas together. `recipe`: see `Pipeline.recipe`.
     """
     for count, codec, schedule in product(hosts, codecs, schedules):
         if count % replicas:
             raise ConfigError(f"`--replicas` must divide `--hosts` ({count}), but got {replicas}.")
-        pipeline = Pipeline(count, replicas, codec, schedule, tuple(links))
+        pipeline = Pipeline(count, replicas, codec, schedule, tuple(links), recipe)
         if replicas > 1 and pipeline.distant:
             raise ConfigError("`--rate` must be without latency for replicas, which meet at a switch that has none.")
-        make_config(pipeline.config(1))
+        config = make_config(pipeline.config(1))
+        if recipe:
+            prepare(config)  # the model can be cut so, and its data are there
         yield pipeline
 
 

@@ -32,6 +32,7 @@ class Case(NamedTuple):
     replicas: int
     codec: str
     schedule: str
+    recipe: str
     link: str
     steps: int
     """Shaped steps of the test run."""
@@ -154,7 +155,11 @@ def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
         low_s, high_s = prediction.interval_s(shaped, seconds(None), len(here))
         cases.append(
             Case(
-                *pipeline[:-1],
+                hosts=pipeline.hosts,
+                replicas=pipeline.replicas,
+                codec=pipeline.codec,
+                schedule=pipeline.schedule,
+                recipe=pipeline.recipe,
                 link=text,
                 steps=len(here),
                 calibration_s=typical(calibrated[calibration_steps].tolist()),

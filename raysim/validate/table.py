@@ -18,6 +18,7 @@ SCHEMA = pa.schema(
         ("replicas", pa.int16()),
         ("codec", pa.string()),
         ("schedule", pa.string()),
+        ("recipe", pa.string()),
         ("link", pa.string()),
         ("steps", pa.int32()),
         ("calibration_s", pa.float64()),
@@ -97,7 +98,7 @@ def summaries(cases: Sequence[Case]) -> list[Summary]:
 def line(case: Case) -> str:
     """Return a case in a line."""
     return (
-        f"{_hosts(case)}, {case.codec}, {case.schedule}, {case.link}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s "
+        f"{_hosts(case)}, {case.codec}, {_schedule(case)}, {case.link}: {case.measured_s:.3f} s, predicted {case.predicted_s:.3f} s "
         f"({case.low_s:.3f} to {case.high_s:.3f}), {case.error:+.1%}; without a network {case.unshaped_s:.3f} s, "
         f"{case.baseline_error:+.1%}"
     )
@@ -136,7 +137,7 @@ def markdown(cases: Sequence[Case]) -> str:
         seconds = " | ".join(f"{value:.3f}" for value in (case.unshaped_s, case.measured_s, case.predicted_s))
         seconds += f" | {case.low_s:.3f} to {case.high_s:.3f}"
         lines.append(
-            f"| {_hosts(case)}{mark} | `{case.codec}` | {case.schedule} | {case.link} | {seconds} | {case.error:+.1%} "
+            f"| {_hosts(case)}{mark} | `{case.codec}` | {_schedule(case)} | {case.link} | {seconds} | {case.error:+.1%} "
             f"| {case.baseline_error:+.1%} |"
         )
     return "\n".join(lines)
@@ -148,6 +149,11 @@ def write(cases: Sequence[Case], folder: Path) -> None:
     rows = [case._asdict() | {name: getattr(case, name) for name in derived} for case in cases]
     write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "cases.parquet")
     (folder / "cases.md").write_text(f"{markdown(cases)}\n", encoding="utf-8")
+
+
+def _schedule(case: Case) -> str:
+    """Return the schedule, and the recipe where it is not the campaign's."""
+    return f"{case.schedule} of {case.recipe}" if case.recipe else case.schedule
 
 
 def _hosts(case: Case) -> str:

@@ -5,16 +5,20 @@ worker waits for every packet. The time from the end of the sending action to th
 times the latency of the cables, which changes between the steps of one run.
 
 Measured on 2026-11-22 with Ray 2.60, on cables without a limit of their own (`raysim validate --trips`), at 20 and 80 ms, between
-the driver's host and others and between two others alike:
+the driver's host and others and between two others alike; medians:
 
-| packet | trips |
-|---|---|
-| small, in the call | 1.00 to 1.02 |
-| large, from the object store | 5.2 to 8.1 |
+| packet | trips | with TCP's slow start after idle |
+|---|---|---|
+| 16 kB, in the call | 1.00 to 1.04 | 0.98 to 3.00 |
+| 131 kB, from the object store | 5.7 to 7.1 | 7.0 to 13.1 |
+| 1 MB, from the object store | 5.0 to 9.0 | 17.2 to 20.8 |
 
 A large packet takes a call to the receiver, a question to the sender where the packet is, its answer, a request, and the packet:
 five trips. Further trips come in pairs from the flow control of gRPC and TCP: a part of the packet goes first, and the rest when it
 is acknowledged. The end of a step takes two more trips, a call to update and its reply.
+
+Connections of a training step are idle between packets. Linux then forgets how much a connection may send at once, and begins
+again with 14 kB, unless `net.ipv4.tcp_slow_start_after_idle` is 0, as it is on these hosts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from raysim.bench.links import BASE, Side
 from raysim.cli import app
-from raysim.config import ConfigError, make_config
+from raysim.config import ConfigError, make_config, read_config
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
@@ -25,7 +25,7 @@ from raysim.network.transport import RAY
 from raysim.records import SCHEMAS, Run
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.validate import hosts as making
-from raysim.validate.cases import campaign, links_by_step
+from raysim.validate.cases import campaign, links_by_step, pipelines
 from raysim.validate.count import cables_of, count_bytes
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
@@ -187,6 +187,15 @@ def test_the_campaign_has_the_cases_that_it_promises():
     assert methods == {"Identity", "PowerSGD", "PowerGossip", "ErrorFeedback"}
 
 
+def test_a_recipe_is_cut_as_the_hosts_ask_for():
+    chosen = list(pipelines([2, 4], 2, ["PowerSGD(2)"], ["1F1B"], ["20mbps"], "digits-cnn"))
+    configs = [make_config(pipeline.config(9)) for pipeline in chosen]
+    assert [(one.stages, one.num_replicas, one.steps) for one in configs] == [(1, 2, 9), (2, 2, 9)]
+    assert {one.replica_gradient for one in configs} == {"PowerSGD(2)"}
+    assert {one.model.name for one in configs} == {read_config("digits-cnn").model.name}
+    assert chosen[0].name.endswith("-digits-cnn")
+
+
 def recorded(profiles, schedule, placement):
     """Return the run that would have been recorded between unshaped links, by the simulator."""
     actions, seconds = [], []
@@ -245,8 +254,14 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
 
 def case(measured_s, predicted_s, **changes):
     """Return a case whose unshaped step takes a second."""
-    values = {"hosts": 2, "replicas": 1, "codec": "Identity", "schedule": "1F1B", "link": "20mbps", "steps": 5}
-    seconds = {"calibration_s": 1.0, "unshaped_s": 1.0, "measured_s": measured_s, "predicted_s": predicted_s}
+    values = {"hosts": 2, "replicas": 1, "codec": "Identity", "schedule": "1F1B", "recipe": "", "link": "20mbps"}
+    seconds = {
+        "steps": 5,
+        "calibration_s": 1.0,
+        "unshaped_s": 1.0,
+        "measured_s": measured_s,
+        "predicted_s": predicted_s,
+    }
     seconds |= {"low_s": 0.9 * predicted_s, "high_s": 1.1 * predicted_s}
     rest = {"unpaced_s": predicted_s, "wire_bytes": 1e6, "cable_bytes": 2e6, "oversubscribed": False}
     return Case(**(values | seconds | rest | changes))
@@ -320,6 +335,8 @@ def test_hosts_that_cannot_be_made_are_refused(monkeypatch, tmp_path):
         (["--hosts", "3", "--replicas", "2"], "`--replicas` must divide `--hosts` (3)"),
         (["--replicas", "2", "--rate", "50mbps+20ms"], "`--rate` must be without latency for replicas"),
         (["--codec", "TopK(2)"], "TopK"),
+        (["--recipe", "digits-cn"], "digits-cn"),
+        (["--recipe", "digits-cnn", "--hosts", "8"], "num_stages"),
         (["--rate", "fast"], "A link must be a rate"),
         (["--rate", "20mbps/half"], "A link must be a rate"),
     ],
