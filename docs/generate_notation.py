@@ -1,4 +1,4 @@
-"""Write docs/notation.md: every codec, compressor, replica method and schedule, from the classes themselves.
+"""Write docs/notation.md: every codec, compressor, replica method, schedule and weight policy, from the classes themselves.
 
 Run `make notation` after a docstring or a list of classes has changed; a test compares the committed page with this one.
 Formulas come from the docstrings and sizes from packets that are encoded here. The table `ENTRIES` adds the source and the use of
@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from raysim.notation import Notation
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.base import ReplicaContext, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
+from raysim.weights import POLICIES, parse_weights
 
 PAGE = Path(__file__).with_name("notation.md")
 
@@ -230,6 +232,29 @@ ENTRIES = {
             "Custom('rows.csv')", "", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
         ),
     },
+    "weight policy": {
+        "Synchronous": Entry("Synchronous", "", "The reference: all stages read the same weights."),
+        "Stashed": Entry(
+            "Stashed",
+            "Narayanan et al. 2019 (PipeDream), arXiv:1806.03377",
+            "No bubble, small batches: one update a microbatch. With NAdam it is AsyncPP.",
+        ),
+        "DoubleBuffered": Entry(
+            "DoubleBuffered",
+            "Narayanan et al. 2021 (PipeDream-2BW), arXiv:2006.09503",
+            "A first choice: no bubble, a delay of one step, one copy of the weights.",
+        ),
+        "PipeMare": Entry(
+            "PipeMare(200)",
+            "Yang et al. 2019, arXiv:1910.05124",
+            "Many stages, whose stashed versions a deployment cannot keep.",
+        ),
+        "Predicted": Entry(
+            "Predicted",
+            "Chen et al. 2018 (SpecTrain), arXiv:1809.02839; Guan et al. 2019 (XPipe), arXiv:1911.04610",
+            "Long delays with momentum or Adam.",
+        ),
+    },
 }
 
 VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
@@ -237,8 +262,8 @@ VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the grad
 INTRODUCTION = """\
 # Notation
 
-Every codec, compressor, replica method and schedule is written as a call, such as `ErrorFeedback(TopK(0.1))`. The same text is its
-name on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults are left out.
+Every codec, compressor, replica method, schedule and weight policy is written as a call, such as `ErrorFeedback(TopK(0.1))`. The
+same text is its name on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults are left out.
 
 This page is generated from the classes by `make notation`; a test compares the two. Sizes are counted on packets: *activations* are
 a normal tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* one without. A factor of 4 means a quarter of the bytes in float32.
@@ -267,6 +292,11 @@ SECTIONS = {
         "A schedule orders the forwards and backwards of all microbatches (`schedule`). It changes time and memory, not the "
         "result.",
     ),
+    "weight policy": (
+        "Weight policies",
+        "A weight policy says which version of a stage's weights its passes read, and when the stage updates (`weights`), see "
+        "[asynchronous pipelines](asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+    ),
 }
 
 CLASSES: dict[str, dict[str, type[Notation]]] = {
@@ -274,6 +304,16 @@ CLASSES: dict[str, dict[str, type[Notation]]] = {
     "compressor": dict(COMPRESSORS),
     "replica method": dict(METHODS),
     "schedule": dict(SCHEDULES),
+    "weight policy": dict(POLICIES),
+}
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "codec": parse,
+    "compressor": parse,
+    "replica method": parse_replica_method,
+    "schedule": parse_schedule,
+    "weight policy": parse_weights,
 }
 
 
@@ -377,7 +417,7 @@ def page() -> str:
 def check_examples() -> None:
     """Parse every example, so that none is written in a notation that is refused."""
     for kind, entries in ENTRIES.items():
-        read = {"codec": parse, "compressor": parse, "replica method": parse_replica_method}.get(kind, parse_schedule)
+        read = READERS[kind]
         for name, entry in entries.items():
             if name != "Custom":  # it reads a file
                 read(entry.example)

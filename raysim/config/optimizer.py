@@ -63,7 +63,7 @@ class OptimizerConfig(Strict):
     decay_every: Literal["step", "epoch"] = "step"
     """`step`: the learning rate falls at every step. `epoch`: it falls between epochs."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Greatest gradient norm over all stages together."""
+    """Greatest gradient norm over all stages together; without a flush, see `weights`, of each stage alone."""
 
     @field_validator("name")
     @classmethod

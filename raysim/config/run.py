@@ -26,6 +26,9 @@ from raysim.quality import LOSSES, MEASURES
 from raysim.replication import parse_replica_method
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.families import Schedule, parse_schedule
+from raysim.schedules.unflushed import Unflushed
+from raysim.weights import WeightPolicy, parse_weights
+from raysim.weights.base import Delays
 
 Notations = str | Annotated[tuple[str, ...], Field(max_length=MOST_STAGES)]
 
@@ -74,6 +77,9 @@ class RunConfig(Strict):
     """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
     """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
+    weights: str = Field(default="Synchronous", json_schema_extra=role("compression"))
+    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
+    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
     forward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
     """Compressor of activations: one for all boundaries, or a list with one each."""
     backward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
@@ -196,6 +202,11 @@ class RunConfig(Strict):
     def _canonical_schedule(cls, value: str) -> str:
         return repr(parse_schedule(value))
 
+    @field_validator("weights")
+    @classmethod
+    def _canonical_weights(cls, value: str) -> str:
+        return repr(parse_weights(value))
+
     @field_validator("forward", "backward")
     @classmethod
     def _canonical(cls, value: Notations) -> Notations:
@@ -279,6 +290,7 @@ class RunConfig(Strict):
             for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
                 if getattr(self, field) != default and not (field == "replica_gradient" and alone):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
+        self._check_weights()
         if self.profile is not None and self.clock == "measured":
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         if self.transport != "ray" and self.clock == "measured":
@@ -286,6 +298,40 @@ class RunConfig(Strict):
         if self.codec_speed is not None and self.clock == "measured":
             raise ValueError("`codec_speed` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
+
+    def _check_weights(self) -> None:
+        """Raise ValueError where the weight policy does not fit the schedule, the replicas, the links or the optimiser."""
+        policy = self.weight_policy
+        if policy.flush:
+            return
+        try:
+            schedule = Unflushed(parse_schedule(self.schedule))
+        except ValueError:
+            raise ValueError(
+                f"`schedule` must be 1F1B with {policy!r}, which runs without a flush, but got {self.schedule}."
+            ) from None
+        if policy.updates_each_microbatch and self.num_replicas > 1:
+            raise ValueError(
+                f"`num_replicas` must be 1 with {policy!r}, which updates after each microbatch, while replicas average once a "
+                f"step, but got {self.num_replicas}."
+            )
+        for method in self.replica_methods():
+            if method.after_update or method.decentralized or method.uses_previous_gradients:
+                raise ValueError(
+                    f"`replica_gradient` must be a method that averages the gradients of a step with {policy!r}, but got {method!r}."
+                )
+        for forward, _ in self.compressors():
+            if forward.needs_sensitivity:
+                raise ValueError(
+                    f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
+                )
+        if policy.corrects and self.dtype != "float32":
+            raise ValueError(
+                f"`dtype` must be float32 with {policy!r}, whose backwards do not read the weights that were rounded for the "
+                f"forwards, but got {self.dtype}."
+            )
+        in_flight = max(schedule.in_flight(self.stages))
+        policy.check(in_flight, self.num_microbatches, self.optimizer.name, self.optimizer.momentum)
 
     @property
     def gradient_scale(self) -> float:
@@ -306,8 +352,22 @@ class RunConfig(Strict):
 
     @property
     def parsed_schedule(self) -> Schedule:
-        """The schedule as data."""
-        return parse_schedule(self.schedule)
+        """The schedule as data, without a flush where the weights need none."""
+        schedule = parse_schedule(self.schedule)
+        return schedule if self.weight_policy.flush else Unflushed(schedule)
+
+    @property
+    def weight_policy(self) -> WeightPolicy:
+        """The policy of the weights."""
+        return parse_weights(self.weights)
+
+    def weight_delays(self) -> Delays:
+        """Return the delay of each stage's microbatches: updates from a forward on to the one that its gradient is part of."""
+        policy, schedule = self.weight_policy, self.parsed_schedule
+        if not isinstance(schedule, Unflushed):
+            return [[0] * self.num_microbatches] * self.stages
+        per = 1 if policy.updates_each_microbatch else self.num_microbatches
+        return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
     def compressors(self) -> list[tuple[Compressor, Compressor]]:
         """Return the compressors of each boundary: of its activations and of its gradients."""

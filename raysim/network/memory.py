@@ -1,9 +1,9 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
-All figures are bytes. At its worst moment a stage holds its weights, their gradients, the optimiser's slots, the tensors that
-autograd saves of every microbatch in flight, gradients kept for the weights' part of a backward, packets made and not yet
-consumed, residuals of error feedback, reference copies of delta feedback, and the workspace of one action. The interpreter,
-libraries and allocator slack are not counted: give a capacity that leaves room for them.
+All figures are bytes. At its worst moment a stage holds its weights, the versions of them that passes still read, their
+gradients, the optimiser's slots, the tensors that autograd saves of every microbatch in flight, gradients kept for the weights'
+part of a backward, packets made and not yet consumed, residuals of error feedback, reference copies of delta feedback, and the
+workspace of one action. The interpreter, libraries and allocator slack are not counted: give a capacity that leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -32,6 +32,8 @@ class StageMemory:
     stage: int = dataclasses.field(kw_only=False)
     weights_bytes: int = 0
     """Parameters and buffers."""
+    versions_bytes: int = 0
+    """Copies of the weights beside the newest version, that passes still read."""
     gradients_bytes: int = 0
     """Gradients of the parameters, accumulated over microbatches."""
     optimizer_bytes: int = 0
@@ -85,6 +87,7 @@ class StageMemory:
     def _parts(self) -> dict[str, int]:
         return {
             "weights": self.weights_bytes,
+            "their older versions": self.versions_bytes,
             "gradients": self.gradients_bytes,
             "optimiser": self.optimizer_bytes,
             "activations in flight": self.activations_bytes,
@@ -183,6 +186,7 @@ def reference_bytes(num_samples: int, values_per_sample: int, itemsize: int = 4,
 
 REMEDIES = {
     "weights": "Use more stages or a smaller model",
+    "their older versions": "Use weights with fewer versions, such as DoubleBuffered, or fewer stages",
     "gradients": "Use more stages or a smaller model",
     "optimiser": "Use an optimiser with fewer slots or more stages",
     "activations in flight": "Use more microbatches, `recompute`, or a schedule with fewer in flight",

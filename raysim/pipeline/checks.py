@@ -18,6 +18,7 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_muon(plan, parts)
     _check_groups(plan, parts)
     _check_twins(plan)
+    _check_tied_weights(plan)
 
 
 def _check_muon(plan: Plan, parts: Partition) -> None:
@@ -75,3 +76,20 @@ def _check_twins(plan: Plan) -> None:
                 f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
                 f"stages in some steps, but got {compressor!r}."
             )
+
+
+def _check_tied_weights(plan: Plan) -> None:
+    """Raise ConfigError where the copies of parameters that are tied between stages would part."""
+    policy = plan.weight_policy
+    if policy.flush or not plan.tied:
+        return
+    if policy.updates_each_microbatch or policy.rate_by_stage:
+        raise ConfigError(
+            f"`weights` cannot be {policy!r} with parameters that are tied between stages: their copies would part. Use "
+            "'DoubleBuffered'."
+        )
+    if plan.config.optimizer.clip_norm is not None:
+        raise ConfigError(
+            f"`optimizer.clip_norm` must be left out with {policy!r} and parameters that are tied between stages: without a flush "
+            "stages are clipped by norms of their own, and their copies would part."
+        )

@@ -93,6 +93,27 @@ def _of_torch(name: str, owned: list[nn.Parameter], rate: float, options: dict[s
     return _RULES[name](owned, lr=rate, **arguments)  # type: ignore[call-arg]
 
 
+def directions(
+    optimizer: torch.optim.Optimizer | Together, named: Iterable[tuple[str, nn.Parameter]]
+) -> dict[str, torch.Tensor]:
+    """Return the last steps of sgd with momentum, adam or adamw, without weight decay, divided by minus the learning rate.
+
+    By parameter name; parameters that were never stepped are left out.
+    """
+    slots = optimizer.state_dict()["state"]
+    groups = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    names = {id(parameter): name for name, parameter in named}
+    found = {}
+    for index, (group, parameter) in enumerate(groups):
+        own = slots.get(index, {})
+        if own.get("momentum_buffer") is not None:
+            found[names[id(parameter)]] = own["momentum_buffer"]
+        elif "exp_avg" in own:
+            first, second = (1 - beta ** float(own["step"]) for beta in group["betas"])
+            found[names[id(parameter)]] = own["exp_avg"] / first / ((own["exp_avg_sq"] / second).sqrt() + group["eps"])
+    return found
+
+
 def find_elementwise(
     stages: Sequence[nn.Sequential], tied: Iterable[Iterable[tuple[int, str]]]
 ) -> tuple[frozenset[str], ...]:

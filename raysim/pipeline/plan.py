@@ -22,6 +22,8 @@ from raysim.pipeline.replicas import Group
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.actions import Row
+from raysim.weights import WeightPolicy
+from raysim.weights.base import Delays
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition
@@ -97,6 +99,16 @@ class Plan:
     def decentralized(self) -> bool:
         """True if replicas keep parameters of their own, or train other parameters than the evaluated ones."""
         return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
+
+    @cached_property
+    def weight_policy(self) -> WeightPolicy:
+        """The policy of the weights."""
+        return self.config.weight_policy
+
+    @cached_property
+    def weight_delays(self) -> Delays:
+        """The delay of each stage's microbatches, in updates."""
+        return self.config.weight_delays()
 
     @cached_property
     def groups(self) -> list[list[Group]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,9 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from raysim.codecs.base import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
-from raysim.pipeline.optimizer import Together, make_optimizer
+from raysim.pipeline.optimizer import Together, directions, make_optimizer
 from raysim.pipeline.state import under
+from raysim.pipeline.versions import Versions
 from raysim.values import Value, join, only, split
+from raysim.weights.base import Weights
 from raysim.workloads.backward import Caught, input_gradient, run_branches
 from raysim.workloads.losses import Loss
 
@@ -28,6 +30,7 @@ class _Saved(NamedTuple):
     key: int
     targets: Tensor | None
     buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
+    weights: Weights | None  # that the forward read; None for the stage's own
     value: Value | None  # all that the stage received; kept for recomputation only
 
 
@@ -35,7 +38,8 @@ class Stage:
     """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
 
     `elementwise` names the parameters that Muon does not update. The last stage gets the `loss` and targets: its forward ends in
-    the loss, to which each microbatch contributes 1/num_microbatches. Gradients between stages are scaled by the configuration's
+    the loss, of which each microbatch contributes its share in an update. `delays` are those of its microbatches, in updates; none
+    where not given. Gradients between stages are scaled by the configuration's
     `loss_scale`; gradients of parameters are unscaled.
     """
 
@@ -49,6 +53,7 @@ class Stage:
         last: bool,
         loss: Loss | None = None,
         elementwise: frozenset[str] = frozenset(),
+        delays: Sequence[int] | None = None,
     ) -> None:
         set_up(config, device)
         self.module = module.to(device).train()
@@ -61,6 +66,8 @@ class Stage:
         self.optimizer = make_optimizer(config.optimizer, self.module.named_parameters(), elementwise)
         self._dtype = DTYPES[config.dtype]
         self._unscale(self.module.parameters())
+        delays = delays or [0] * config.num_microbatches
+        self.versions = Versions(config.weight_policy, delays, self.module.named_parameters(), self._unscale)
         self.twin = False  # whether microbatches go through with the parameters of the step before, too
         self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}
@@ -82,14 +89,16 @@ class Stage:
         x = received.detach()
         if not self.first:  # the gradient of the data is not needed
             x.requires_grad_()
+        weights = self.versions.of_forward(microbatch)
         if self.config.recompute:
             buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
             with torch.no_grad():
-                sent = self._compute(join(x, name, beside), key, targets)
-            self._saved[microbatch] = _Saved(x, None, key, targets, buffers, join(x, name, beside))
+                sent = self._compute(join(x, name, beside), key, targets, weights)
+            self._saved[microbatch] = _Saved(x, None, key, targets, buffers, weights, join(x, name, beside))
         else:
-            sent = self._compute(join(x, name, beside), key, targets)
-            self._saved[microbatch] = _Saved(x, split(sent)[0], key, targets, {}, None)
+            with self.versions.saving(weights):
+                sent = self._compute(join(x, name, beside), key, targets, weights)
+            self._saved[microbatch] = _Saved(x, split(sent)[0], key, targets, {}, weights, None)
         return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
@@ -97,9 +106,11 @@ class Stage:
 
         `gradient`: of the activation that was sent; None on the last stage, which starts from its loss.
         """
+        weights = self._saved[microbatch].weights
         x, y, gradient = self._output(microbatch, gradient)
         if y.requires_grad:  # a first stage without parameters has nothing to compute
-            torch.autograd.backward(y, gradient)
+            with self.versions.backward(microbatch, weights):
+                torch.autograd.backward(y, gradient)
         return x.grad
 
     def backward_input(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
@@ -127,9 +138,11 @@ class Stage:
         y = saved.y
         if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
             assert saved.value is not None
-            y = split(self._compute(saved.value, saved.key, saved.targets, saved.buffers))[0]
+            tensors = {**(saved.weights or {}), **saved.buffers}
+            with self.versions.saving(saved.weights):
+                y = split(self._compute(saved.value, saved.key, saved.targets, tensors))[0]
         if gradient is None:
-            gradient = torch.full_like(y, self.config.gradient_scale / self.config.num_microbatches)
+            gradient = torch.full_like(y, self.config.gradient_scale / self.versions.per_update)
         return saved.x, y, gradient
 
     def _unscale(self, parameters: Iterable[Tensor]) -> None:
@@ -155,6 +168,7 @@ class Stage:
     def begin(self, *, twin: bool) -> None:
         """Begin a step. A `twin` step also uses the parameters of the step before; otherwise they are dropped."""
         self.twin = twin
+        self.versions.begin()
         self.divisor = None
         if not twin:
             self._previous = {}
@@ -183,19 +197,30 @@ class Stage:
         apart = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
         if self.optimizer is None:
             return
+        with self.versions.update(learning_rate, self._directions):
+            self._step_all(self.optimizer, learning_rate, apart)
+
+    def _step_all(
+        self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, apart: list[nn.Parameter]
+    ) -> None:
+        """Step the optimiser, and plain rules without momentum on the parameters `apart`."""
         if apart:
             aside = [parameter.grad for parameter in apart]
             without = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
             for parameter in apart:
                 parameter.grad = None
-            self._step(self.optimizer, learning_rate)
+            self._step(optimizer, learning_rate)
             for parameter, gradient in zip(apart, aside, strict=True):
                 parameter.grad = gradient
             bare = make_optimizer(without, ((str(place), parameter) for place, parameter in enumerate(apart)))
             assert bare is not None
             self._step(bare, learning_rate)
         else:
-            self._step(self.optimizer, learning_rate)
+            self._step(optimizer, learning_rate)
+
+    def _directions(self) -> Weights:
+        assert self.optimizer is not None
+        return directions(self.optimizer, self.module.named_parameters())
 
     @staticmethod
     def _step(optimizer: torch.optim.Optimizer | Together, learning_rate: float) -> None:
@@ -211,6 +236,7 @@ class Stage:
             for index, slots in self.optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{index}.{slot}": x for slot, x in slots.items() if isinstance(x, Tensor)}
         tensors |= {f"previous.{name}": x for name, x in self._previous.items()}
+        tensors |= {f"versions.{name}": x for name, x in self.versions.state().items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -227,6 +253,7 @@ class Stage:
         for name, x in self._previous.items():
             x.requires_grad_(self.module.get_parameter(name).requires_grad)
         self._unscale(self._previous.values())
+        self.versions.load(under("versions.", tensors), self.device)
         for kept in (self._saved, self._caught, self._arrived):
             kept.clear()
 
@@ -263,13 +290,13 @@ class Stage:
                 buffer.copy_(buffers[name])
         self._restorable, self._aside = [], []
 
-    def _compute(self, x: Value, key: int, targets: Tensor | None, buffers: dict[str, Tensor] | None = None) -> Value:
+    def _compute(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None = None) -> Value:
         if not self.twin:
-            return self._compute_with(x, key, targets, buffers)
+            return self._compute_with(x, key, targets, tensors)
         present, past = (x, x) if self.first else only(x).chunk(2)
         aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # statistics are the present's
         both = (
-            self._compute_with(present, key, targets, buffers),
+            self._compute_with(present, key, targets, tensors),
             self._compute_with(past, key, targets, {**self._previous, **aside}),
         )
         outputs = [only(each) for each in both]

@@ -36,6 +36,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     elementwise = find_elementwise(parts.stages, tied_owners(parts))
+    policy, delays = config.weight_policy, config.weight_delays()
     memories = []
     for stage, module in enumerate(parts.stages):
         in_flight, waiting = held[stage]
@@ -47,6 +48,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers,
+                versions_bytes=trained * policy.num_copies(delays[stage]),
                 gradients_bytes=trained,
                 optimizer_bytes=_optimizer_bytes(config, module, elementwise[stage]),
                 saved_bytes=saved[stage],

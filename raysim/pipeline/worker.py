@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -88,6 +88,7 @@ class Worker:
                 last=s == plan.num_stages - 1,
                 loss=plan.task.loss,
                 elementwise=plan.elementwise[s],
+                delays=plan.weight_delays[s],
             )
             for s, module in modules.items()
         }
@@ -176,21 +177,38 @@ class Worker:
         return report
 
     def _step_optimizers(self, step: int, norms: Sequence[Mapping[int, float]]) -> float | None:
-        """Step the optimisers of all stages; return the norm of the replica's gradients where they are clipped."""
-        config = self.plan.config.optimizer
-        norm, scale = None, 1.0
-        if config.clip_norm is not None:
-            mine = norms[self.replica]
-            norm = math.sqrt(sum(mine[stage] for stage in sorted(mine)))  # whichever workers own them
-            if not math.isfinite(norm):
-                raise DivergedError(step, "update", "gradient norm")
-            scale = min(1.0, config.clip_norm / (norm + 1e-6))
-        rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
+        """Step the optimisers of all stages; return the norm of the replica's gradients where they are clipped.
+
+        Nothing where stages update after each microbatch. Without a flush, stages know their own norms alone.
+        """
+        if self.plan.weight_policy.updates_each_microbatch:
+            return None
+        norm, mine = None, norms[self.replica]
+        if self.plan.config.optimizer.clip_norm is not None:
+            norm = self._finite_norm(step, [mine[stage] for stage in sorted(mine)])  # whichever workers own them
         for index, stage in self.stages.items():
+            own = norm if norm is None or self.plan.weight_policy.flush else math.sqrt(mine[index])
             if self.plan.needs_previous_gradients(step + 1):
                 stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
-            stage.update(rate, scale, self.averaging.with_momentum(index))
+            self._update(step, index, own, self.averaging.with_momentum(index))
+        return norm
+
+    def _update(self, step: int, index: int, norm: float | None, with_momentum: frozenset[str] = frozenset()) -> None:
+        """Step the optimiser of a stage, its gradients clipped by their `norm` where one is given."""
+        config, stage = self.plan.config.optimizer, self.stages[index]
+        scale = 1.0
+        if config.clip_norm is not None and norm is not None:
+            scale = min(1.0, config.clip_norm / (norm + 1e-6))
+        rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
+        rate = self.plan.weight_policy.rate(rate, stage.versions.longest, step)
+        stage.update(rate, scale, with_momentum)
+
+    def _finite_norm(self, step: int, squared: Iterable[float]) -> float:
+        """Return the norm of gradients whose parts' squared norms are given; raises DivergedError."""
+        norm = math.sqrt(sum(squared))
+        if not math.isfinite(norm):
+            raise DivergedError(step, "update", "gradient norm")
         return norm
 
     # Evaluation, see `Inference`.
@@ -321,6 +339,10 @@ class Worker:
         else:
             gradient = None if x is None else only(x)
             y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, gradient)
+            if self.plan.weight_policy.updates_each_microbatch:
+                clips = self.plan.config.optimizer.clip_norm is not None
+                norm = self._finite_norm(self.step, [self._squared_norm(action.stage)]) if clips else None
+                self._update(self.step, action.stage, norm)
         return y
 
     def _send(self, action: Action, y: Value | None) -> Message | None:
@@ -369,15 +391,15 @@ class Worker:
 
     def _squared_norms(self) -> dict[int, float]:
         """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
+        return {index: self._squared_norm(index) for index in self.stages}
+
+    def _squared_norm(self, index: int) -> float:
         elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-        return {
-            index: sum(
-                float(gradient.double().square().sum())
-                for name, gradient in stage.gradients().items()
-                if (index, name) not in elsewhere
-            )
-            for index, stage in self.stages.items()
-        }
+        return sum(
+            float(gradient.double().square().sum())
+            for name, gradient in self.stages[index].gradients().items()
+            if (index, name) not in elsewhere
+        )
 
     def _check_step(self, step: int) -> None:
         if step != self.step:

@@ -1,7 +1,8 @@
 """Schedules as data: which worker runs which action in which order. Written once, executed by engines and simulated alike.
 
-`actions` holds actions and the rules of a valid schedule, `families` the schedules that can be named, `csv` torch's file
-format, and `arrays` a schedule as the flat arrays that the simulator reads.
+`actions` holds actions and the rules of a valid schedule, `families` the schedules that can be named, `unflushed` a schedule
+whose steps follow each other without a flush, `csv` torch's file format, and `arrays` a schedule as the flat arrays that the
+simulator reads.
 """
 
 from raysim.schedules.actions import Action, Row
@@ -15,6 +16,7 @@ from raysim.schedules.families import (
     Schedule,
     parse_schedule,
 )
+from raysim.schedules.unflushed import Unflushed
 
 __all__ = [
     "SCHEDULES",
@@ -26,5 +28,6 @@ __all__ = [
     "OneFOneB",
     "Row",
     "Schedule",
+    "Unflushed",
     "parse_schedule",
 ]

@@ -14,6 +14,8 @@ from raysim.schedules.actions import Action, Row
 class Schedule(Notation, ABC):
     """A family of rows for any number of stages and microbatches: a frozen dataclass, written by its `repr`."""
 
+    goes_on: ClassVar[bool] = False  # whether the microbatches of several steps make one row, without a flush between
+
     @abstractmethod
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
         """Return the letters of one stage's actions in order; the n-th of a letter works on microbatch n."""
@@ -58,6 +60,7 @@ class OneFOneB(Schedule):
     """
 
     notation: ClassVar[str] = "1F1B"
+    goes_on: ClassVar[bool] = True
 
     extra_warmup: int = 0
     ahead: int = 1

@@ -11,6 +11,7 @@ import compressor_variants
 import pytest
 import replica_variants
 import schedule_variants
+import weight_variants
 from compressor_variants import Pair, bits_of, messages
 from replica_variants import LOCAL, Apart, Team
 
@@ -21,6 +22,7 @@ from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.families import SCHEDULES, Custom, Schedule, parse_schedule
+from raysim.weights import POLICIES, WeightPolicy, parse_weights
 
 TENSORS = ("outlier", "normal", "images", "tokens", "heavy tail", "long")
 STEPS = 8
@@ -75,6 +77,11 @@ def of_schedule(schedule: Schedule) -> Iterator[Any]:
             yield str(error)
 
 
+def of_weights(policy: WeightPolicy) -> Iterator[Any]:
+    """Yield the weight of a stage whose loss is a parabola, step by step."""
+    yield from weight_variants.parabola(repr(policy), 0, 3)
+
+
 MORE = {  # settings whose laws hold by other settings of the same class, but whose options need a value
     "codec": [
         "OneBit(per='block', block=100)",
@@ -102,6 +109,7 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "RedSync(0.1, min_values=1, warmup=2)",
     ],
     "schedule": [],
+    "weights": ["PipeMare(4, decay=0.5)"],
 }
 Outcome = Callable[[Any], Iterator[Any]]
 KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
@@ -113,12 +121,14 @@ KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
         of_replica_method,
     ),
     "schedule": (SCHEDULES, [v.schedule for v in schedule_variants.VARIANTS], of_schedule),
+    "weights": (POLICIES, [parse_weights(text) for text in weight_variants.VARIANTS], of_weights),
 }
 PARSERS: dict[str, Callable[[str], Any]] = {
     "codec": lambda text: parse(text, CODECS),
     "compressor": parse_compressor,
     "replica": parse_replica_method,
     "schedule": parse_schedule,
+    "weights": parse_weights,
 }
 OPTIONS = [
     (kind, cls, field.name)

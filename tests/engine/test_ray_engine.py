@@ -69,6 +69,10 @@ def engine(ray):
                 "replicas-gossip",
                 "replicas-local",
                 "replicas-apart",
+                "stashed",
+                "double-buffered",
+                "pipemare",
+                "predicted",
             )
         ),
     ],

@@ -85,7 +85,7 @@ def test_microbatches_average_to_the_whole_batch(small):
         assert torch.equal(gradient, parts[name])
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [run for run in RUNS if "weights" not in RUNS[run]])
 def test_schedules_give_the_same_bits(small, run, tmp_path):
     """Gradients of weights add up by microbatch, links see microbatches in order, and what is summed over stages is summed in
     their order: so the schedule cannot matter, nor who owns which stage. `Epilogue` goes by the cool-down of the schedule:

@@ -25,7 +25,7 @@ THIRD_PARTY = {
 
 # What each room may import of ours, and of the third-party packages that matter.
 LOW = {"files", "notation", "on_demand", "plugins", "quality", "random", "values"}
-TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
+TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
 ROOMS = {
@@ -40,6 +40,7 @@ ROOMS = {
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
     "raysim.schedules": ({"files", "notation"}, set()),
+    "raysim.weights": ({"notation"}, {"torch"}),
     "raysim.network": ({"files", "notation", "schedules"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),

@@ -55,6 +55,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "transport": Change({"transport": "gloo"}, "records", ADAPTIVE),
     "codec_speed": Change({"codec_speed": 1e7}, "records", ADAPTIVE),
     "schedule": Change({"schedule": "GPipe"}, "cost"),
+    "weights": Change({"weights": "DoubleBuffered"}, "loss"),
     "forward": Change({"forward": "TopK(0.1)"}, "loss"),
     "backward": Change({"backward": "Quantize(4)"}, "loss"),
     "shared_indices": Change({"shared_indices": True}, "loss", {"forward": "TopK(0.3)"}),

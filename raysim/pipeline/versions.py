@@ -1,0 +1,151 @@
+"""The versions of a stage's weights: those that passes still read, and the steps from one version to the next.
+
+An engine runs one step after another, so it has made updates that come after the forwards of the next step where nothing waits. A
+stage therefore keeps as many versions as the longest delay, and gives each forward the version that its schedule says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from raysim.pipeline.state import under
+from raysim.weights.base import Memory, WeightPolicy, Weights
+
+
+class Versions:
+    """Gives each pass of a stage its weights, under a weight policy.
+
+    `delays`: of the microbatches of a step, in updates. `prepare` is called with the tensors that gradients reach.
+    """
+
+    def __init__(
+        self,
+        policy: WeightPolicy,
+        delays: Sequence[int],
+        named: Iterable[tuple[str, nn.Parameter]],
+        prepare: Callable[[Iterable[Tensor]], None],
+    ) -> None:
+        self.policy = policy
+        self.delays = delays
+        self.longest = max(delays)
+        self.per_update = 1 if policy.updates_each_microbatch else len(delays)
+        """Microbatches of an update."""
+        self._parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
+        self._prepare = prepare
+        self._memory: Memory = {}
+        self._read_by_backward: Weights = {}
+        self._kept = deque(
+            [self._newest({}, 0.0)]
+        )  # the newest version last; each by delay where the policy predicts, or at 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._updates = 0  # of this step
+
+    @property
+    def num_kept(self) -> int:
+        """Return the number of versions that passes may still read."""
+        return len(self._kept)
+
+    def of_forward(self, microbatch: int) -> Weights | None:
+        """Return the weights that a microbatch reads; None for the stage's own."""
+        delay = self.delays[microbatch]
+        if not delay:
+            return None
+        age = self._updates - microbatch // self.per_update + delay
+        assert age >= 0, "the update that a forward reads comes before it"
+        version = self._kept[max(0, len(self._kept) - 1 - age)]  # at the start there is one version alone
+        leaves = {
+            name: x.detach().requires_grad_() for name, x in version[delay if self.policy.predicts else 0].items()
+        }
+        self._prepare(leaves.values())
+        return leaves
+
+    def saving(self, weights: Weights | None) -> AbstractContextManager[object]:
+        """Return the context of a forward by which its backward reads the weights of `backward` in the place of `weights`."""
+        if weights is None or not self.policy.corrects:
+            return nullcontext()
+        names = {x.untyped_storage().data_ptr(): name for name, x in weights.items() if x.numel()}
+
+        def save(x: Tensor) -> Tensor | tuple[str, tuple[object, ...]]:
+            name = names.get(x.untyped_storage().data_ptr())
+            return x.detach() if name is None else (name, (x.shape, x.stride(), x.storage_offset()))
+
+        def restore(saved: Tensor | tuple[str, tuple[object, ...]]) -> Tensor:
+            if isinstance(saved, Tensor):
+                return saved
+            name, view = saved
+            return self._read_by_backward[name].as_strided(*view)  # type: ignore[arg-type]
+
+        return torch.autograd.graph.saved_tensors_hooks(save, restore)
+
+    @contextmanager
+    def backward(self, microbatch: int, weights: Weights | None) -> Iterator[None]:
+        """Let the gradients of a backward, whose forward read `weights`, reach the stage's own parameters."""
+        if weights is None:
+            yield
+            return
+        if self.policy.corrects:
+            self._read_by_backward = self.policy.corrected(self._own(), self._memory, self.delays[microbatch])
+        for name, parameter in self._parameters.items():
+            weights[name].grad = parameter.grad
+        yield
+        for name, parameter in self._parameters.items():
+            parameter.grad, weights[name].grad = weights[name].grad, None
+        self._read_by_backward = {}
+
+    @contextmanager
+    def update(self, rate: float, directions: Callable[[], Weights]) -> Iterator[None]:
+        """Update the stage's parameters inside this context, at a learning rate; the old version stays for those that read it.
+
+        `directions`: returns the directions of the optimiser, see `WeightPolicy.predicted`.
+        """
+        if not self.longest:
+            yield
+            return
+        if self.num_kept > self.longest:
+            self._kept.popleft()
+        before = {name: parameter.data for name, parameter in self._parameters.items()}
+        if self.policy.remembers or not self.policy.predicts:
+            for parameter in self._parameters.values():
+                parameter.data = parameter.data.clone()
+        yield
+        self._updates += 1
+        if self.policy.remembers:
+            self._memory = self.policy.remember(before, self._own(), self._memory, self.longest)
+        self._kept.append(self._newest(directions() if self.policy.predicts else {}, rate))
+
+    def _own(self) -> Weights:
+        return {name: parameter.data for name, parameter in self._parameters.items()}
+
+    def _newest(self, directions: Weights, rate: float) -> dict[int, Weights]:
+        """Return the weights that forwards read of the newest version."""
+        if not self.policy.predicts:
+            return {0: self._own()}  # which share the memory of the parameters until these are updated
+        delays = sorted({delay for delay in self.delays if delay})
+        return {delay: self.policy.predicted(self._own(), directions, rate, delay) for delay in delays}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the versions and the memory of the policy, by flat names, without the stage's own parameters."""
+        tensors = {f"memory.{name}": x for name, x in self._memory.items()}
+        for age, version in enumerate(reversed(self._kept)):
+            for delay, weights in version.items():
+                if delay or age:
+                    tensors |= {f"kept.{age}.{delay}.{name}": x for name, x in weights.items()}
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Load the tensors of `state`, after the stage's parameters."""
+        self._memory = {name: x.to(device, copy=True) for name, x in under("memory.", tensors).items()}
+        versions = {0: self._newest({}, 0.0)}
+        for name, x in under("kept.", tensors).items():
+            age, delay, parameter = name.split(".", 2)
+            versions.setdefault(int(age), {}).setdefault(int(delay), {})[parameter] = x.to(device, copy=True)
+        self._kept = deque(versions[age] for age in sorted(versions, reverse=True))
+        self.begin()

@@ -1,0 +1,73 @@
+"""The one list of weight policies over which their laws run, and one stage with one weight whose loss is a parabola.
+
+A policy that is in `POLICIES` but not here fails a test.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from raysim.config import make_config
+from raysim.pipeline.stage import Stage
+from raysim.weights import parse_weights
+
+VARIANTS = [
+    "Synchronous",
+    "Stashed",
+    "Stashed(update='step')",
+    "DoubleBuffered",
+    "PipeMare(4)",
+    "PipeMare(40, decay=0.5)",
+    "PipeMare(4, update='step')",
+    "Predicted",
+    "Predicted(update='step')",
+]
+DELAYED = [text for text in VARIANTS if text != "Synchronous"]
+
+CURVATURE, RATE, MOMENTUM, MICROBATCHES = 0.5, 0.25, 0.5, 4
+
+
+class Parabola(nn.Module):
+    """Half the curvature times a weight squared, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return CURVATURE / 2 * (self.weight * self.weight) + 0 * x.sum()
+
+
+def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, schedule: str = "1F1B") -> list[float]:
+    """Return the weight of one stage of a pipeline after every step, and first before any."""
+    config = make_config(
+        {
+            "num_stages": num_stages,
+            "num_microbatches": MICROBATCHES,
+            "batch_size": MICROBATCHES,
+            "steps": steps,
+            "schedule": schedule,
+            "weights": weights,
+            "optimizer": {"learning_rate": RATE, "momentum": MOMENTUM},
+        }
+    )
+    policy, delays = parse_weights(weights), config.weight_delays()[stage]
+    run = Stage(Parabola(), config, torch.device("cpu"), first=True, last=True, loss=lambda y, *_: y, delays=delays)
+    found = [float(run.module.weight.detach())]
+    row = config.parsed_schedule.rows(num_stages, MICROBATCHES)[stage]
+    for step in range(steps):
+        run.begin(twin=False)
+        rate = policy.rate(RATE, run.versions.longest, step)
+        for action in row:
+            if action.op == "F":
+                run.forward(action.microbatch, torch.zeros(1), 0, torch.zeros(1))
+            else:
+                run.backward(action.microbatch)
+                if policy.updates_each_microbatch:
+                    run.update(rate)
+        if not policy.updates_each_microbatch:
+            run.update(rate)
+        assert run.versions.num_kept <= run.versions.longest + 1
+        found.append(float(run.module.weight.detach()))
+    return found
