@@ -177,6 +177,8 @@ class Costs:
         try:
             found = profile if isinstance(profile, Profile) else Profile.load(profile)
             parts = any(kind[2] == "W" for one in self.recordings for kind in one.kinds if kind[0] == "compute")
+            row = self.recordings[0].row
+            found.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
             if parts and found.compute_s.shape[2] == 2:
                 found = found.split_backward()
         except ValueError as error:

@@ -35,12 +35,16 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     """Return the compute of a recorded profile, all microbatches alike, with its packets and codec seconds.
 
     Reading data, which is recorded as decoding where no packet is taken, becomes part of compute. Raises ConfigError where the
-    profile is of another number of stages, or of several replicas.
+    profile is of another number of stages, of microbatches of another size, or of several replicas.
     """
     if recorded.num_stages != num_stages:
         raise ConfigError(f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}.")
     if recorded.num_replicas != 1:
         raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it again.")
+    try:
+        recorded.check_microbatches(config.microbatch_size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     loading = np.zeros_like(recorded.decode_s)
     loading[:, 0, 0], loading[:, -1, 1] = recorded.decode_s[:, 0, 0], recorded.decode_s[:, -1, 1]
     whole = replace(recorded, compute_s=recorded.compute_s + loading, decode_s=recorded.decode_s - loading)

@@ -25,6 +25,7 @@ from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_tra
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory, format_bytes
 from raysim.network.overlap import hidden, without_exchange
+from raysim.network.paces import mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
@@ -136,6 +137,17 @@ class Forecast:
         each = (self.ending_s(network, place, first=first) for place in range(len(self.endings)))
         return sum(ending.share * seconds for ending, seconds in zip(self.endings, each, strict=True))
 
+    def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
+        """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None where fewer than two are known.
+
+        The uncertainty is that of the machine's own work: bytes are counted, and the network is as named.
+        """
+        if len(self.steady.paces) < 2:
+            return None
+        paces = mean_bounds(self.steady.paces)
+        low, high = (replace(self, steady=self.steady.at_pace(pace)).step_s(network) for pace in paces)
+        return low, high
+
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""
         timeline = self.simulate(network, first=first, ending=ending)
@@ -226,7 +238,7 @@ def _forecast(
         assert recorded is not None
         steady = recorded_profile(config, recorded, num_stages)
         notes.append(
-            f"Compute, update and overheads: the profile ({recorded.source}). Its microbatches must have {size} samples, as here."
+            f"Compute, update and overheads: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
         )
 
     if device is not None and codec_bytes_per_s is None:

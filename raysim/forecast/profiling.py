@@ -76,6 +76,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         update_s=_updates_s(workload, statistics.median(outside)),
         codec_bytes_per_s=_codec_speed(config, workload, links),
         call_s=max(spare_s / len(profiles) / max(num_packets, 1), 0.0),
+        microbatch_samples=config.microbatch_size,
         source=_source(config, workload, len(profiles)),
     )
 

@@ -20,13 +20,14 @@ from raysim.files import read_text
 from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
 from raysim.network.devices import DEVICES
 from raysim.network.transport import BARE, Transport
-from raysim.notation import check_choice, check_real
+from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
 
 Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes")
 STAGE_COSTS = ("update_s", "gradient_bytes", "method_s")
+SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s", "codec_bytes_per_s")
 FORMAT = "raysim profile 2"
 
@@ -72,6 +73,10 @@ class Profile:
     """Seconds of every step outside of its actions: submitting it, gathering statistics."""
     codec_bytes_per_s: float = 0.0
     """Dense bytes that codecs go over in a second, where recorded; 0 where not known. Reported, not simulated."""
+    paces: Floats = field(default_factory=lambda: np.ones(1))
+    """By recorded step: the seconds of its actions, as a share of the mean. Their spread is the uncertainty of the other figures."""
+    microbatch_samples: int = 0
+    """Samples of a microbatch, to which the seconds belong; 0 where not known."""
     transport: Transport = BARE
     """The transport of packets, which adds bytes and trips to each."""
     source: str = ""
@@ -93,9 +98,11 @@ class Profile:
         for name in STAGE_COSTS:
             values = _non_negative(name, np.asarray(getattr(self, name), np.float64))
             object.__setattr__(self, name, np.ascontiguousarray(np.broadcast_to(values, (shape[1],))))
+        object.__setattr__(self, "paces", _non_negative("paces", np.asarray(self.paces, np.float64).reshape(-1)))
         if self.transfers.dtype != TRANSFER:
             raise ValueError(f"`transfers` must be an array of `TRANSFER`, but got {self.transfers.dtype}.")
         _non_negative("transfers", self.transfers["wire_bytes"])
+        check_integer("microbatch_samples", self.microbatch_samples, 0)
         for name in OVERHEADS:
             object.__setattr__(self, name, check_real(name, getattr(self, name), 0, math.inf))
 
@@ -196,11 +203,23 @@ class Profile:
         """One-way trips of every packet, each of which pays the latency of the wire."""
         return self.transport.trips(self.wire_bytes)
 
+    def check_microbatches(self, samples: int) -> None:
+        """Raise ValueError where the seconds are of microbatches of another number of samples."""
+        if self.microbatch_samples not in (0, samples):
+            raise ValueError(
+                f"`profile` must be of microbatches of {samples} samples, but got {self.microbatch_samples}: "
+                "record it again with the same `batch_size` and `num_microbatches`."
+            )
+
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
         own = ("compute_s", "cpu_s", "update_s", "gradient_bytes")
         taken = [name for name in (*COSTS, *STAGE_COSTS, "transfers") if name not in own]
         return replace(self, **{name: getattr(other, name) for name in taken})
+
+    def at_pace(self, pace: float) -> Profile:
+        """Return the profile of a machine that takes `pace` times as long for its own work, the time of wires apart."""
+        return replace(self, **{name: getattr(self, name) * pace for name in SECONDS})
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with the mean costs for every microbatch, to simulate another number of microbatches."""
@@ -320,7 +339,11 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
         raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
     means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
     transfers = mean_transfers([profile.transfers for profile in profiles])
-    return replace(profiles[0], transfers=transfers, source=f"mean of {len(profiles)} steps", **means)
+    busy_s = np.array(
+        [sum(getattr(one, name).sum() for name in ("decode_s", "compute_s", "encode_s")) for one in profiles]
+    )
+    paces = busy_s / busy_s.mean() if busy_s.mean() > 0 else np.ones(len(profiles))
+    return replace(profiles[0], transfers=transfers, paces=paces, source=f"mean of {len(profiles)} steps", **means)
 
 
 def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vocabulary: int = 0) -> float:

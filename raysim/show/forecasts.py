@@ -45,13 +45,25 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     first = ["first visits"] if plan.first_steps else []
     ends = ["collectives"] if any(timeline.collectives for timeline in timelines.values()) else []
     kinds = ["without exchange", "with one"] if len(plan.endings) > 1 else []
-    names = ("step", *first, *kinds, *ends, "update, driver", "busiest link", "samples/s", f"{plan.num_steps:,} steps")
+    bounds = ["90 % interval"] if len(plan.steady.paces) > 1 else []
+    names = (
+        "step",
+        *bounds,
+        *first,
+        *kinds,
+        *ends,
+        "update, driver",
+        "busiest link",
+        "samples/s",
+        f"{plan.num_steps:,} steps",
+    )
     for name in names:
         table.add_column(name, justify="right")
     for network, timeline in timelines.items():
         table.add_row(
             repr(network),
             format_seconds(plan.step_s(network)),
+            *([_bounds(plan, network)] if bounds else []),
             *([format_seconds(plan.step_s(network, first=True))] if first else []),
             *(
                 [format_seconds(each) for each in (quiet_step_s(plan, network), plan.ending_s(network, 0))]
@@ -75,6 +87,13 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     for network, timeline in timelines.items():
         out.print(critical_words(repr(network), timeline.explain()), highlight=False, markup=False, soft_wrap=True)
     show_notes(out, plan.notes)
+
+
+def _bounds(plan: Forecast, network: Network) -> str:
+    """Return the interval of a step in words."""
+    bounds = plan.step_bounds_s(network)
+    assert bounds is not None, "the profile has several recorded steps"
+    return " to ".join(format_seconds(bound) for bound in bounds)
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:
@@ -183,6 +202,8 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
             "step_s": plan.step_s(network),
             "first_step_s": first_s,
         }
+        if bounds := plan.step_bounds_s(network):
+            times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:
             times |= {"quiet_step_s": quiet_step_s(plan, network), "exchange_step_s": plan.ending_s(network, 0)}
         rows.append(times | {"run_s": plan.run_s(network), "pipeline": timeline.summary()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
+from raysim.network.paces import BOUNDS, DRAWS, spread_as_of_many
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, profiles_from_actions
 from raysim.network.simulate import step_seconds
@@ -22,9 +22,6 @@ from raysim.schedules.families import parse_schedule
 
 Floats = NDArray[np.float64]
 
-SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
-BOUNDS = (0.05, 0.95)  # of an interval that holds nine tenths
-DRAWS = 400
 SLOPE = 0.02  # of a pace, over which the change of a step is taken
 FIT_ROUNDS = 24  # of halving: far finer than a measurement
 
@@ -86,10 +83,7 @@ class Prediction:
 
         def strays(seconds: Sequence[float], size: int) -> Floats:
             """Return `typical` of `size` steps drawn from these, as a share of `typical` of all."""
-            shares = np.array(seconds) / typical(seconds)
-            wider = 1 + (shares - 1) * math.sqrt(
-                len(shares) / max(len(shares) - 1, 1)
-            )  # few steps spread less than many
+            wider = spread_as_of_many(np.array(seconds) / typical(seconds))
             return np.array([typical(random.choice(wider, size).tolist()) for _ in range(DRAWS)])
 
         pace = self.pace(typical(unshaped_s))
@@ -102,7 +96,7 @@ class Prediction:
         return min(low, center), max(high, center)
 
     def _steps_s(self, network: Network, pace: float) -> list[float]:
-        profiles = [_at_pace(profile, pace) for profile in self.profiles]
+        profiles = [profile.at_pace(pace) for profile in self.profiles]
         found: list[float] = step_seconds(self.schedule, profiles, [network], placement=self.placement)[0].tolist()
         return found
 
@@ -117,11 +111,6 @@ class Prediction:
             middle = (low + high) / 2
             self.placement = replace(self.placement, cores=(middle,), machines=(0,) * self.num_hosts)
             low, high = (middle, high) if self.step_s(FREE) > step_s else (low, middle)
-
-
-def _at_pace(profile: Profile, pace: float) -> Profile:
-    """Return a profile with all seconds multiplied by `pace`."""
-    return replace(profile, **{name: getattr(profile, name) * pace for name in SECONDS})
 
 
 def _with_collectives(profile: Profile, run: Run, step: int) -> Profile:

@@ -1,6 +1,7 @@
 """Runs that were never made: their profiles from counted operations and real codecs, their memory, their commands."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from raysim.config import ConfigError, read_config
 from raysim.forecast.forecast import forecast
 from raysim.forecast.profiling import record_profile
 from raysim.network.devices import DEVICES
+from raysim.network.paces import mean_bounds
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops
 from raysim.network.topology import Network
@@ -216,6 +218,34 @@ def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
     assert more.step_s(FREE) > found.step_s(FREE)
     with pytest.raises(ConfigError, match=r"`num_stages` must be that of the profile \(3\), but got 2"):
         forecast(small(num_stages=2), profile=profile)
+    with pytest.raises(
+        ConfigError, match=r"`profile` must be of microbatches of 8 samples, but got 4: record it again"
+    ):
+        forecast(small(num_microbatches=2), profile=profile)
+
+
+def test_the_interval_of_a_step_is_that_of_the_recorded_steps(small):
+    config = small(forward="TopK(0.1)")
+    profile = record_profile(config, num_steps=2)
+    low, high = mean_bounds([0.8, 1.2])
+    plan = forecast(config, profile=replace(profile, paces=np.array([0.8, 1.2])))
+    network = parse_network("20mbps")
+    free = plan.step_bounds_s(FREE)
+    assert free == pytest.approx((low * plan.step_s(FREE), high * plan.step_s(FREE)))
+    bounds = plan.step_bounds_s(network)
+    assert bounds[0] < plan.step_s(network) < bounds[1]
+    assert bounds[1] - bounds[0] < free[1] - free[0]  # a slow wire hides compute
+    assert forecast(config, profile=replace(profile, paces=np.ones(1))).step_bounds_s(network) is None
+    assert forecast(config, device="T4").step_bounds_s(network) is None
+
+
+def test_the_interval_of_a_mean_holds_it_nine_times_in_ten():
+    random, inside = np.random.default_rng(0), 0
+    for _ in range(400):
+        steps = random.normal(1.0, 0.1, 8)
+        low, high = mean_bounds(steps / steps.mean())
+        inside += low <= 1.0 / steps.mean() <= high
+    assert 0.84 <= inside / 400 <= 0.94
 
 
 def test_profile_then_simulate(tmp_path):
