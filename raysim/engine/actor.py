@@ -7,6 +7,7 @@ letters in while the worker computes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from raysim.codecs.message import Message, wire_bytes
 from raysim.engine.mailbox import Mailbox
 from raysim.engine.room import host_memory_bytes
+from raysim.engine.slow_start import Reach, starts_slowly
 from raysim.engine.speeds import measured_gflops
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns
@@ -25,6 +27,7 @@ from raysim.pipeline.worker import Worker
 
 MAIL = "mail"
 STORED_BYTES = 100 * 1024  # from which on Ray stores an argument (`max_direct_call_object_size`)
+REACH_TRIES = 5  # calls to a peer, of which the quickest counts
 LIFE: dict[str, Any] = {
     "max_concurrency": 1,  # beside the mail: calls run one after another
     "max_restarts": 0,  # a worker that came back by itself would have fresh weights and say nothing
@@ -64,8 +67,22 @@ class StageActor:
         reached, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
         return sorted(worker for call, worker in calls.items() if call not in reached)
 
-    def hello(self, probe: np.ndarray) -> None:
-        """Take in a letter of `greet`."""
+    def hello(self, probe: np.ndarray | None = None) -> None:
+        """Take in a letter of `greet`, or a call of `reach`."""
+
+    def reach(self) -> Reach:
+        """Return how far the peers are, and whether connections to them start slowly."""
+        import ray
+
+        farthest_s = 0.0
+        for peer in self._peers.values():
+            call, tries = peer.hello.options(concurrency_group=MAIL), []
+            for _ in range(REACH_TRIES):
+                before = time.perf_counter()
+                ray.get(call.remote())
+                tries.append(time.perf_counter() - before)
+            farthest_s = max(farthest_s, min(tries))
+        return Reach(starts_slowly(), farthest_s)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker and return its result."""

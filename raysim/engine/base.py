@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from raysim.engine.slow_start import Reach
 from raysim.network.memory import StageMemory
 from raysim.pipeline.device import DeviceFacts, check_devices
 from raysim.pipeline.errors import SenderStoppedError
@@ -75,6 +76,10 @@ class Engine(ABC):
     def node_speeds(self) -> list[tuple[str, float]]:
         """Return the address of the node of each worker and its speed in GFLOP/s, nothing where all are on one node."""
         return []
+
+    def node_reaches(self) -> dict[str, Reach]:
+        """Return the reach of the farthest worker of each node, nothing where all are on one node."""
+        return {}
 
     @property
     def gpu_share(self) -> float:

@@ -22,6 +22,7 @@ from raysim.engine.head import HeadWatch
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.room import check_room, host_memory_bytes
 from raysim.engine.signals import signals_after
+from raysim.engine.slow_start import Reach
 from raysim.engine.token import protect_token
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
@@ -156,6 +157,15 @@ class RayEngine(Engine):
         measured = self._fetch([self._actors[self._nodes.index(node)].speed.remote() for node in nodes])
         found = {node: (node_address(node), speed) for node, speed in zip(nodes, measured, strict=True)}
         return [found[node] for node in self._nodes]
+
+    def node_reaches(self) -> dict[str, Reach]:
+        if len(set(self._nodes)) == 1:
+            return {}
+        found: dict[str, Reach] = {}
+        for node, reach in zip(self._nodes, self._fetch([actor.reach.remote() for actor in self._actors]), strict=True):
+            address = node_address(node)
+            found[address] = max(found.get(address, reach), reach, key=lambda one: one.farthest_s)
+        return found
 
     def clock_offsets_s(self) -> list[float]:
         """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""

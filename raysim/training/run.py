@@ -14,6 +14,7 @@ from raysim.config import ConfigError, RunConfig, make_config, read_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
+from raysim.engine.slow_start import slow_start_warning
 from raysim.engine.speeds import slow_node_warning
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
@@ -233,7 +234,8 @@ class Training:
         speeds = self.engine.node_speeds()
         if speeds:
             self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}
-            self._row["warning"] = self._row["warning"] or slow_node_warning(dict(speeds))
+            found = slow_node_warning(dict(speeds)) or slow_start_warning(self.engine.node_reaches())
+            self._row["warning"] = self._row["warning"] or found
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""

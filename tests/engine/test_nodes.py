@@ -34,12 +34,14 @@ try:
     for event in training.events():
         if not placed or placed[-1] != training.engine._nodes:
             placed.append(training.engine._nodes)
+        if event.kind == "step" and event.row["step"] == 3:
+            reaches = training.engine.node_reaches()
         if event.kind == "step" and event.row["step"] == 4 and training._row["restarts"] == 0:
             lost = placed[0][-1]
             node = next(n for n in nodes if n.node_id == lost)
             cluster.remove_node(node, allow_graceful=False)
     head = cluster.head_node.node_id
-    print(json.dumps({"placed": placed, "head": head}))
+    print(json.dumps({"placed": placed, "head": head, "reaches": list(reaches.values())}))
 finally:
     import ray
     ray.shutdown()
@@ -68,6 +70,7 @@ def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
     run = Run(tmp_path / "nodes")
     assert len(run.row["nodes"]) == len(run.row["node_gflops"]) == 4
     assert min(run.row["node_gflops"]) > 0
+    assert all(0 < farthest_s < 10 for _, farthest_s in said["reaches"])
     assert (run.status, run.row["restarts"]) == ("finished", 1)
     config = small(
         num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"

@@ -12,6 +12,7 @@ from raysim.engine.cluster import check_address
 from raysim.engine.head import HeadWatch
 from raysim.engine.occupancy import Waiting, holders, room_sentence
 from raysim.engine.ray import RayEngine
+from raysim.engine.slow_start import Reach, slow_start_warning, starts_slowly
 from raysim.engine.speeds import measured_gflops, slow_node_warning
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.plan import prepare
@@ -141,3 +142,13 @@ def test_a_slow_node_is_named():
         "up. Stop other work there, or leave the node out."
     )
     assert measured_gflops() > 0
+
+
+def test_distant_nodes_whose_connections_start_slowly_are_named():
+    near, far, tuned = Reach(True, 0.002), Reach(True, 0.08), Reach(False, 0.08)
+    assert slow_start_warning({"a": near, "b": tuned}) is None
+    assert slow_start_warning({"a": far, "b": tuned, "c": Reach(True, 0.02), "d": near}) == (
+        "TCP starts slowly after idle on a, c, 80 ms from a neighbour: large packets take two to four times as long. "
+        "Run `sysctl -w net.ipv4.tcp_slow_start_after_idle=0` there (docs/networks.md)."
+    )
+    assert isinstance(starts_slowly(), bool)
