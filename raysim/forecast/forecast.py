@@ -39,7 +39,7 @@ from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.workloads.data import DATASETS, load_data
-from raysim.workloads.models import MODELS, build_model, make_structure
+from raysim.workloads.models import MODELS, bind_model, build_model, make_structure
 from raysim.workloads.options import bind_options
 from raysim.workloads.partition import partition
 from raysim.workloads.splits import DataShape
@@ -360,7 +360,7 @@ def _structure(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequ
     name, options = config.model.name, config.model.options
     if name not in MODELS:
         return build_model(name, options, shape, config.seed)
-    arguments = bind_options("model", name, MODELS[name], options)
+    arguments = bind_model(name, MODELS[name], options)
     if name == "gpt2":
         path = str(arguments.get("path", "gpt2"))
         if path not in GPT2 or Path(path).exists():
@@ -389,7 +389,8 @@ def _hollow(model: nn.Sequential) -> nn.Sequential:
                 made[id(parameter)] = hollow
             module.register_parameter(name, made[id(parameter)])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+            kept = name not in module._non_persistent_buffers_set
+            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype), persistent=kept)
     return model
 
 

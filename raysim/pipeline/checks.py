@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from raysim.config import ConfigError
 from raysim.pipeline.exchanges import takes_part
-from raysim.pipeline.parameters import averaged_shapes
+from raysim.pipeline.parameters import Constrained, averaged_shapes
 from raysim.workloads.partition import Partition
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_groups(plan, parts)
     _check_twins(plan)
     _check_tied_weights(plan)
+    _check_constraints(plan, parts)
 
 
 def _check_muon(plan: Plan, parts: Partition) -> None:
@@ -93,3 +94,20 @@ def _check_tied_weights(plan: Plan) -> None:
             f"`optimizer.clip_norm` must be left out with {policy!r} and parameters that are tied between stages: without a flush "
             "stages are clipped by norms of their own, and their copies would part."
         )
+
+
+def _check_constraints(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError where passes or replicas would use parameters that have left the set in which an update keeps them."""
+    for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
+        if not any(isinstance(part, Constrained) for part in module.modules()):
+            continue
+        if takes_part(method, plan.num_replicas) and (method.after_update or method.decentralized):
+            raise ConfigError(
+                f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
+                "the parameters that replicas exchange would not be."
+            )
+        if plan.weight_policy.predicts:
+            raise ConfigError(
+                f"`weights` cannot be {plan.weight_policy!r} at stage {stage}, whose weights are constrained after each update: "
+                "predicted ones would not be."
+            )

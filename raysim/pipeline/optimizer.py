@@ -119,10 +119,11 @@ def find_elementwise(
 ) -> tuple[frozenset[str], ...]:
     """Return, for each stage, the parameters that Muon is not for: embeddings, the last layer, and all that are no matrices.
 
-    `tied`: the owners (stage, name) of each parameter that is in several stages; all of them are alike.
+    Where the last layer is itself a sequence, its last layer is meant. `tied`: the owners (stage, name) of each parameter that is
+    in several stages; all of them are alike.
     """
     found: list[set[str]] = [set() for _ in stages]
-    last = next(reversed(stages[-1]._modules), "")
+    last = _last_name(stages[-1])
     for place, stage in enumerate(stages):
         embeddings = {f"{name}.weight" for name, module in stage.named_modules() if isinstance(module, nn.Embedding)}
         for name, parameter in stage.named_parameters():
@@ -134,6 +135,13 @@ def find_elementwise(
             for place, name in owners:
                 found[place].add(name)
     return tuple(frozenset(names) for names in found)
+
+
+def _last_name(layers: nn.Sequential) -> str:
+    """Return the name of the last layer, within the last one where that is itself a sequence."""
+    name = next(reversed(layers._modules), "")
+    last = layers._modules.get(name)
+    return f"{name}.{_last_name(last)}" if isinstance(last, nn.Sequential) and len(last) else name
 
 
 def slot_values(config: OptimizerConfig, shape: Sequence[int], *, elementwise: bool = False) -> int:

@@ -1,6 +1,8 @@
-"""Parameters of a partitioned model: the owners of tied ones, and the shapes whose gradients replicas average."""
+"""Parameters of a partitioned model: the owners of tied ones, constrained ones, and the shapes whose gradients replicas average."""
 
 from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -9,6 +11,14 @@ from raysim.workloads.partition import Partition
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 """By tied parameter: its owners, each a stage and the parameter's name there."""
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A module whose parameters must stay in a set, such as a subspace."""
+
+    def constrain(self) -> None:
+        """Bring the parameters back into the set; called after each step of the optimiser."""
 
 
 def tied_owners(parts: Partition) -> TiedOwners:

@@ -14,6 +14,7 @@ from raysim.codecs.base import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
+from raysim.pipeline.parameters import Constrained
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.values import Value, join, only, split
@@ -65,6 +66,9 @@ class Stage:
         self.divisor: float | None = None  # of a microbatch's summed loss, in steps where targets may be ignored
         self.optimizer = make_optimizer(config.optimizer, self.module.named_parameters(), elementwise)
         self._dtype = DTYPES[config.dtype]
+        state = self.module.state_dict()
+        self._buffers = [name for name, _ in self.module.named_buffers() if name in state]  # the others are constants
+        self._constrained = [part for part in self.module.modules() if isinstance(part, Constrained)]
         self._unscale(self.module.parameters())
         delays = delays or [0] * config.num_microbatches
         self.versions = Versions(config.weight_policy, delays, self.module.named_parameters(), self._unscale)
@@ -91,7 +95,7 @@ class Stage:
             x.requires_grad_()
         weights = self.versions.of_forward(microbatch)
         if self.config.recompute:
-            buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            buffers = {name: self.module.get_buffer(name).clone() for name in self._buffers}
             with torch.no_grad():
                 sent = self._compute(join(x, name, beside), key, targets, weights)
             self._saved[microbatch] = _Saved(x, None, key, targets, buffers, weights, join(x, name, beside))
@@ -187,7 +191,7 @@ class Stage:
         return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in self._previous.items()}
 
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
-        """Step the optimiser on the gradients times `scale`, and clear them.
+        """Step the optimiser on the gradients times `scale`, clear them, and call `constrain` of all modules that have it.
 
         Gradients of `with_momentum` hold their momentum already: for these the optimiser's own is left out, and stays.
         """
@@ -217,6 +221,8 @@ class Stage:
             self._step(bare, learning_rate)
         else:
             self._step(optimizer, learning_rate)
+        for part in self._constrained:
+            part.constrain()
 
     def _directions(self) -> Weights:
         assert self.optimizer is not None

@@ -32,6 +32,10 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
         raise ConfigError(
             f"The model in {run.folder} has layers of its `bottleneck`, which transformers does not know."
         )
+    if "subspace" in options:
+        raise ConfigError(
+            f"The model in {run.folder} has layers of its `model.subspace`, which transformers does not know."
+        )
     lora = options.pop("lora", None)
     if adapter and lora is None:
         raise ConfigError(f"The run in {run.folder} has no `model.lora`, and so no adapter.")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from raysim.notation import check_integer, check_real
 from raysim.workloads.options import check_flag, import_hub, local_or_hub
 from raysim.workloads.splits import MOST_LAYERS, DataShape
+from raysim.workloads.subspace import in_subspace
 
 
 def gpt(
@@ -23,10 +24,13 @@ def gpt(
     num_heads: int = 4,
     dropout: float = 0.0,
     tied: bool = False,
+    subspace: int | None = None,
+    subspace_form: str = "reparametrised",
 ) -> nn.Sequential:
     """Return a decoder laid out and initialised as GPT-2 (Radford et al. 2019): `embedding`, `block0`.., `head`.
 
-    Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends.
+    Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends. `subspace`:
+    values a token at each boundary, in the form `subspace_form`, see `raysim.workloads.subspace`.
 
     >>> from raysim.workloads.splits import MOST_LAYERS, DataShape
     >>> model = gpt(DataShape((64,), "int64", 256), num_blocks=2)
@@ -45,7 +49,7 @@ def gpt(
     _initialise(model, num_blocks)
     if tied:
         _tie(model)
-    return model
+    return in_subspace(model, subspace, subspace_form, added=("attention.projection", "projection"))
 
 
 def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:

@@ -43,6 +43,17 @@ MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "vgg16": vgg16,
 }
 
+NO_SUBSPACE: dict[Callable[..., nn.Sequential], str] = {
+    cnn: "has no residual stream",
+    gpt2: "has weights that were trained without one",
+    lstm: "has no residual stream",
+    mlp: "has no residual stream",
+    resnet18: "has a residual stream whose width changes",
+    resnet101: "has a residual stream whose width changes",
+    vgg16: "has no residual stream",
+}
+"""The reasons why models have no boundaries in a subspace."""
+
 
 def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed: int) -> nn.Sequential:
     """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
@@ -62,7 +73,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
         raise ValueError(
             f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.{near}"
         )
-    arguments = bind_options("model", name, function, options)
+    arguments = bind_model(name, function, options)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
     if function in _SIZED:
@@ -76,6 +87,16 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
                 raise
             raise ValueError(f"Model `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
         return _as_layers(name, model, shape)
+
+
+def bind_model(name: str, function: Callable[..., nn.Sequential], options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options of a model as keyword arguments; raises ValueError for an option that the model cannot have."""
+    if "subspace" in options and function in NO_SUBSPACE:
+        raise ValueError(
+            f"`model.subspace` needs a decoder of new weights whose blocks add to one residual stream, as `gpt` and `hf` can be, but "
+            f"`{name}` {NO_SUBSPACE[function]}."
+        )
+    return bind_options("model", name, function, options)
 
 
 def _as_layers(name: str, model: object, shape: DataShape) -> nn.Sequential:

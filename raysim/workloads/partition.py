@@ -106,6 +106,9 @@ def partition(
     check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output_shape, shape)
     if bottleneck is not None:
         layers = [shadow.layers[end - 1] for end in ends[:-1]]
+        several = next((layer.name for layer in layers if layer.exact_bytes), None)
+        if several is not None:
+            raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
         widened, cuts = with_bottleneck(model, [(layer.name, layer.output_shape) for layer in layers], bottleneck, seed)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
     spans = list(pairwise([0, *ends]))
@@ -206,7 +209,7 @@ def _check_boundaries(layers: list[LayerCost], ends: list[int], batch: int) -> N
 def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
     """Return the trained parameters that several parts use: copies of a frozen one stay equal by themselves.
 
-    Raises ValueError for a shared buffer, whose copies would drift.
+    Raises ValueError for a shared buffer, whose copies would drift; buffers that are no part of the state are constants.
     """
     owners: dict[Tensor, tuple[int, str]] = {}
     tied = []
@@ -215,7 +218,10 @@ def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
             owner, owner_name = owners.setdefault(parameter, (stage, name))
             if owner != stage and parameter.requires_grad:
                 tied.append(Tied(owner, owner_name, stage, name))
+        state = part.state_dict()
         for name, buffer in part.named_buffers():
+            if name not in state:
+                continue
             owner, owner_name = owners.setdefault(buffer, (stage, name))
             if owner != stage:
                 raise ValueError(

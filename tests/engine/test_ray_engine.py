@@ -73,6 +73,9 @@ def engine(ray):
                 "double-buffered",
                 "pipemare",
                 "predicted",
+                "subspace",
+                "replicas-subspace",
+                "replicas-projected",
             )
         ),
     ],

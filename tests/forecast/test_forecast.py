@@ -32,6 +32,7 @@ QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
         ["digits-cnn", "forward=AQSGD(Quantize(4))", "backward=EF21(TopK(0.1))", "schedule=GPipe", "num_stages=3"],
         ["digits-cnn", "forward=ErrorFeedback(TopK(0.1))", "recompute=true", "dtype=bfloat16", "num_microbatches=8"],
         ["topics-gpt", "model.tied=true", "optimizer.name=sgd", "schedule=1F1B(extra_warmup=1)", "num_microbatches=8"],
+        ["topics-gpt", "model.subspace=16"],
     ],
 )
 def test_memory_and_shapes_are_the_plans(overrides):
@@ -42,7 +43,9 @@ def test_memory_and_shapes_are_the_plans(overrides):
     assert found.worker_bytes() == [memory.total_bytes for memory in plan.memories]
     itemsize = 2 if plan.config.dtype == "bfloat16" else 4
     assert [link.dense_bytes for link in found.links] == [
-        itemsize * int(np.prod(shape)) for shape in plan.boundary_shapes for _ in range(2)
+        itemsize * int(np.prod(shape)) + beside
+        for shape, exact_bytes in zip(plan.boundary_shapes, plan.boundary_exact_bytes, strict=True)
+        for beside in (exact_bytes, 0)
     ]
     assert len(found.tied) == len(plan.tied)
 

@@ -12,6 +12,8 @@ GPT = {
 TIED = {**GPT, "model": {**GPT["model"], "tied": True}}
 DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
 REPLICAS = {"num_replicas": 2, "num_microbatches": 2}
+SUBSPACE = {**GPT, "model": {**GPT["model"], "subspace": 4}}
+PROJECTED = {**GPT, "model": {**SUBSPACE["model"], "subspace_form": "projected"}}
 ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
 
 # torch's ScheduleZBVZeroBubble: backwards in two parts, and on worker 1 two neighbours, which pass packets to themselves
@@ -160,6 +162,22 @@ RUNS = {
     },
     "pipemare": {"weights": "PipeMare(4)", "schedule": "1F1B(ahead=2)", "optimizer": {"learning_rate": 0.05}},
     "predicted": {**GPT, **ADAM, "weights": "Predicted", "forward": "EF21(TopK(0.3))"},
+    "subspace": {**SUBSPACE, **ADAM, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.5))"},
+    "replicas-subspace": {
+        **REPLICAS,
+        **SUBSPACE,
+        "dtype": "bfloat16",
+        "optimizer": {"name": "muon", "learning_rate": 1e-2},
+        "replica_gradient": "DiLoCo(3)",
+    },
+    "replicas-projected": {
+        **REPLICAS,
+        **PROJECTED,
+        "recompute": True,
+        "schedule": "ZBH1",
+        "forward": "AQSGD(Quantize(4))",
+        "optimizer": {"name": "adamw", "learning_rate": 1e-2, "clip_norm": 0.1},
+    },
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }

@@ -17,6 +17,7 @@ from raysim.files import read_text
 from raysim.notation import check_choice, suggestion
 from raysim.workloads.hf.chain import chain
 from raysim.workloads.hf.lora import add_lora
+from raysim.workloads.hf.residual import with_subspace
 from raysim.workloads.options import check_flag, check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
 from raysim.workloads.tokens import Bytes, HuggingFace
@@ -32,6 +33,8 @@ def hf(
     attention: str | None = None,
     new_head: bool = False,
     lora: Mapping[str, Any] | None = None,
+    subspace: int | None = None,
+    subspace_form: str = "reparametrised",
 ) -> nn.Sequential:
     """Return a transformers model as the layers `embedding`, `block0`.., `head`.
 
@@ -39,12 +42,18 @@ def hf(
     of its file, for a model with random weights; with `path`, a table of values to change. Vocabulary, classes and picture
     size are the data's where `config` does not give them. `attention`: `sdpa` (the default where the
     model supports it) or `eager`. `new_head`: draw the head anew.
-    `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other weights are frozen.
+    `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other weights are frozen. `subspace`: values a token at
+    each boundary of a new Llama-like model, in the form `subspace_form`, see `raysim.workloads.subspace`.
     """
+    if subspace is not None and (path is not None or lora is not None or task_of(shape) != "causal-lm"):
+        raise ValueError(
+            "`model.subspace` needs a new causal language model, of `model.config` alone: weights that were trained without a "
+            "subspace have their full rank."
+        )
     model = load_model(shape, path=path, config=config, attention=attention, new_head=new_head, lora=lora)
     layers = chain(model, shape.padding)
     _check_equal(model, layers, shape)
-    return layers
+    return with_subspace(layers, model.config, subspace, subspace_form)
 
 
 def load_model(

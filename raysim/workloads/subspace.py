@@ -1,0 +1,228 @@
+"""Decoders whose boundaries are low-dimensional by construction: k values a token cross, whatever the width of the model.
+
+Subspace networks (Ramasinghe et al. 2025, 2506.01260; the reparametrised form as in the code of ProtocolNanoGPT). The basis U
+(width x k, orthonormal columns) is drawn once, and F, the tables of the embedding as they were drawn, is never trained. All that
+is learned adds to the residual stream x in the span of U, so that x = c Uᵀ + F[token] at every boundary, and c (k values) is sent
+with the tokens. The last block and the head keep their full rank, and are one layer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raysim.notation import check_choice, check_integer
+from raysim.values import Value, join, split
+
+FORMS = ("reparametrised", "projected")
+
+
+def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequence[str]) -> nn.Sequential:
+    """Return a decoder `embedding`, `block0`.., `head` with boundaries of `size` values a token, or `layers` where that is None.
+
+    `form`: with "reparametrised" the layers that add to the residual stream are U (W z + b) with W of `size` rows. With
+    "projected" they stay as they are and are projected onto the span of U after each update, and their output is divided by
+    its root mean square. Both start from the projection of the weights of `layers`, whose modules they reuse. `added`: names,
+    within a block, of the linear layers whose output is added to the stream.
+
+    The embedding has a table of tokens, and where it adds positions a table of these: they become F, and tables of zeros are
+    trained in their place. With "projected" the rows of F are divided by their root mean square, too. U is drawn by torch's
+    default generator. Raises ValueError naming the rule.
+    """
+    form = check_choice("model.subspace_form", form, FORMS)
+    if size is None:
+        if form != FORMS[0]:
+            raise ValueError("`model.subspace_form` has no effect without `model.subspace`. Leave it out.")
+        return layers
+    size = check_integer("model.subspace", size, 1)
+    (_, embedding), *blocks, (last, block), (_, head) = layers.named_children()
+    tables = _tables(embedding)
+    width = tables[0].embedding_dim
+    if size > width:
+        raise ValueError(f"`model.subspace` must be at most the width of the model ({width}), but got {size}.")
+    if any(parameter is tables[0].weight for parameter in head.parameters()):
+        raise ValueError(
+            "`model.subspace` cannot go with a head that is tied to the embedding: the head has its full rank."
+        )
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in layers.modules()):
+        raise ValueError("`model.dropout` must be 0 with `model.subspace`: what dropout leaves is not in the subspace.")
+    projected = form == "projected"
+    drawn = [table.weight.detach() for table in tables]
+    if projected:  # as large as the outputs that are added to it
+        drawn = [F.rms_norm(rows, rows.shape[-1:]) for rows in drawn]
+    subspace = Subspace(size, *drawn)
+    entry = ProjectedEntry(embedding, subspace, width) if projected else Entry(embedding, subspace, size)
+    found: OrderedDict[str, nn.Module] = OrderedDict(embedding=entry)
+    for name, module in blocks:
+        for place in added:
+            parent, _, child = place.rpartition(".")
+            linear = module.get_submodule(place)
+            assert isinstance(linear, nn.Linear), f"{place} must be a linear layer"
+            replaced = ProjectedLinear(linear, subspace) if projected else SubspaceLinear(linear, subspace)
+            module.get_submodule(parent).add_module(child, replaced)
+        found[name] = Inner(module, subspace)
+    found["head"] = nn.Sequential(OrderedDict({last: Exit(block, subspace), "head": head}))
+    return nn.Sequential(found)
+
+
+class Subspace(nn.Module):
+    """The constants, which layers of a stage share; being drawn from the seed, they are in no checkpoint."""
+
+    basis: Tensor
+    tokens: Tensor
+    positions: Tensor | None
+
+    def __init__(self, size: int, tokens: Tensor, positions: Tensor | None = None) -> None:
+        super().__init__()
+        drawn = torch.randn(
+            tokens.shape[1], size, dtype=torch.float64
+        )  # so that float32 does not show the order of sums
+        self.register_buffer("basis", torch.linalg.qr(drawn).Q.float(), persistent=False)
+        self.register_buffer("tokens", tokens, persistent=False)
+        self.register_buffer("positions", positions, persistent=False)
+
+    def encode(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Return the coordinates (batch, length, size) of a residual stream."""
+        with torch.autocast(x.device.type, enabled=False):
+            return (x - self._fixed(tokens)) @ self.basis
+
+    def decode(self, code: Tensor, tokens: Tensor) -> Tensor:
+        """Return the residual stream (batch, length, width) of coordinates."""
+        with torch.autocast(code.device.type, enabled=False):
+            return code.to(self.basis.dtype) @ self.basis.t() + self._fixed(tokens)
+
+    def project(self, weight: Tensor) -> Tensor:
+        """Return the vectors along the first axis of `weight`, of the model's width, projected onto the span."""
+        return self.basis @ (self.basis.t() @ weight)
+
+    def _fixed(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.tokens)
+        return x if self.positions is None else x + self.positions[: tokens.shape[1]]
+
+
+class Entry(nn.Module):
+    """The embedding of coordinates: its tables have `size` columns, or `width` where the rows are projected."""
+
+    def __init__(self, embedding: nn.Module, subspace: Subspace, columns: int) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.subspace = subspace
+        for table in _tables(embedding):
+            table.weight = nn.Parameter(torch.zeros(table.num_embeddings, columns))
+            table.embedding_dim = columns
+
+    def forward(self, tokens: Tensor) -> Value:
+        """Return the first coordinates and the tokens."""
+        x, name, beside = split(self.embedding(tokens))
+        sent = shortened(tokens, len(self.subspace.tokens))
+        return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
+
+    def _coordinates(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ProjectedEntry(Entry):
+    """The embedding whose rows are kept in the span."""
+
+    def constrain(self) -> None:
+        """Project the rows; called after each update."""
+        with torch.no_grad():
+            for table in _tables(self.embedding):
+                table.weight.copy_(self.subspace.project(table.weight.t()).t())
+
+    def _coordinates(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return x @ self.subspace.basis
+
+
+class Inner(nn.Module):
+    """A block between two boundaries."""
+
+    def __init__(self, block: nn.Module, subspace: Subspace) -> None:
+        super().__init__()
+        self.block = block
+        self.subspace = subspace
+
+    def forward(self, value: Value) -> Value:
+        """Return the next coordinates, with all that crosses beside them."""
+        code, name, beside = split(value)
+        tokens = lengthened(beside["tokens"])
+        rest = {other: x for other, x in beside.items() if other != "tokens"}
+        y = self.block(join(self.subspace.decode(code, tokens), name if rest else "", rest))
+        return {**beside, name: self.subspace.encode(split(y)[0], tokens)}
+
+
+class Exit(nn.Module):
+    """The last block, which has its full rank."""
+
+    def __init__(self, block: nn.Module, subspace: Subspace) -> None:
+        super().__init__()
+        self.block = block
+        self.subspace = subspace
+
+    def forward(self, value: Value) -> Value:
+        """Return the last residual stream."""
+        code, name, beside = split(value)
+        rest = {other: x for other, x in beside.items() if other != "tokens"}
+        x = self.subspace.decode(code, lengthened(beside["tokens"]))
+        y: Value = self.block(join(x, name if rest else "", rest))
+        return y
+
+
+class SubspaceLinear(nn.Module):
+    """A linear layer U (W z + b): its output lies in the span, and its gradient is exact."""
+
+    def __init__(self, linear: nn.Linear, subspace: Subspace) -> None:
+        super().__init__()
+        self.subspace = subspace
+        basis = subspace.basis
+        self.weight = nn.Parameter(basis.t() @ linear.weight.detach())
+        self.bias = None if linear.bias is None else nn.Parameter(basis.t() @ linear.bias.detach())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (..., width) of (..., features)."""
+        return F.linear(F.linear(z, self.weight, self.bias), self.subspace.basis)
+
+
+class ProjectedLinear(nn.Module):
+    """A linear layer that is kept in the span, with its output normalised without a gain."""
+
+    def __init__(self, linear: nn.Linear, subspace: Subspace) -> None:
+        super().__init__()
+        self.subspace = subspace
+        self.linear = linear
+        self.constrain()
+
+    def constrain(self) -> None:
+        """Project weight and bias; called after each update."""
+        with torch.no_grad():
+            for parameter in self.linear.parameters():
+                parameter.copy_(self.subspace.project(parameter))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (..., width) of (..., features)."""
+        y: Tensor = self.linear(z)
+        return F.rms_norm(y, y.shape[-1:])
+
+
+def shortened(tokens: Tensor, num_tokens: int) -> Tensor:
+    """Return tokens in the fewest bytes: one each up to 256 tokens, two up to 65,536, else four.
+
+    >>> shortened(torch.tensor([65_535]), 65_536), lengthened(shortened(torch.tensor([65_535]), 65_536))
+    (tensor([-1], dtype=torch.int16), tensor([65535]))
+    """
+    kind = torch.uint8 if num_tokens <= 2**8 else torch.int16 if num_tokens <= 2**16 else torch.int32
+    return tokens.to(kind)
+
+
+def lengthened(tokens: Tensor) -> Tensor:
+    """Return the tokens of `shortened` as int64."""
+    return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
+
+
+def _tables(embedding: nn.Module) -> list[nn.Embedding]:
+    return [module for module in embedding.modules() if isinstance(module, nn.Embedding)]

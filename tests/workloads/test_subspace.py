@@ -1,0 +1,211 @@
+"""Boundaries in a subspace: what crosses is all there is, at full size nothing is lost, and what cannot be so is refused."""
+
+import pytest
+import torch
+from engines import losses_of, start
+from hf_variants import CAUSAL, TEXT
+from pipelines import ADAM, PROJECTED, SUBSPACE
+
+from raysim import save_pretrained, train
+from raysim.codecs import Quantize
+from raysim.config import ConfigError
+from raysim.workloads.data import DataShape
+from raysim.workloads.hf.residual import ADDED
+from raysim.workloads.losses import CrossEntropy
+from raysim.workloads.models import MODELS, NO_SUBSPACE, build_model
+from raysim.workloads.partition import partition
+from raysim.workloads.subspace import FORMS, Subspace, lengthened, shortened
+
+BYTES = DataShape((16,), "int64", 256)
+GPT = {"num_blocks": 3, "width": 16, "num_heads": 2}
+LLAMAS = [family for family in CAUSAL if CAUSAL[family]["model_type"] in ADDED and "tied" not in family]
+KINDS = {
+    "gpt": ("gpt", GPT, BYTES),
+    **{family: ("hf", {"config": CAUSAL[family]}, TEXT) for family in LLAMAS},
+}
+
+
+def subspace_of(model):
+    return next(module for module in model.modules() if isinstance(module, Subspace))
+
+
+def tokens_of(shape, batch=4):
+    return torch.randint(shape.num_classes, (batch, *shape.input_shape), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_the_size_of_the_width_the_model_spans_the_same_functions(kind):
+    """It starts as the ordinary model of its seed, with the coordinates of that model's gradients."""
+    name, options, shape = KINDS[kind]
+    plain = build_model(name, options, shape, seed=0)
+    found = build_model(name, {**options, "subspace": 16}, shape, seed=0)
+    constants = subspace_of(found)
+    x = tokens_of(shape)
+    for model in (plain, found):
+        CrossEntropy()(model(x), x).backward()
+    torch.testing.assert_close(found(x), plain(x), rtol=1e-4, atol=1e-5)
+    (place, *_) = ADDED["llama"] if name == "hf" else ("attention.projection",)
+    expected = plain.block0.get_submodule(place).weight.grad
+    inner = found.block0.block.get_submodule(place).weight.grad
+    torch.testing.assert_close(inner, constants.basis.t() @ expected, rtol=1e-3, atol=1e-6)
+    rows, whole = (
+        next(module.weight.grad for module in model.embedding.modules() if isinstance(module, torch.nn.Embedding))
+        for model in (found, plain)
+    )
+    torch.testing.assert_close(rows, whole @ constants.basis, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stream_is_what_crosses(kind, form, monkeypatch):
+    """At every boundary, before and after updates, decode(encode(x)) = x to rounding."""
+    name, options, shape = KINDS[kind]
+    model = build_model(name, {**options, "subspace": 4, "subspace_form": form}, shape, seed=0)
+    encode, away = Subspace.encode, []
+
+    def checked(self, x, tokens):
+        code = encode(self, x, tokens)
+        assert code.shape == (*x.shape[:2], 4)
+        away.append(float(((self.decode(code, tokens) - x).norm() / x.norm()).detach()))
+        return code
+
+    monkeypatch.setattr(Subspace, "encode", checked)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    x = tokens_of(shape)
+    for _ in range(3):
+        optimizer.zero_grad()
+        CrossEntropy()(model(x), x).backward()
+        optimizer.step()
+        if form == "projected":
+            away.clear()
+            model(x)
+            assert max(away) > 1e-3  # Adam's step leaves the subspace
+            away.clear()
+        for module in model.modules():
+            if hasattr(module, "constrain"):
+                module.constrain()
+    model(x)
+    assert away
+    assert max(away) < 1e-5
+
+
+def test_stages_project_after_their_update(small):
+    engine = start(small(**PROJECTED, **ADAM))
+    losses_of(engine, 0)
+    first = engine.workers[0].stages[0].module
+    constants, block = subspace_of(first), first.block0.block
+    for weight in (block.projection.linear.weight, block.attention.projection.linear.weight):
+        torch.testing.assert_close(constants.project(weight.detach()), weight.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_constants_come_from_the_seed_are_the_same_in_all_stages_and_in_no_checkpoint():
+    options = {**GPT, "subspace": 4}
+    one, again, other = (build_model("gpt", options, BYTES, seed) for seed in (0, 0, 1))
+    assert not any("basis" in name or "subspace" in name for name in one.state_dict())
+    assert not any("subspace" in name for name, _ in one.named_parameters())
+    stages = partition(one, BYTES, num_stages=3, batch=4).stages
+    for name, buffer in subspace_of(one).named_buffers():
+        assert torch.equal(subspace_of(again).get_buffer(name), buffer)
+        assert not torch.equal(subspace_of(other).get_buffer(name), buffer)
+        assert all(torch.equal(subspace_of(stage).get_buffer(name), buffer) for stage in stages)
+        held = {id(x) for module in stages[0].modules() for x in module.buffers() if x.shape == buffer.shape}
+        assert len(held) == 1  # once a stage, however many of its layers use it
+    basis = subspace_of(one).basis
+    torch.testing.assert_close(basis.t() @ basis, torch.eye(4), rtol=0, atol=1e-6)
+
+
+def test_bytes_on_the_wire_are_the_coordinates_and_the_tokens(small, tmp_path):
+    tokens = 4 * 16  # of a microbatch
+    runs = {
+        "plain": train(small(**SUBSPACE, steps=2), engine="inline", out=tmp_path / "plain"),
+        "coded": train(small(**SUBSPACE, steps=2, forward="Quantize(8)"), engine="inline", out=tmp_path / "coded"),
+    }
+    sizes = {
+        name: (links["wire_bytes"] / links["packets"]).groupby(run.links["direction"]).agg(["min", "max"])
+        for name, run in runs.items()
+        for links in [run.links]
+    }
+    coded = Quantize(8).encode(torch.randn(4, 16, 4)).array_bytes
+    for name, direction, expected in [
+        ("plain", "forward", tokens * (4 * 4 + 1)),
+        ("plain", "backward", tokens * 4 * 4),
+        ("coded", "forward", coded + tokens),
+        ("coded", "backward", tokens * 4 * 4),
+    ]:
+        least, most = sizes[name].loc[direction]
+        assert expected <= least <= most <= expected + 48  # headers
+    assert runs["plain"].row["model.subspace"] == 4
+
+
+def test_tokens_take_the_fewest_bytes_and_come_back():
+    for num_tokens, size in [(256, 1), (257, 2), (65_536, 2), (65_537, 4)]:
+        tokens = torch.tensor([0, num_tokens // 2, num_tokens - 1])
+        sent = shortened(tokens, num_tokens)
+        assert sent.element_size() == size
+        assert torch.equal(lengthened(sent), tokens)
+
+
+def test_a_llama_trains_and_is_not_exported(small, tmp_path):
+    model = {"name": "hf", "config": CAUSAL["llama"], "subspace": 4}
+    run = train(small(**{**SUBSPACE, "model": model}, steps=2), engine="inline", out=tmp_path / "run")
+    assert run.status == "finished"
+    assert (run.links["wire_bytes"] / run.links["packets"]).max() < 4 * 16 * (4 * 4 + 1) + 48
+    with pytest.raises(ConfigError, match=r"has layers of its `model.subspace`, which transformers does not know"):
+        save_pretrained(run, tmp_path / "exported")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt", "hf")])
+def test_models_without_a_stream_of_their_own_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match=rf"`model.subspace` needs a decoder .* but `{name}` has .*\."):
+        build_model(name, {"subspace": 4}, BYTES, seed=0)
+    assert MODELS[name] in NO_SUBSPACE
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("gpt", {"subspace": 17}, "`model.subspace` must be at most the width of the model (16), but got 17."),
+        ("gpt", {"subspace": 0}, "`model.subspace` must be an integer of at least 1, but got 0."),
+        (
+            "gpt",
+            {"subspace": 4, "subspace_form": "exact"},
+            "`model.subspace_form` must be one of reparametrised, projected",
+        ),
+        ("gpt", {"subspace_form": "projected"}, "`model.subspace_form` has no effect without `model.subspace`."),
+        ("gpt", {"subspace": 4, "tied": True}, "`model.subspace` cannot go with a head that is tied to the embedding"),
+        ("gpt", {"subspace": 4, "dropout": 0.1}, "`model.dropout` must be 0 with `model.subspace`"),
+        ("hf", {"config": CAUSAL["llama"], "subspace": 17}, "at most the width of the model (16), but got 17."),
+        ("hf", {"config": CAUSAL["llama tied"], "subspace": 4}, "cannot go with a head that is tied to the embedding"),
+        (
+            "hf",
+            {"config": CAUSAL["gpt2 untied"], "subspace": 4},
+            "as those of llama, mistral, qwen2, qwen3 do, but `model.config.model_type` is 'gpt2'.",
+        ),
+        ("hf", {"config": CAUSAL["llama"], "subspace": 4, "lora": {"rank": 2}}, "needs a new causal language model"),
+        ("hf", {"path": "anywhere", "subspace": 4}, "needs a new causal language model"),
+    ],
+)
+def test_what_cannot_be_in_a_subspace_is_refused(name, options, sentence):
+    with pytest.raises(ValueError) as refused:
+        build_model(name, {**GPT, **options} if name == "gpt" else options, TEXT if name == "hf" else BYTES, seed=0)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {**PROJECTED, "num_replicas": 2, "num_microbatches": 2, "replica_gradient": "DiLoCo(3)"},
+            "`replica_gradient` cannot be DiLoCo(3) at stage 0, whose weights are constrained after each update",
+        ),
+        (
+            {**SUBSPACE, "bottleneck": 2},
+            "`bottleneck` needs one tensor at a boundary, but several cross after layer `block0`.",
+        ),
+        ({**SUBSPACE, "forward": "ACGC(0.1)"}, "cannot be ACGC(0.1) at boundary 0, where several tensors cross."),
+    ],
+)
+def test_settings_that_a_subspace_does_not_allow_are_refused(small, tmp_path, changes, sentence):
+    with pytest.raises(ConfigError) as refused:
+        train(small(**changes), engine="inline", out=tmp_path / "run")
+    assert sentence in str(refused.value)
