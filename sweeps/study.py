@@ -220,6 +220,8 @@ def _canonical(config: RunConfig) -> dict[str, Any]:
     for key in COMPRESSORS:
         if isinstance(flat[key], tuple):
             flat[key] = flat[key][0] if len(set(flat[key])) == 1 else as_written(flat[key])
+        elif isinstance(flat[key], dict):
+            flat[key] = as_written(flat[key])
     return flat
 
 

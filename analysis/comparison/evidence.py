@@ -25,13 +25,14 @@ Mode = Literal["on", "off"]
 
 
 class Setting(NamedTuple):
-    """The compression of a run: its notations for activations, gradients and replica gradients, shared indices, fused embedding."""
+    """The compression of a run: its notations for activations, gradients and replica gradients, and the keys that go with them."""
 
     forward: str = DENSE
     backward: str = DENSE
     replica_gradient: str = DENSE
     shared_indices: bool = False
     fused_embedding: bool = False
+    weights: str = "Synchronous"
 
     def __str__(self) -> str:
         return " ".join(f"{k}={str(v).lower() if v is True else v}" for k, v in self.changes().items()) or "dense"
@@ -190,7 +191,8 @@ def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
         _alike(str(known.get(key, DENSE))) for key in ("forward", "backward", "replica_gradient")
     )
     shared_indices, fused_embedding = (bool(known.get(key, False)) for key in ("shared_indices", "fused_embedding"))
-    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding)
+    weights = str(known.get("weights", Setting().weights))
+    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding, weights)
 
 
 def _alike(text: str) -> str:

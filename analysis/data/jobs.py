@@ -30,7 +30,7 @@ KEYS = (
 FLAGS = ("tf32", "deterministic")
 """Further keys of a job, where they are on; runs recorded before these keys existed count as off."""
 
-PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
+PRICED = ("schedule", "schedule_rows", "weights", "fused_embedding", "engine")
 """Keys that decide the price of a job's step beside its packets."""
 
 

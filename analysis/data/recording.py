@@ -267,13 +267,16 @@ class Recording:
             ):
                 if not 0 <= target < shape[2]:
                     continue
-                here = wire[:, :, stage, op] > 0
-                sizes, octaves = dense[:, :, stage, op], _octaves(dense[:, :, stage, op], wire[:, :, stage, op])
-                for size, octave in {(a, b) for a, b in zip(sizes[here], octaves[here], strict=True)}:
-                    alike = here & (sizes == size) & (octaves == octave)
-                    message = (notations.get((direction, boundary), ""), direction, shared, int(size), int(octave))
-                    encode[:, :, stage, op][alike] = code(("encode", *message))
-                    decode[:, :, target, op][alike] = code(("decode", *message))
+                for replica in range(shape[1]):
+                    here = wire[:, replica, stage, op] > 0
+                    sizes = dense[:, replica, stage, op]
+                    octaves = _octaves(sizes, wire[:, replica, stage, op])
+                    notation = notations.get((replica, direction, boundary), "")
+                    for size, octave in {(a, b) for a, b in zip(sizes[here], octaves[here], strict=True)}:
+                        alike = here & (sizes == size) & (octaves == octave)
+                        message = (notation, direction, shared, int(size), int(octave))
+                        encode[:, replica, stage, op][alike] = code(("encode", *message))
+                        decode[:, replica, target, op][alike] = code(("decode", *message))
         return kinds, {"compute": compute, "encode": encode, "decode": decode}
 
     def _works(self) -> dict[tuple[int, int], str]:
@@ -285,12 +288,14 @@ class Recording:
             (int(step), int(stage)): work for step, stage, work in zip(*columns, strict=True) if isinstance(work, str)
         }
 
-    def _notations(self) -> dict[tuple[str, int], str]:
-        """Return the compressor of each direction and boundary."""
-        links = self.links[self.links["boundary"].notna()].drop_duplicates(["direction", "boundary"])
+    def _notations(self) -> dict[tuple[int, str, int], str]:
+        """Return the compressor of each replica, direction and boundary."""
+        link = ["replica", "direction", "boundary"]
+        links = self.links[self.links["boundary"].notna()].drop_duplicates(link)
+        columns = (links[name] for name in (*link, "codec"))
         return {
-            (str(direction), int(boundary)): str(codec)
-            for direction, boundary, codec in zip(links["direction"], links["boundary"], links["codec"], strict=True)
+            (int(replica), str(direction), int(boundary)): str(codec)
+            for replica, direction, boundary, codec in zip(*columns, strict=True)
         }
 
     @property

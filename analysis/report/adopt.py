@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from raysim.config.links import OTHERS
 
 DENSE = "Identity"
 
@@ -26,11 +29,16 @@ def snippet(row: Mapping[Any, Any]) -> str:
     <BLANKLINE>
     from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md
     stages = compress_stages(modules, shapes, forward="Quantize(5)", backward="Identity", num_microbatches=4)
+    >>> print(snippet(row | {"forward": '{1 = "Quantize(5)"}'}).splitlines()[0])
+    # Replica 1:
     """
     parts = []
-    forward, backward = (_notation(row.get(key)) for key in ("forward", "backward"))
-    if _count(row, "num_stages") > 1 and (forward, backward) != (DENSE, DENSE):
-        microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
+    microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
+    for replica, forward, backward in _links(row):
+        if _count(row, "num_stages") == 1 or (forward, backward) == (DENSE, DENSE):
+            continue
+        if replica is not None:
+            parts.append(f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:")
         if isinstance(forward, str) and isinstance(backward, str):
             parts.append(
                 "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
@@ -52,6 +60,22 @@ def snippet(row: Mapping[Any, Any]) -> str:
             f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
         )
     return "\n\n".join(parts)
+
+
+def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | list[str], str | list[str]]]:
+    """Yield the notations of activations and gradients by replica, with None for the replica where all have the same."""
+    texts = [row.get(key) for key in ("forward", "backward")]
+    tables = [
+        tomllib.loads(f"table = {text}")["table"] if isinstance(text, str) and text.startswith("{") else None
+        for text in texts
+    ]
+    replicas: list[str | None] = sorted({replica for table in tables if table for replica in table}) or [None]
+    for replica in replicas:
+        forward, backward = (
+            _notation(text) if table is None else table.get(replica, table.get(OTHERS, DENSE))
+            for text, table in zip(texts, tables, strict=True)
+        )
+        yield replica, forward, backward
 
 
 def _notation(value: Any) -> str | list[str]:

@@ -126,7 +126,9 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
         how = setting_of(runs.iloc[place])
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
         words += [
-            pair for pair in _pairs(str(setting)) if pair not in shared and pair.split("=")[0] not in COMPRESSION[:2]
+            pair
+            for pair in _pairs(str(setting))
+            if pair not in shared and pair.split("=")[0] not in ("forward", "backward")
         ]
         names.append(" ".join(words))
     return pd.Series(names, runs.index)

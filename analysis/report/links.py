@@ -11,6 +11,7 @@ from analysis.report.curves import looks
 from analysis.report.figures import Axis, Figure, Panel, Series, finite
 from analysis.report.material import Job, Material
 from analysis.report.words import bytes_of, seconds
+from raysim.records import with_replicas
 
 COLUMNS = (
     Column("setting"),
@@ -49,11 +50,12 @@ def _links(job: Job, material: Material) -> pd.DataFrame:
     rows = material.results.select(list(named)).links
     if not len(rows):
         return rows
+    rows = rows.assign(setting=[named[str(run)] for run in rows["run"]])
+    rows = pd.concat([with_replicas(mine) for _, mine in rows.groupby("setting", sort=False)])
     rows = rows.assign(
-        setting=[named[str(run)] for run in rows["run"]],
         link=[
-            name_of(boundary, str(direction))
-            for boundary, direction in zip(rows["boundary"], rows["direction"], strict=True)
+            ", ".join(filter(None, (name_of(boundary, str(direction)), replicas)))
+            for boundary, direction, replicas in zip(rows["boundary"], rows["direction"], rows["replicas"], strict=True)
         ],
     )
     groups = rows.groupby(["setting", "link"], sort=False, observed=True)

@@ -56,10 +56,11 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
 def recipe(row: dict[Any, Any], keys: Sequence[str]) -> str:
     """Return the keys of a run in TOML.
 
-    >>> row = {"model": "gpt", "model.width": 64, "steps": 10, "optimizer.name": "adamw"}
+    >>> row = {"model": "gpt", "model.width": 64, "steps": 10, "forward": '{1 = "TopK(0.1)"}', "optimizer.name": "adamw"}
     >>> print(recipe(row, list(row)))
     model = { name = "gpt", width = 64 }
     steps = 10
+    forward = {1 = "TopK(0.1)"}
     optimizer.name = "adamw"
     """
     lines = []
@@ -77,11 +78,16 @@ def recipe(row: dict[Any, Any], keys: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value in TOML, which is JSON's for all that a run has; nothing where it was not given."""
+    """Return a value in TOML, which is JSON's for all that a run has; nothing where it was not given.
+
+    Lists by boundary and tables by replica are recorded as text that is TOML already.
+    """
     if value is None or repr(value) in ("<NA>", "nan"):
         return ""
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        return value
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -46,11 +46,15 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def as_written(value: object) -> object:
-    """Return the value of a key as one text where a list may stand for one value, one each for all boundaries or stages.
+    """Return the value of a key as one text, in TOML, where a list or a table by replica may stand for one value.
 
     >>> as_written(("TopK(0.1)", "Identity")), as_written("TopK(0.1)"), as_written(None)
     ('["TopK(0.1)", "Identity"]', 'TopK(0.1)', None)
+    >>> as_written({"1": "TopK(0.1)"})
+    '{1 = "TopK(0.1)"}'
     """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {json.dumps(inner)}' for key, inner in value.items())}}}"
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.config.errors import ConfigError
+from raysim.config.links import OTHERS
 from raysim.config.optimizer import OPTIMIZERS
 from raysim.notation import shown
 
@@ -40,6 +41,8 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})
+        if parent in ("forward", "backward") and not isinstance(inner, dict):  # of one replica, apart from the others
+            inner = {OTHERS: inner}
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):

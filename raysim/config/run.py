@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from raysim.compressors import Compressor
 from raysim.compressors import parse as parse_compressor
 from raysim.compressors.at_support import share_indices
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict, role
+from raysim.config.links import ByReplica, Notations, canonical, check_numbers, checked_table, of_replica
 from raysim.config.optimizer import OptimizerConfig
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
@@ -29,8 +30,6 @@ from raysim.schedules.families import Schedule, parse_schedule
 from raysim.schedules.unflushed import Unflushed
 from raysim.weights import WeightPolicy, parse_weights
 from raysim.weights.base import Delays
-
-Notations = str | Annotated[tuple[str, ...], Field(max_length=MOST_STAGES)]
 
 
 class Named(BaseModel):
@@ -80,10 +79,10 @@ class RunConfig(Strict):
     weights: str = Field(default="Synchronous", json_schema_extra=role("compression"))
     """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
     `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
-    forward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
-    """Compressor of activations: one for all boundaries, or a list with one each."""
-    backward: Notations = Field(default="Identity", json_schema_extra=role("compression"))
-    """Compressor of gradients at the boundaries: one for all boundaries, or a list with one each."""
+    forward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
+    """Compressor of activations: one for all boundaries, a list with one each, or a table of these by replica."""
+    backward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
+    """Compressor of gradients at the boundaries: one for all boundaries, a list with one each, or a table of these by replica."""
     shared_indices: bool = Field(default=False, json_schema_extra=role("compression"))
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
     replica_gradient: Notations = Field(default="Identity", json_schema_extra=role("compression"))
@@ -207,12 +206,15 @@ class RunConfig(Strict):
     def _canonical_weights(cls, value: str) -> str:
         return repr(parse_weights(value))
 
+    @field_validator("forward", "backward", mode="before")
+    @classmethod
+    def _by_replica(cls, value: Any, info: ValidationInfo) -> Any:
+        return checked_table(str(info.field_name), value)
+
     @field_validator("forward", "backward")
     @classmethod
-    def _canonical(cls, value: Notations) -> Notations:
-        if isinstance(value, str):
-            return repr(parse_compressor(value))
-        return tuple(repr(parse_compressor(text)) for text in value)
+    def _canonical(cls, value: ByReplica) -> ByReplica:
+        return canonical(value)
 
     @field_validator("replica_gradient")
     @classmethod
@@ -257,11 +259,7 @@ class RunConfig(Strict):
         if self.device == "cpu" and self.gpus_per_stage:
             raise ValueError(f"`gpus_per_stage` must be 0 with `device` = 'cpu', but got {self.gpus_per_stage:g}.")
         for field in ("forward", "backward"):
-            notations = getattr(self, field)
-            if isinstance(notations, tuple) and len(notations) != self.stages - 1:
-                raise ValueError(
-                    f"`{field}` must be one compressor or a list of one a boundary ({self.stages - 1}), but got {len(notations)}."
-                )
+            check_numbers(field, getattr(self, field), self.stages - 1, self.num_replicas)
         if isinstance(self.bottleneck, tuple) and (len(self.bottleneck) != self.stages - 1 or not any(self.bottleneck)):
             raise ValueError(
                 f"`bottleneck` must be one number or a list of one a boundary ({self.stages - 1}), not all 0, "
@@ -271,7 +269,7 @@ class RunConfig(Strict):
             for field in ("forward", "backward", "shared_indices", "bottleneck"):
                 if getattr(self, field) not in ("Identity", (), False, None):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
-        for methods in self.compressors():
+        for methods in dict.fromkeys(ends for links in self.compressors() for ends in links):
             for field, method in zip(("forward", "backward"), methods, strict=True):
                 if method.needs_sensitivity and self.gradient_scale != 1:
                     raise ValueError(
@@ -320,7 +318,7 @@ class RunConfig(Strict):
                 raise ValueError(
                     f"`replica_gradient` must be a method that averages the gradients of a step with {policy!r}, but got {method!r}."
                 )
-        for forward, _ in self.compressors():
+        for forward, _ in (ends for links in self.compressors() for ends in links):
             if forward.needs_sensitivity:
                 raise ValueError(
                     f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
@@ -369,17 +367,21 @@ class RunConfig(Strict):
         per = 1 if policy.updates_each_microbatch else self.num_microbatches
         return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
-    def compressors(self) -> list[tuple[Compressor, Compressor]]:
-        """Return the compressors of each boundary: of its activations and of its gradients."""
+    def compressors(self) -> list[list[tuple[Compressor, Compressor]]]:
+        """Return the compressors of each replica and boundary: of its activations and of its gradients."""
         count = self.stages - 1
-        forward, backward = (
-            [parse_compressor(text) for text in ([value] * count if isinstance(value, str) else value)]
-            for value in (self.forward, self.backward)
-        )
-        if self.shared_indices:
-            ends = enumerate(zip(forward, backward, strict=True))
-            backward = [share_indices(*methods, f" at boundary {boundary}") for boundary, methods in ends]
-        return list(zip(forward, backward, strict=True))
+        known: dict[tuple[Sequence[str], Sequence[str]], list[tuple[Compressor, Compressor]]] = {}
+        found = []
+        for replica in range(self.num_replicas):
+            texts = (of_replica(self.forward, replica, count), of_replica(self.backward, replica, count))
+            if texts not in known:
+                forward, backward = ([parse_compressor(text) for text in each] for each in texts)
+                if self.shared_indices:
+                    ends = enumerate(zip(forward, backward, strict=True))
+                    backward = [share_indices(*methods, f" at boundary {boundary}") for boundary, methods in ends]
+                known[texts] = list(zip(forward, backward, strict=True))
+            found.append(known[texts])
+        return found
 
     def replica_methods(self) -> list[ReplicaMethod]:
         """Return the replica method of each stage."""
@@ -391,7 +393,7 @@ class RunConfig(Strict):
         """Return every key as it is written (`optimizer.momentum`), with its value."""
         flat: dict[str, Any] = {}
         for key, value in self.model_dump().items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and "name" in value:
                 name = value.pop("name")
                 flat[key if key in ("model", "data", "loss") else f"{key}.name"] = name
                 flat |= {f"{key}.{option}": option_value for option, option_value in value.items()}

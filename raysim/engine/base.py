@@ -49,6 +49,12 @@ class Engine(ABC):
         """Peak memory of every stage of every replica, in the order of `Plan.places`."""
         return [self.plan.memories[stage] for _, stage in self.plan.places]
 
+    @property
+    def _evaluators(self) -> range:
+        """The workers of the replica that is evaluated."""
+        per = len(self.plan.rows)
+        return range(self.plan.evaluated * per, (self.plan.evaluated + 1) * per)
+
     def check_devices(self) -> DeviceFacts | None:
         """Return the facts of the GPU of the first stage, None of a CPU.
 
@@ -121,8 +127,8 @@ class Engine(ABC):
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
         """Evaluate a split with links in an evaluation `mode`, and return the sums over its samples.
 
-        The first replica is evaluated: replicas differ only in BatchNorm statistics. Where a method lets their parameters differ,
-        the parameters on which they agreed last are evaluated, or else their mean.
+        One replica is evaluated, see `Plan.evaluated`: replicas differ only in BatchNorm statistics and compressors. Where a method
+        lets their parameters differ, the parameters on which they agreed last are evaluated, or else their mean.
         """
         *_, total = self.evaluating(mode, split, num_batches)
         return total
@@ -132,9 +138,9 @@ class Engine(ABC):
         if self.plan.decentralized:
             per = len(self.plan.rows)
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
-            self._fetch([self._submit(w, "take_mean", *held[w::per]) for w in range(per)])
+            self._fetch([self._submit(w, "take_mean", *held[w % per :: per]) for w in self._evaluators])
             yield from self._evaluating(mode, split, num_batches)
-            self._fetch([self._submit(w, "take_mean") for w in range(per)])
+            self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
         else:
             yield from self._evaluating(mode, split, num_batches)
 
@@ -144,15 +150,14 @@ class Engine(ABC):
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
             here = batches[start : start + window]
-            for found in self._together(range(len(self.plan.rows)), "infer", split, here, mode):
+            for found in self._together(self._evaluators, "infer", split, here, mode):
                 for result in found:
                     total = total.plus(result)
             yield total
 
     def batchnorm(self, change: str) -> None:
         """Move BatchNorm statistics at the workers that evaluate, see `Worker.batchnorm`."""
-        workers = range(len(self.plan.rows))
-        self._fetch([self._submit(worker, "batchnorm", change) for worker in workers])
+        self._fetch([self._submit(worker, "batchnorm", change) for worker in self._evaluators])
 
     def state_of(self, worker: int) -> np.ndarray:
         """Return the state of a worker, its part of a checkpoint."""

@@ -37,6 +37,7 @@ AVERAGES = 3  # of replica gradients: the last two count, as methods may send on
 class LinkCost(NamedTuple):
     """Cost of a message on one direction of one boundary, at its first visit and later."""
 
+    replica: int | None  # None where all replicas have the same compressors
     boundary: int
     direction: str
     codec: str
@@ -83,17 +84,21 @@ def link_costs(
     links: list[LinkCost] = []
     try:
         warm()
-        for boundary, (methods, shape, exact) in enumerate(zip(config.compressors(), shapes, exact_bytes, strict=True)):
-            key = repr(methods), tuple(shape)
-            if key not in measured:
-                measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
-            forward, backward = (link._replace(boundary=boundary) for link in measured[key])
-            links += [forward.with_exact(exact), backward]
+        replicas = config.compressors()
+        alike = all(ends == replicas[0] for ends in replicas)
+        for replica, ends in enumerate(replicas[:1] if alike else replicas):
+            for boundary, (methods, shape, exact) in enumerate(zip(ends, shapes, exact_bytes, strict=True)):
+                key = repr(methods), tuple(shape)
+                if key not in measured:
+                    measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
+                apart = None if alike else replica
+                forward, backward = (link._replace(replica=apart, boundary=boundary) for link in measured[key])
+                links += [forward.with_exact(exact), backward]
     finally:
         torch.set_num_threads(before)
     notes += [
         f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
-        for method in dict.fromkeys(method for methods in config.compressors() for method in methods)
+        for method in dict.fromkeys(method for ends in replicas for methods in ends for method in methods)
         if method.needs_sensitivity
     ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
@@ -150,6 +155,7 @@ def _measure(
             first_encode_s, first_decode_s = (statistics.median(visit[i] for visit in later) for i in (1, 2))
         costs.append(
             LinkCost(
+                replica=None,
                 boundary=0,
                 direction=direction,
                 codec=repr(method),
@@ -178,16 +184,19 @@ def _timed(run: Callable[[], T], device: str, codec_bytes_per_s: float | None) -
 
 def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *, first: bool) -> Profile:
     """Return a profile of packets and codec seconds alone."""
-    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros((1, num_stages, num_ops, 1)) for _ in range(4))
+    num_replicas = max((link.replica or 0 for link in links), default=0) + 1
+    shape = (num_replicas, num_stages, num_ops, 1)
+    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros(shape) for _ in range(4))
     for link in links:
         op = 0 if link.direction == "forward" else 1
         source, target = (link.boundary, link.boundary + 1) if op == 0 else (link.boundary + 1, link.boundary)
-        wire_bytes[0, source, op] = link.first_bytes if first else link.wire_bytes
-        dense_bytes[0, source, op] = link.dense_bytes
-        encode_s[0, source, op] = link.first_encode_s if first else link.encode_s
-        decode_s[0, target, op] = link.first_decode_s if first else link.decode_s
+        replica = link.replica or 0
+        wire_bytes[replica, source, op] = link.first_bytes if first else link.wire_bytes
+        dense_bytes[replica, source, op] = link.dense_bytes
+        encode_s[replica, source, op] = link.first_encode_s if first else link.encode_s
+        decode_s[replica, target, op] = link.first_decode_s if first else link.decode_s
     return Profile(
-        compute_s=np.zeros((1, num_stages, num_ops, 1)),
+        compute_s=np.zeros(shape),
         wire_bytes=wire_bytes,
         dense_bytes=dense_bytes,
         encode_s=encode_s,

@@ -276,7 +276,7 @@ def _forecast(
             averaging.check_steps(num_steps)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
-    methods = dict.fromkeys(method for pair in config.compressors() for method in pair)
+    methods = dict.fromkeys(method for links in config.compressors() for pair in links for method in pair)
     warmup = max((method.warmup_epochs for method in methods), default=0)
     differs = any(link.first_bytes != link.wire_bytes for link in links)
     forgetful = {repr(method) for method in methods if method.forgets(num_samples)}

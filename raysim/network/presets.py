@@ -50,6 +50,11 @@ WORLD_GBPS = (  # below the diagonal, row by row
     (0.482, 1.05, 1.14, 0.465, 0.335, 1.09, 1.08),
 )
 
+ONE_SLOW: dict[str, Any] = {  # two replicas of two stages, of which the second has a slow link between its stages
+    "sites": {"fast": {"hosts": 2, "bandwidth": "1gbps"}, "slow": {"hosts": 2, "bandwidth": "20mbps"}},
+    "links": [{"between": ["fast", "slow"], "bandwidth": "100mbps", "latency": "20ms"}],
+}
+
 
 def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], across: Any) -> Network:
     """Return hosts grouped in regions; `inside` and `across(a, b)` are (ms, Gbit/s) within a region and between two."""
@@ -72,7 +77,7 @@ def _world(a: int, b: int) -> tuple[float, float]:
 
 @functools.cache
 def presets() -> dict[str, Network]:
-    """Return the named networks: the levels, `free`, and DT-FM's cases 1 to 5 of 64 hosts each.
+    """Return the named networks: the levels, `free`, DT-FM's cases 1 to 5 of 64 hosts each, and `one-slow-replica`.
 
     >>> presets()["worldwide"].notation()
     '<64 hosts, 335mbps to 2gbps, 10ms to 238ms>'
@@ -85,7 +90,7 @@ def presets() -> dict[str, Network]:
         _regions("worldwide", [8] * 8, (10, 2), _world),
     ]
     found = {level: _level(level) for level in (*LEVELS, "free")}
-    return found | {network.name: network for network in named}
+    return found | {network.name: network for network in [*named, network_of_sites(ONE_SLOW, "one-slow-replica")]}
 
 
 def _level(text: str) -> Network:

@@ -68,10 +68,10 @@ def _check_twins(plan: Plan) -> None:
     twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
     if twins and any(plan.boundary_exact_bytes):
         raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
-    for boundary, (forward, _) in enumerate(plan.compressors):
+    for boundary, (forward, _) in (one for links in plan.compressors for one in enumerate(links)):
         if forward.needs_sensitivity and plan.boundary_exact_bytes[boundary]:
             raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
-    for compressor in (one for ends in plan.compressors for one in ends):
+    for compressor in plan.methods:
         if twins and not compressor.any_shape:
             raise ConfigError(
                 f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "

@@ -34,7 +34,7 @@ class Links:
         self.device = device
         rows = 2 * plan.config.batch_size // plan.config.microbatch_size  # of evaluations, or of steps that look back
         self.ends: dict[tuple[int, str, bool], Link] = {}  # by boundary, direction and whether it sends
-        for boundary, methods in enumerate(plan.compressors):
+        for boundary, methods in enumerate(plan.compressors[replica]):
             ways = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
             for method, (direction, source, target) in zip(methods, ways, strict=True):
                 for stage, sender in ((source, True), (target, False)):

@@ -59,9 +59,20 @@ class Plan:
         return self.config.num_replicas
 
     @cached_property
-    def compressors(self) -> list[tuple[Compressor, Compressor]]:
-        """The compressors of each boundary: of its activations and of its gradients."""
+    def compressors(self) -> list[list[tuple[Compressor, Compressor]]]:
+        """The compressors of each replica and boundary: of its activations and of its gradients."""
         return self.config.compressors()
+
+    @cached_property
+    def methods(self) -> list[Compressor]:
+        """The compressors of all links, each once."""
+        return list(dict.fromkeys(method for links in self.compressors for ends in links for method in ends))
+
+    @cached_property
+    def evaluated(self) -> int:
+        """The replica whose links carry evaluations: the first one that compresses activations, or the first."""
+        compress = [any(not forward.exact for forward, _ in links) for links in self.compressors]
+        return compress.index(True) if True in compress else 0
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -192,12 +203,12 @@ class Plan:
     @property
     def compresses(self) -> bool:
         """True if any link compresses."""
-        return any(not method.exact for methods in self.compressors for method in methods)
+        return any(not method.exact for method in self.methods)
 
     @property
     def codecs(self) -> list[Codec]:
         """The codecs of all links, each once."""
-        return list(dict.fromkeys(method.codec for methods in self.compressors for method in methods))
+        return list(dict.fromkeys(method.codec for method in self.methods))
 
     def profiles(self, step: int) -> bool:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""

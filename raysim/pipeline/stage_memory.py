@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import nn
 
 from raysim.codecs.base import DTYPES
+from raysim.compressors import Compressor
 from raysim.config import RunConfig
 from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
 from raysim.pipeline.exchanges import takes_part
@@ -66,10 +68,27 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
 
 
 def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[list[int], list[int]]:
-    """Return the bytes by stage that methods remember: residuals at one end, and references, which both ends of a link hold."""
+    """Return the bytes by stage that methods remember: residuals at one end, and references, which both ends of a link hold.
+
+    Where replicas have other compressors, a stage counts with those of the replica in which it remembers most.
+    """
     num_stages = len(parts.stages)
-    residuals, references = [0] * num_stages, [0] * num_stages
-    for boundary, methods in enumerate(config.compressors()):
+    kinds = {tuple(links): _link_memories(links, config, parts, num_samples) for links in config.compressors()}
+    most = [max((each[stage] for each in kinds.values()), key=sum) for stage in range(num_stages)]
+    residuals, references = ([each[place] for each in most] for place in (0, 1))
+    tied = tied_owners(parts)
+    for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
+        if takes_part(averaging, config.num_replicas):
+            residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
+    return residuals, references
+
+
+def _link_memories(
+    links: Sequence[tuple[Compressor, Compressor]], config: RunConfig, parts: Partition, num_samples: int
+) -> list[tuple[int, int]]:
+    """Return the bytes by stage that the compressors of a replica remember: residuals and references."""
+    residuals, references = ([0] * len(parts.stages) for _ in range(2))
+    for boundary, methods in enumerate(links):
         message = parts.boundary_shapes[boundary]
         ends = ((boundary, boundary + 1), (boundary + 1, boundary))
         for method, (source, target) in zip(methods, ends, strict=True):
@@ -79,11 +98,7 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
                 references[target] += kept
             else:
                 residuals[source] += kept
-    tied = tied_owners(parts)
-    for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
-        if takes_part(averaging, config.num_replicas):
-            residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
-    return residuals, references
+    return list(zip(residuals, references, strict=True))
 
 
 def _message_bytes(config: RunConfig, parts: Partition, copies: int) -> list[list[int]]:

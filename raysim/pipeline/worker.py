@@ -94,7 +94,7 @@ class Worker:
         }
         self._sensitivities = {
             boundary: Sensitivity(self.stages[boundary + 1].module)
-            for boundary, (method, _) in enumerate(plan.compressors)
+            for boundary, (method, _) in enumerate(plan.compressors[self.replica])
             if method.needs_sensitivity and boundary + 1 in self.stages
         }
         warm(plan)  # before a step is timed

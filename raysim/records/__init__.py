@@ -5,6 +5,7 @@ table. A run that is killed loses at most the rows after its last flush. Parts o
 are not read.
 """
 
+from raysim.records.links import with_replicas
 from raysim.records.recorder import Recorder
 from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status
 from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
@@ -25,5 +26,6 @@ __all__ = [
     "read_table",
     "schema_of",
     "table_files",
+    "with_replicas",
     "write_table",
 ]

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 from raysim.network.memory import format_bytes
+from raysim.records import with_replicas
 from raysim.training.progress import Pace, header, print_progress, sentence
 
 if TYPE_CHECKING:
@@ -76,9 +77,11 @@ def tables(run: Run) -> None:
         table.add_column("codec", overflow="fold")
         for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
             table.add_column(name, justify="right", no_wrap=True)
-        summed = links.groupby(
-            ["direction", "boundary", "stage", "codec"], dropna=False, sort=False, as_index=False
-        ).agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
+        summed = (
+            with_replicas(links)
+            .groupby(["direction", "boundary", "stage", "replicas", "codec"], dropna=False, sort=False, as_index=False)
+            .agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
+        )
         for row in summed.to_dict("records"):
             table.add_row(
                 _link(row),
@@ -131,10 +134,11 @@ def exchange_words(links: pd.DataFrame) -> str:
 
 
 def _link(row: dict[Hashable, Any]) -> str:
-    """Return the link of a row of `links`, in few words."""
+    """Return the link of a row of `links`, in few words, with the replicas where these differ."""
     if row["direction"] == "tied":
         return f"tied, stage {row['stage']:.0f}"
     if row["direction"] == "replica_gradient":
         return f"replicas of {row['stage']:.0f}"
     arrow = "->" if row["direction"] == "forward" else "<-"
-    return f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"
+    link = f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"
+    return f"{link}, {row['replicas']}" if row["replicas"] else link

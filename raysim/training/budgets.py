@@ -72,7 +72,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 def _budget(plan: Plan, direction: str) -> float | None:
     """Return the common budget of the links of a direction, None where they have none."""
-    methods = [ends[DIRECTIONS.index(direction)] for ends in plan.compressors]
+    methods = [ends[DIRECTIONS.index(direction)] for links in plan.compressors for ends in links]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
     if len(budgets) > 1:
         named = " and ".join(f"{budget:g}" for budget in sorted(budgets))

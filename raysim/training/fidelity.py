@@ -17,8 +17,8 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
     worst = min(measured, key=lambda row: row["fidelity"], default=None)
     if worst is None or worst["fidelity"] >= 0:
         return None
-    boundary, forward = worst["boundary"], worst["direction"] == "forward"
-    method = plan.compressors[boundary][0 if forward else 1]
+    replica, boundary, forward = worst["replica"], worst["boundary"], worst["direction"] == "forward"
+    method = plan.compressors[replica][boundary][0 if forward else 1]
     below = sum(row["fidelity"] < 0 for row in measured)
     others = f" (and {below - 1} more)" if below > 1 else ""
     return (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from raysim.config.links import ByReplica
 from raysim.network.memory import format_bytes
 from raysim.schedules.families import parse_schedule
 
@@ -178,5 +179,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _written(notation: str | tuple[str, ...]) -> str:
-    return notation if isinstance(notation, str) else f"[{', '.join(notation)}]"
+def _written(setting: ByReplica) -> str:
+    if isinstance(setting, dict):
+        return f"{{{', '.join(f'{replica}: {_written(notations)}' for replica, notations in setting.items())}}}"
+    return setting if isinstance(setting, str) else f"[{', '.join(setting)}]"

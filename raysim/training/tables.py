@@ -52,19 +52,19 @@ def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict
     rows = []
     for replica in range(plan.num_replicas):
         mine = [report for report in reports if report.replica == replica]
-        rows += [{"step": step, "replica": replica, **row} for row in _links(plan, step, mine)]
+        rows += [{"step": step, "replica": replica, **row} for row in _links(plan, replica, step, mine)]
         rows += [{"step": step, "replica": replica, **row} for row in _groups(plan, mine)]
     return rows
 
 
-def _links(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
+def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     ends = sorted(
         (account for report in reports for account in report.links),
         key=lambda account: (account.direction != "forward", account.boundary),
     )
     for (direction, boundary), pair in groupby(ends, key=lambda account: (account.direction, account.boundary)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
-        method = plan.compressors[boundary][0 if direction == "forward" else 1]
+        method = plan.compressors[replica][boundary][0 if direction == "forward" else 1]
         exact = method.exact and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
         yield {
@@ -112,7 +112,7 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
     """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
     for report in reports:
         for link in report.links:
-            method = repr(plan.compressors[link.boundary][0 if link.direction == "forward" else 1])
+            method = repr(plan.compressors[report.replica][link.boundary][0 if link.direction == "forward" else 1])
             where = {"step": step, "replica": report.replica, "where": link.direction, "boundary": link.boundary}
             yield from (where | {"method": method} | decision._asdict() for decision in link.decisions)
         if report.replica == 0:

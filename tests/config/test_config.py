@@ -16,6 +16,7 @@ from raysim.config import (
     OptimizerConfig,
     RunConfig,
     apply_override,
+    as_row,
     make_config,
     read_config,
     recipe_names,
@@ -91,7 +92,7 @@ def test_every_recipe_is_a_run() -> None:
     for name in recipe_names():
         config = read_config(name)
         assert config.name == name
-        assert len(config.compressors()) == config.stages - 1
+        assert [len(boundaries) for boundaries in config.compressors()] == [config.stages - 1] * config.num_replicas
         assert len(config.replica_methods()) == config.stages
         text = (Path(__file__).parents[2] / "raysim" / "recipes" / f"{name}.toml").read_text()
         assert text.startswith("# ")  # the line that `raysim recipes` prints
@@ -172,19 +173,41 @@ def test_compressors_of_each_boundary() -> None:
     config = make_config({**SMALL, "forward": ["TopK(0.1)", "Quantize(4)"], "backward": "Identity"})
     assert config.forward == ("TopK(0.1)", "Quantize(4)")
     assert config.compressors() == [
-        (parse("TopK(0.1)"), parse("Identity")),
-        (parse("Quantize(4)"), parse("Identity")),
+        [(parse("TopK(0.1)"), parse("Identity")), (parse("Quantize(4)"), parse("Identity"))]
     ]
     shared = make_config(
         {**SMALL, "forward": "TopK(0.1)", "backward": ["Identity", "Quantize(8)"], "shared_indices": True}
     )
-    assert [backward for _, backward in shared.compressors()] == [
+    assert [backward for _, backward in shared.compressors()[0]] == [
         AtSupport(parse("Identity").codec),
         AtSupport(parse("Quantize(8)").codec),
     ]
-    assert make_config({**SMALL, "num_stages": 1}).compressors() == []
+    assert make_config({**SMALL, "num_stages": 1}).compressors() == [[]]
     assert make_config({**SMALL, "num_stages": None}).stages == 4
     assert make_config({**SMALL, "num_stages": None, "cuts": ["conv1"]}).stages == 2
+
+
+def test_compressors_of_each_replica(base: Path) -> None:
+    four = {"num_replicas": 4, "num_microbatches": 1}
+    table = {"others": "Quantize(8)", "02": ["TopK(density=0.1)", "Identity"]}
+    config = make_config({**SMALL, **four, "forward": table, "backward": {"0": "Quantize(4)"}})
+    assert config.forward == {"2": ("TopK(0.1)", "Identity"), "others": "Quantize(8)"}
+    each = [[tuple(map(repr, ends)) for ends in links] for links in config.compressors()]
+    assert each == [
+        [("Quantize(8)", "Quantize(4)")] * 2,
+        [("Quantize(8)", "Identity")] * 2,
+        [("TopK(0.1)", "Identity"), ("Identity", "Identity")],
+        [("Quantize(8)", "Identity")] * 2,
+    ]
+    written = as_row(config)["forward"]
+    assert written == '{2 = ["TopK(0.1)", "Identity"], others = "Quantize(8)"}'
+    assert (
+        read_config(base, ["num_stages=3", "num_replicas=4", "num_microbatches=1", f"forward={written}"]).forward
+        == config.forward
+    )
+    texts = ["num_replicas=2", "forward=Quantize(8)", "forward.1=TopK(0.1)"]
+    assert read_config(base, texts).forward == {"1": "TopK(0.1)", "others": "Quantize(8)"}
+    assert read_config(base, ["num_replicas=2", "forward={1='TopK(0.1)'}"]).forward == {"1": "TopK(0.1)"}
 
 
 # What is wrong: override -> sentence.
@@ -251,9 +274,25 @@ REFUSED = {
     "shared_indices=true": (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got Identity at boundary 0."
     ),
+    "forward={}": "`forward` by replica must name one replica or more, but the table is empty.",
+    "forward={a='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got 'a'.",
+    "forward={0=5}": "`forward.0` must be a compressor or a list of one a boundary, but got 5.",
+    "forward={0='TopK(0.1)'}": (
+        "`forward` by replica has no effect with one replica. Name one compressor, or set `num_replicas`."
+    ),
 }
 
 REFUSED_TOGETHER = {
+    ("num_replicas=2", "backward={2='TopK(0.1)'}"): "`backward` by replica must name replicas 0 to 1, but got 2.",
+    ("num_replicas=2", "forward={1=['TopK(0.1)']}"): (
+        "`forward.1` must be one compressor or a list of one a boundary (3), but got 1."
+    ),
+    ("num_replicas=2", "forward={1='TopKk(0.1)'}"): (
+        f"`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}. Did you mean `TopK`?"
+    ),
+    ("num_replicas=2", "forward={1='ACGC(0.1)'}", "backward={1='ACGC(0.1)'}"): (
+        "`backward` cannot be ACGC(0.1), which is for forward messages."
+    ),
     ("steps=3", "epochs=2"): "The override of `steps` is undone by another one. Leave one of them out.",
     ("num_stages=3", 'cuts=["conv1"]'): "The override of `num_stages` is undone by another one. Leave one of them out.",
     (

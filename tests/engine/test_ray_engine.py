@@ -73,6 +73,7 @@ def engine(ray):
                 "double-buffered",
                 "pipemare",
                 "predicted",
+                "replicas-differ",
                 "subspace",
                 "replicas-subspace",
                 "replicas-projected",

@@ -152,7 +152,7 @@ def test_networks_compare_by_what_they_are() -> None:
 
 
 def test_presets_parse_by_name() -> None:
-    assert set(presets()) == {*LEVELS, "free", *DTFM}
+    assert set(presets()) == {*LEVELS, "free", *DTFM, "one-slow-replica"}
     for name, network in presets().items():
         assert parse_network(name) is network
         assert parse_network(repr(network)) == network

@@ -162,6 +162,12 @@ RUNS = {
     },
     "pipemare": {"weights": "PipeMare(4)", "schedule": "1F1B(ahead=2)", "optimizer": {"learning_rate": 0.05}},
     "predicted": {**GPT, **ADAM, "weights": "Predicted", "forward": "EF21(TopK(0.3))"},
+    "replicas-differ": {
+        **REPLICAS,
+        "forward": {"0": ["TopK(0.5)", "Identity"], "1": "AQSGD(Quantize(4))"},
+        "backward": {"1": "ErrorFeedback(TopK(0.2))"},
+        "replica_gradient": "ErrorFeedback(TopK(0.3))",
+    },
     "subspace": {**SUBSPACE, **ADAM, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.5))"},
     "replicas-subspace": {
         **REPLICAS,

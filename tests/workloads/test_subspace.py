@@ -199,6 +199,10 @@ def test_what_cannot_be_in_a_subspace_is_refused(name, options, sentence):
             "`replica_gradient` cannot be DiLoCo(3) at stage 0, whose weights are constrained after each update",
         ),
         (
+            {**PROJECTED, **ADAM, "weights": "Predicted"},
+            "`weights` cannot be Predicted at stage 0, whose weights are constrained after each update",
+        ),
+        (
             {**SUBSPACE, "bottleneck": 2},
             "`bottleneck` needs one tensor at a boundary, but several cross after layer `block0`.",
         ),
