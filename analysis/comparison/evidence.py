@@ -15,7 +15,7 @@ from analysis.data.errors import AnalysisError
 from analysis.data.folders import is_confirmation
 from analysis.data.notations import Method, read_method
 from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, differing
+from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     replica_gradient: str = DENSE
     shared_indices: bool = False
     fused_embedding: bool = False
-    weights: str = "Synchronous"
+    weights: str = SYNCHRONOUS
 
     def __str__(self) -> str:
         return " ".join(f"{k}={str(v).lower() if v is True else v}" for k, v in self.changes().items()) or "dense"
@@ -191,7 +191,7 @@ def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
         _alike(str(known.get(key, DENSE))) for key in ("forward", "backward", "replica_gradient")
     )
     shared_indices, fused_embedding = (bool(known.get(key, False)) for key in ("shared_indices", "fused_embedding"))
-    weights = str(known.get("weights", Setting().weights))
+    weights = str(known.get("weights", SYNCHRONOUS))
     return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding, weights)
 
 

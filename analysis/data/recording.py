@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import Job, device_kind, job_of
+from analysis.data.settings import SYNCHRONOUS
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
 from raysim.network.profile import profiles_from_actions
@@ -23,6 +24,7 @@ from raysim.schedules.actions import sends
 from raysim.schedules.arrays import OPS
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, parse_schedule
+from raysim.weights import parse_weights
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int32]
@@ -61,7 +63,7 @@ class Recording:
             self.schedule = (
                 Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
                 if rows
-                else parse_schedule(self.row["schedule"])
+                else parse_weights(self.row.get("weights") or SYNCHRONOUS).order(parse_schedule(self.row["schedule"]))
             )
             self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         except RecordsError as error:

@@ -13,6 +13,7 @@ NO_SETTING = keys_of("place", "observation", "arithmetic")
 COMPRESSION = tuple(key.name for key in run_keys() if key.role == "compression")
 """Keys of compression: runs that are alike in all other keys are compared with one another."""
 DENSE = "Identity"
+SYNCHRONOUS = "Synchronous"  # weights of runs recorded before the key existed, too
 
 
 def configuration(columns: Sequence[str]) -> list[str]:

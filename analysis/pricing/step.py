@@ -340,7 +340,14 @@ class Replay:
         if isinstance(network.bandwidth_bps, tuple):
             return None
         placement = self.placement(network)
-        even = break_even_bps(self.schedule, self.mixture, dense.mixture, network, placement=placement)
+        even = break_even_bps(
+            self.schedule,
+            self.mixture,
+            dense.mixture,
+            network,
+            placement=placement,
+            dense_schedule=dense.schedule,
+        )
         grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)

@@ -127,7 +127,7 @@ def _spans(timeline: Timeline) -> list[tuple[str, Span]]:
     for worker in range(table.num_workers):
         stages = ", ".join(str(stage) for stage in np.flatnonzero(table.owner == worker))
         lane = f"stage {stages}"
-        for index in range(int(table.offsets[worker]), int(table.offsets[worker + 1])):
+        for index in range(*timeline.window[worker].tolist()):
             stage, op, microbatch = int(table.stage[index]), int(table.op[index]), int(table.microbatch[index])
             name = f"{stage}{OPS[op]}{microbatch}"
             for phase, start, end in timeline.phases(0, index):

@@ -76,9 +76,6 @@ class RunConfig(Strict):
     """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: str = "1F1B"
     """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
-    weights: str = Field(default="Synchronous", json_schema_extra=role("compression"))
-    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
-    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
     forward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
     """Compressor of activations: one for all boundaries, a list with one each, or a table of these by replica."""
     backward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
@@ -89,6 +86,9 @@ class RunConfig(Strict):
     """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
     fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
     """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
+    weights: str = Field(default="Synchronous", json_schema_extra=role("compression"))
+    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
+    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = 32
     """Samples a step, over all replicas."""
@@ -351,8 +351,7 @@ class RunConfig(Strict):
     @property
     def parsed_schedule(self) -> Schedule:
         """The schedule as data, without a flush where the weights need none."""
-        schedule = parse_schedule(self.schedule)
-        return schedule if self.weight_policy.flush else Unflushed(schedule)
+        return self.weight_policy.order(parse_schedule(self.schedule))
 
     @property
     def weight_policy(self) -> WeightPolicy:

@@ -54,8 +54,11 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
 def fit_schedule(config: RunConfig, profile: Profile) -> Profile:
     """Return the profile with backwards in two parts where the schedule has them so: for inputs, and for weights.
 
-    They take equally long; a forward that is computed again is part of the first.
+    They take equally long; a forward that is computed again is part of the first. Where weights are updated after each
+    microbatch, a step has as many updates.
     """
+    if config.weight_policy.updates_each_microbatch:
+        profile = replace(profile, update_s=config.num_microbatches * profile.update_s)
     if not cuts_backward(config, profile.num_stages) or profile.compute_s.shape[2] == len(OPS):
         return profile
     return profile.split_backward(1 / 3 if config.recompute else 1 / 2)

@@ -265,6 +265,11 @@ def _forecast(
         shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
         averages = replica_costs(config, shapes, codec_bytes_per_s, notes)
         notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
+    if not config.weight_policy.flush:
+        notes.append(
+            f"{config.weights}: a step is one of many without a flush, from the end of the step before to its own; its parts by worker "
+            "are those of that time."
+        )
     names = [dict(module.named_parameters()) for module in parts.stages]
     tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
     endings = _endings(config, averages, _tied_transfers(config, tied))

@@ -75,12 +75,16 @@ class SharedWiring:
     def run(
         self, schedule: Schedule, profile: Profile, seed: int, keep: Sequence[Floats] = ()
     ) -> tuple[Floats, Floats]:
-        """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
+        """Return when workers (replica, worker, network) are done, and stages with each step (replica, step, stage, network).
+
+        Fill `keep`.
+        """
         from raysim.network.event_loop import run_shared  # loads kernels, which takes time: only on first use
 
         replicas, stages = self.shape[:2]
         free = np.empty((len(self.networks), len(self.workers)))
-        done = np.zeros((len(self.networks), replicas * stages))
+        steps = self.table.num_steps
+        done = np.zeros((len(self.networks), replicas * stages * steps))
         costs = self._costs(profile)
         for n, (channels, buckets, ports) in enumerate(self.networks):
             progress, workers = self.progress.copy(), self.workers.copy()
@@ -104,7 +108,10 @@ class SharedWiring:
             free[n] = workers["free_s"]
             for array, name in zip(keep, RESULTS, strict=False):
                 array[:] = progress[name].reshape(self.shape)
-        return free.T.reshape(replicas, -1, len(self.networks)), done.T.reshape(replicas, stages, -1)
+        return (
+            free.T.reshape(replicas, -1, len(self.networks)),
+            done.T.reshape(replicas, stages, steps, -1).swapaxes(1, 2),
+        )
 
     def _costs(self, profile: Profile) -> Records:
         """Return the costs of every action."""
@@ -127,7 +134,8 @@ def _actions(table: Table, there: NDArray[np.int64], back: NDArray[np.int64]) ->
     numbers = np.arange(actions.size).reshape(actions.shape)
     actions["replica"] = np.arange(replicas)[:, None, None, None]
     actions["number"] = numbers[0]
-    actions["stage"] = np.arange(replicas * stages).reshape(replicas, stages, 1, 1)
+    steps = np.arange(table.num_microbatches) // (table.num_microbatches // table.num_steps)
+    actions["part"] = np.arange(replicas * stages).reshape(replicas, stages, 1, 1) * table.num_steps + steps
     actions["needs"] = actions["queue"] = -1
     actions["needs"][:, 1:, 0] = numbers[:, :-1, 0]
     actions["needs"][:, :-1, 1] = numbers[:, 1:, 1]

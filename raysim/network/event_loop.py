@@ -36,7 +36,7 @@ def run_shared(
     channels: Records,
     buckets: Records,
     ports: Records,  # none where ports are not shared
-    done_s: F64,  # (replica * stage,)
+    done_s: F64,  # (replica * stage * step,)
     message_s: float,
     byte_s: float,
     seed: int,
@@ -152,7 +152,7 @@ def _finish_phases(
             worker.head += 1
             worker.free_s = now
             progress[action].end_s = now
-            done_s[actions[action].stage] = now
+            done_s[actions[action].part] = now
             if actions[action].queue >= 0:
                 due = now + message_s + byte_s * cost.wire_bytes
                 _post(progress, posted[actions[action].queue], action, cost.messages, due)

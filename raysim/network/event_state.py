@@ -17,7 +17,7 @@ ACTION = np.dtype(
     [
         ("replica", np.int64),
         ("number", np.int64),  # within its replica
-        ("stage", np.int64),  # replica * stages + stage
+        ("part", np.int64),  # (replica * stages + stage) * steps + step
         ("needs", np.int64),  # the action whose packet it needs, -1 where it needs none
         ("queue", np.int64),  # of `posted` for the packet that it sends, -1 where it sends none
         ("there", np.int64),  # channel to the receiver of its packet, -1 within a host

@@ -35,6 +35,7 @@ def run_ordered(
     microbatches: I32,
     owner: I32,
     num_microbatches: int,
+    per_step: int,  # microbatches of a step
     busy_s: F64,  # (stage, op, microbatch or 1): decode + compute + encode
     wire_bytes: F64,  # (stage, op, microbatch or 1)
     trips: F64,  # (stage, op, microbatch or 1): how often a packet pays the latency
@@ -54,7 +55,7 @@ def run_ordered(
     begin_s: F64,
     arrive_s: F64,  # (stage * op * microbatch, lane): when the packet that leaves an action is there
     free_s: F64,  # (worker, lane): when the worker has done its row
-    done_s: F64,  # (stage, lane): when the stage has done its last action
+    done_s: F64,  # (step * stage, lane): when the stage has done its last action of the step
 ) -> int:
     """Fill the results and return how many actions ran: fewer than there are where the rows deadlock."""
     num_workers = offsets.shape[0] - 1
@@ -123,7 +124,7 @@ def run_ordered(
                     start = max(start, arrive_s[source, k])
                 end = start + busy
                 free_s[worker, k] = end
-                done_s[stage, k] = end
+                done_s[m // per_step * num_stages + stage, k] = end
                 if keep:
                     start_s[slot] = start
                     end_s[slot] = end

@@ -33,11 +33,12 @@ from raysim.network.collectives import (
 from raysim.network.event_inputs import SharedWiring
 from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
+from raysim.network.steady import on_end, steady_end, steps_table, windows
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network
 from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait
 from raysim.notation import check_integer
-from raysim.schedules.arrays import Table, make_table
+from raysim.schedules.arrays import Table
 from raysim.schedules.families import Schedule
 
 
@@ -59,20 +60,25 @@ def simulate(
     as soon as the stage is done, otherwise when the pipeline is. Stages update when all collectives are over. `seed` draws the
     jitter.
 
+    A schedule without a flush is simulated over several steps. The timeline is of one in the steady state, which lasts from the end of
+    the step before to its own.
+
     A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it rarely
     may: a packet that arrives sooner can delay another, as in any list scheduling (Graham's anomalies).
     """
     table, replicas, placement = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
-    profile = _joined(profile, table)
+    profile = _joined(on_end(profile, table), table)
     shape = (replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
     start, end, begin, arrive = (np.full(shape, math.nan) for _ in range(4))
     ordered = is_ordered(table, network.sharing, placement, questions=questions_wait(network, [profile]))
     wiring = (OrderedWiring if ordered else SharedWiring).of(table, [network], placement, replicas, shape[2])
-    free, done = wiring.run(schedule, profile, seed, (start, end, begin, arrive))
-    pipeline_s = float(free.max())
+    times = (start, end, begin, arrive)
+    began, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed, times))
+    for moments in times:
+        moments -= began
     found = _collectives(profile, placement, table, replicas, overlap=overlap)
     seconds = total_seconds(found, [network])
-    starts, over = start_times(found, seconds, done.max(axis=0), np.array([pipeline_s]), overlap=overlap)
+    starts, over = start_times(found, seconds, ready, lasted, overlap=overlap)
     return Timeline(
         table=table,
         profile=profile,
@@ -82,7 +88,8 @@ def simulate(
         end_s=end,
         begin_s=begin,
         arrive_s=arrive,
-        pipeline_s=pipeline_s,
+        window=windows(table),
+        pipeline_s=float(lasted[0]),
         collectives=tuple(
             Exchange(
                 one, float(start), float(end), tuple(float(round_seconds(each, [network])[0]) for each in one.rounds)
@@ -90,7 +97,7 @@ def simulate(
             for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
         ),
         collectives_end_s=float(over[0]),
-        step_s=float((over + _end_s(profile, _farthest_s([network], placement)))[0]),
+        step_s=float((over + _end_s(profile, table, _farthest_s([network], placement)))[0]),
     )
 
 
@@ -131,12 +138,12 @@ def step_seconds(
             chosen = [networks[row] for row in lanes]
             wiring = kernel.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
             farthest_s = _farthest_s(chosen, placed)
-            for column, profile in enumerate(_joined(step, table) for step in steps):
-                free, done = wiring.run(schedule, profile, seed + column)
+            for column, profile in enumerate(_joined(on_end(step, table), table) for step in steps):
+                _, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed + column))
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, chosen)
-                over = start_times(found, seconds, done.max(axis=0), free.max(axis=(0, 1)), overlap=overlap)[1]
-                result[lanes, column] = over + _end_s(profile, farthest_s)
+                over = start_times(found, seconds, ready, lasted, overlap=overlap)[1]
+                result[lanes, column] = over + _end_s(profile, table, farthest_s)
     return result
 
 
@@ -154,10 +161,12 @@ def break_even_bps(
     highest_bps: float = 1e12,
     num_microbatches: int | None = None,
     placement: Placement | None = None,
+    dense_schedule: Schedule | None = None,
 ) -> float:
     """Return the bandwidth below which `profile` (compressed) takes less time a step than `dense`, all else of `network` kept.
 
-    Either may be a mixture of several kinds of step, of which the mean counts.
+    Either may be a mixture of several kinds of step, of which the mean counts. `dense_schedule` is that of `dense`, `schedule` where
+    not given.
     0.0 where it is never faster between the limits, infinity where it is still faster at the highest. Found to 1e-6 on nested grids.
     """
     if network.num_hosts is not None and isinstance(network.bandwidth_bps, tuple):
@@ -167,10 +176,10 @@ def break_even_bps(
         grid = np.geomspace(low, high, 64)
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         seconds = []
-        for costs in (profile, dense):
+        for rows, costs in ((schedule, profile), (dense_schedule or schedule, dense)):
             kinds = [(1.0, costs)] if isinstance(costs, Profile) else costs
             found = step_seconds(
-                schedule, [kind for _, kind in kinds], networks, num_microbatches=num_microbatches, placement=placement
+                rows, [kind for _, kind in kinds], networks, num_microbatches=num_microbatches, placement=placement
             )
             seconds.append(found @ [share for share, _ in kinds])
         wins = np.flatnonzero(seconds[0] < seconds[1])
@@ -200,7 +209,7 @@ def _set_up(
             f"`num_microbatches` must be the profile's ({profile.num_microbatches}), but got {count}. "
             f"Use `Profile.mean_microbatch` to simulate another number."
         )
-    table = make_table(schedule, profile.num_stages, count)
+    table = steps_table(schedule, profile.num_stages, count)
     if int(table.op.max()) >= profile.compute_s.shape[2]:
         raise ValueError(
             f"`profile` must hold costs of the weights' backward for {schedule!r}, but has only forward and backward. "
@@ -241,8 +250,13 @@ def _farthest_s(networks: Sequence[Network], placement: Placement) -> Floats:
     return np.array([network.latencies_s(placement.hosts[0], placement.hosts).max() for network in networks])
 
 
-def _end_s(profile: Profile, farthest_s: Floats) -> Floats:
-    """Return the seconds of a step after its collectives: the update, the driver's trips to the farthest worker, and `step_s`."""
+def _end_s(profile: Profile, table: Table, farthest_s: Floats) -> Floats:
+    """Return the seconds of a step after its collectives: the update, the driver's trips to the farthest worker, and `step_s`.
+
+    Without a flush stages have updated, and the driver waits for nobody.
+    """
+    if table.num_steps > 1:
+        return np.full_like(farthest_s, profile.step_s)
     return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
 
 

@@ -84,9 +84,15 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One simulated step. Arrays have axes (replica, stage, op, microbatch) and are NaN where there is nothing."""
+    """One simulated step. Arrays have axes (replica, stage, op, microbatch) and are NaN where there is nothing.
+
+    Without a flush the table and the arrays are of several steps, of which one is priced: it lasts from 0 to `pipeline_s`, and what
+    is before or after it has negative or later times.
+    """
 
     table: Table
+    window: NDArray[np.int64]
+    """By worker: the actions of the table that are the step's, from the first to behind the last."""
     profile: Profile
     network: Network
     placement: Placement
@@ -98,7 +104,7 @@ class Timeline:
     arrive_s: Floats
     """When that packet had arrived."""
     pipeline_s: float
-    """When the last action of any replica ended."""
+    """When the last action of any replica ended; without a flush, the seconds between the ends of two steps."""
     step_s: float
     """The whole step: pipeline, collectives, update, and the driver's time around them."""
     collectives: tuple[Exchange, ...]
@@ -138,13 +144,14 @@ class Timeline:
             overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
             for w in range(table.num_workers):
-                row = slice(table.offsets[w], table.offsets[w + 1])
+                row = slice(*self.window[w])
                 compute_s, codec_s, overhead_s, contention_s, wait_s = (
                     float(part[row].sum()) for part in (compute, codec, overhead, stretched, wait)
                 )
                 # Without shared cores nothing is stretched: the remainder is rounding.
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
                 busy_s = compute_s + codec_s + overhead_s + contention_s
+                wait_s = min(wait_s, max(self.pipeline_s - busy_s, 0.0))  # of steps that are not alike, see `steady`
                 bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
                 parts = (compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s)
                 found.append(WorkerTime(r, w, *parts, *ending))
@@ -170,8 +177,8 @@ class Timeline:
                     ends = hosts[r][self.table.owner[stage]], hosts[r][self.table.owner[neighbour]]
                     if ends[0] != ends[1]:
                         total = totals.setdefault(ends, [0.0, 0.0])
-                        total[0] += self.table.num_microbatches
-                        total[1] += float(sizes[stage, op].sum())
+                        total[0] += self.table.num_microbatches // self.table.num_steps
+                        total[1] += float(sizes[stage, op].sum()) / self.table.num_steps
         for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
             for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):
                 total = totals.setdefault((source, target), [0.0, 0.0])
@@ -201,7 +208,7 @@ class Timeline:
         """Return the chain of work, packets and collectives that the step's end hangs on, first to last, without gaps.
 
         Going back from the end: update and collectives, then the last action, its packet, where that came after its worker was free,
-        or else the action before it.
+        or else the action before it. Without a flush the chain goes on to the end of the step before.
         """
         table = self.table
         place = np.empty(self._num_slots, np.int64)
@@ -233,8 +240,8 @@ class Timeline:
                     if high > low:
                         backwards.append(Segment(kind, float(low), float(high), r, maker))
                 i = int(place[source])
-            elif first:
-                return backwards[::-1]
+            elif first or backwards[-1].start_s <= 0:
+                return [one._replace(start_s=max(one.start_s, 0.0)) for one in backwards[::-1] if one.end_s > 0]
             else:
                 i -= 1
 

@@ -35,7 +35,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
             stages = np.flatnonzero(table.owner == worker)
             label = f"worker {worker}: stage {', '.join(map(str, stages))}, host {hosts[replica][worker]}"
             yield _named("thread_name", replica, worker, label)
-            for index in range(int(table.offsets[worker]), int(table.offsets[worker + 1])):
+            for index in range(*timeline.window[worker].tolist()):
                 stage, op, microbatch = (int(part[index]) for part in (table.stage, table.op, table.microbatch))
                 key = (replica, stage, op, microbatch)
                 cost = (

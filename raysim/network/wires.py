@@ -107,7 +107,10 @@ class OrderedWiring:
     def run(
         self, schedule: Schedule, profile: Profile, seed: int, keep: Sequence[Floats] = ()
     ) -> tuple[Floats, Floats]:
-        """Return when workers (replica, worker, network) and stages (replica, stage, network) are done; fill `keep`."""
+        """Return when workers (replica, worker, network) are done, and stages with each step (replica, step, stage, network).
+
+        Fill `keep`.
+        """
         from raysim.network.fast_path import run_ordered  # loads kernels, which takes time: only on first use
 
         table = self.table
@@ -121,7 +124,8 @@ class OrderedWiring:
             for byte_wire, latency, burst, jitter in blocks:
                 width = len(jitter)
                 arrive_s = keep[3][replica].reshape(-1, 1) if keep else np.empty((num_slots, width))
-                lane_free, lane_done = np.zeros((table.num_workers, width)), np.zeros((table.num_stages, width))
+                lane_free = np.zeros((table.num_workers, width))
+                lane_done = np.zeros((table.num_steps, table.num_stages, width))
                 count = run_ordered(
                     table.offsets,
                     table.stage,
@@ -129,6 +133,7 @@ class OrderedWiring:
                     table.microbatch,
                     table.owner,
                     table.num_microbatches,
+                    table.num_microbatches // table.num_steps,
                     busy,
                     profile.moved_bytes[r],
                     profile.trips[r],
@@ -148,7 +153,7 @@ class OrderedWiring:
                     begin_s,
                     arrive_s,
                     lane_free,
-                    lane_done,
+                    lane_done.reshape(-1, width),
                 )
                 check_complete(schedule, table, count, 1)
                 free.append(lane_free)
@@ -158,7 +163,7 @@ class OrderedWiring:
         join = [slice(r * blocks_each, (r + 1) * blocks_each) for r in range(replicas)]
         return (
             np.stack([np.concatenate(free[part], axis=1) for part in join]),
-            np.stack([np.concatenate(done[part], axis=1) for part in join]),
+            np.stack([np.concatenate(done[part], axis=2) for part in join]),
         )
 
 

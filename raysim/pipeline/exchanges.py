@@ -19,8 +19,15 @@ def exchange_period(config: RunConfig) -> int:
 
 
 def exchange_delay(config: RunConfig) -> int:
-    """Return the number of further steps that the exchanges of all stages may take before a step waits for them."""
-    return min((method.steps_under_way for method in _taking_part(config)), default=0)
+    """Return the number of further steps that the exchanges of all stages may take before a step waits for them.
+
+    Where no forward reads the newest weights, the next steps go on while the update waits for its exchange.
+    """
+    methods = _taking_part(config)
+    if not methods:
+        return 0
+    unread = 0 if config.weight_policy.updates_each_microbatch else min(map(min, config.weight_delays()))
+    return unread + min(method.steps_under_way for method in methods)
 
 
 def _taking_part(config: RunConfig) -> list[ReplicaMethod]:

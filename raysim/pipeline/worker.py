@@ -313,6 +313,8 @@ class Worker:
         """Return the kind of work of a stage's actions in this step beside one forward or backward, for the records."""
         if self.plan.needs_previous_gradients(self.step):
             return "twin"
+        if self.plan.weight_policy.updates_each_microbatch:
+            return "update"
         return "sensitivity" if stage - 1 in self._sensitivities else None
 
     def _cpu_s(self, profiled: bool) -> float:

@@ -76,8 +76,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            # Work beside one forward or backward: "twin", the same with the parameters of the step before, or "sensitivity",
-            # the measure of how errors change gradients; null where there was none.
+            # Work beside one forward or backward: "twin", the same with the parameters of the step before, "sensitivity",
+            # the measure of how errors change gradients, or "update", of the weights by this microbatch; null where there was none.
             ("work", pa.string()),
         ]
     ),

@@ -31,6 +31,11 @@ class Table(NamedTuple):
     owner: NDArray[np.int32]
     """The worker of each stage."""
     num_microbatches: int
+    """Of all steps."""
+    num_steps: int = 1
+    """Steps that follow each other without a flush."""
+    priced_step: int = 0
+    """The step of these whose time counts."""
 
     @property
     def num_stages(self) -> int:

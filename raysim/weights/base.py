@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from raysim.notation import Notation, check_choice
+from raysim.schedules import Schedule, Unflushed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,10 @@ class WeightPolicy(Notation, ABC):
     def updates_each_microbatch(self) -> bool:
         """True if a stage updates after the backward of each microbatch, instead of once a step."""
         return False
+
+    def order(self, schedule: Schedule) -> Schedule:
+        """Return a schedule as it runs with these weights; raises ValueError where it needs a flush and they have none."""
+        return schedule if self.flush else Unflushed(schedule)
 
     def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
         """Raise ValueError, by field and rule, where the policy does not fit the run.

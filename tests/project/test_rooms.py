@@ -40,7 +40,7 @@ ROOMS = {
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
     "raysim.schedules": ({"files", "notation"}, set()),
-    "raysim.weights": ({"notation"}, {"torch"}),
+    "raysim.weights": ({"notation", "schedules"}, {"torch"}),
     "raysim.network": ({"files", "notation", "schedules"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
@@ -68,7 +68,7 @@ ROOMS = {
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
     "analysis": (
-        {"places", "files", "records", "network", "quality", "schedules", "notation", "config"},
+        {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "config"},
         THIRD_PARTY - {"torch", "ray"},
     ),
 }

@@ -16,7 +16,7 @@ def check_timeline(timeline: Timeline) -> None:
     assert json.loads(json.dumps(timeline.summary()))["pipeline_s"] == timeline.pipeline_s
     path = timeline.critical_path()
     edges = [(segment.start_s, segment.end_s) for segment in path]
-    assert edges[-1][1] == timeline.step_s
+    assert edges[-1][1] == pytest.approx(timeline.step_s, rel=1e-12)
     assert edges[0][0] == 0.0
     assert all(a[1] == pytest.approx(b[0], abs=1e-9) for a, b in pairwise(edges))
     assert sum(timeline.explain().values()) == pytest.approx(timeline.step_s)

@@ -1,0 +1,112 @@
+"""Steps without a flush: several of them on end, and the step in the middle that is priced, once all of them take as long.
+
+The time of a step is the time between the ends of two steps that follow each other, not from its first action to its last. Stages
+update within their rows, in the seconds of the step's last backward, and no stage waits for the driver.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.network.profile import COSTS, Profile
+from raysim.schedules.arrays import OPS, Table, make_table
+from raysim.schedules.families import Schedule
+from raysim.schedules.unflushed import Unflushed
+
+Floats = NDArray[np.float64]
+
+FEWEST_STEPS, MOST_STEPS = 12, 96
+SAME = 1e-9  # of all time simulated: steps that differ by less take as long
+
+
+def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Table:
+    """Return the rows that give the time of a step: its own, or those of several steps without a flush."""
+    if not isinstance(schedule, Unflushed):
+        return make_table(schedule, num_stages, num_microbatches)
+    priced, ahead = _lengths(schedule, num_stages, num_microbatches)
+    table = make_table(schedule.schedule, num_stages, (priced + ahead) * num_microbatches)
+    return table._replace(num_steps=priced + ahead, priced_step=priced - 1)
+
+
+@lru_cache(maxsize=256)
+def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tuple[int, int]:
+    """Return the number of steps to the end of the priced one, and of those whose forwards come before that end.
+
+    Steps repeat after as many as bring the microbatches in flight back to their places.
+    """
+    in_flight = max(schedule.in_flight(num_stages))
+    ahead = math.ceil((in_flight - 1) / num_microbatches)
+    cycle = in_flight // math.gcd(in_flight, num_microbatches)
+    return max(FEWEST_STEPS, min(3 * cycle, MOST_STEPS)) + 3 * ahead, ahead
+
+
+def on_end(profile: Profile, table: Table) -> Profile:
+    """Return the costs of all steps of a table; without a flush, the last backward of a step holds the stage's update."""
+    if table.num_steps == 1:
+        return profile
+    size = table.num_microbatches // table.num_steps
+    if profile.num_microbatches is None and not profile.update_s.any():
+        return profile
+    changed: dict[str, Any] = {
+        name: np.broadcast_to(getattr(profile, name), (*profile.compute_s.shape[:3], size)).copy() for name in COSTS
+    }
+    for name in ("compute_s", "cpu_s"):
+        changed[name][:, :, OPS.index("B"), -1] += profile.update_s
+    changed = {name: np.tile(costs, table.num_steps) for name, costs in changed.items()}
+    return replace(profile, **changed)
+
+
+def steady_end(table: Table, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return by network the start and the seconds of the priced step, and when each stage is done with it (stage, network).
+
+    `free` is when workers are done (replica, worker, network), `done` when stages are with each step (replica, step, stage,
+    network).
+    """
+    ends = done[:, table.priced_step].max(axis=0)
+    if table.num_steps == 1:
+        return np.zeros(free.shape[2]), free.max(axis=(0, 1)), ends
+    seconds = _period_s(
+        done[:, : table.priced_step + 1].swapaxes(0, 1).reshape(table.priced_step + 1, -1, free.shape[2])
+    )
+    start = ends.max(axis=0) - seconds
+    return start, seconds, np.maximum(ends - start, 0.0)
+
+
+def _period_s(done: Floats) -> Floats:
+    """Return by network the seconds between the ends of steps, of their ends (step, stage of a replica, network).
+
+    Exact where the steps repeat, each stage going on by as much in a cycle of steps as in the cycle before. Elsewhere, such as
+    with jitter, it is the mean of the later half.
+    """
+    last, wholes = len(done) - 1, done.max(axis=1)
+    found: Floats = (wholes[last] - wholes[last // 2]) / (last - last // 2)
+    settled = np.zeros(done.shape[2], bool)
+    for cycle in range(1, last // 2 + 1):
+        passed = (
+            done[last - cycle :] - done[last - 2 * cycle : last - cycle + 1]
+        )  # in a cycle, from each step of one on
+        new = ~settled & (np.ptp(passed, axis=0) <= SAME * wholes[last]).all(axis=0)
+        found[new] = passed[-1].max(axis=0)[new] / cycle
+        settled |= new
+    return found
+
+
+def windows(table: Table) -> NDArray[np.int64]:
+    """Return the actions of the priced step of each worker, from the first to behind the last, in the table's numbers.
+
+    Without a flush these follow the worker's last backward of the step before. Its forwards are those of later microbatches.
+    """
+    whole = np.stack([table.offsets[:-1], table.offsets[1:]], axis=1)
+    if table.num_steps == 1:
+        return whole
+    size = table.num_microbatches // table.num_steps
+    for edge, step in ((0, table.priced_step - 1), (1, table.priced_step)):
+        lasts = np.flatnonzero((table.op == OPS.index("B")) & (table.microbatch == (step + 1) * size - 1))
+        whole[:, edge] = lasts + 1  # of one stage a worker, in order
+    return whole

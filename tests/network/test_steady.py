@@ -1,0 +1,146 @@
+"""Laws of the time of steps without a flush."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import check_timeline
+
+from raysim.network.collectives import all_reduce
+from raysim.network.presets import parse_network
+from raysim.network.profile import Profile
+from raysim.network.simulate import simulate, step_seconds
+from raysim.network.topology import Network
+from raysim.schedules import OneFOneB, Unflushed
+from raysim.schedules.actions import dependency
+
+FREE = parse_network("free")
+SCHEDULES = [OneFOneB(), OneFOneB(extra_warmup=1), OneFOneB(ahead=2)]
+
+
+def random_profile(p: int, m: int, seed: int, **rest) -> Profile:
+    random = np.random.default_rng(seed)
+    wide = random.random() < 0.5
+
+    def draw():
+        return random.uniform(0.1, 2.0, (1, p, 2, m if wide else 1))
+
+    return Profile(
+        compute_s=draw(),
+        encode_s=0.1 * draw(),
+        decode_s=0.1 * draw(),
+        wire_bytes=1e6 * draw(),
+        update_s=random.uniform(0, 0.5, p),
+        **rest,
+    )
+
+
+def plain_step_s(schedule: OneFOneB, profile: Profile, network: Network, m: int, steps: int) -> float:
+    """Return the mean time between the ends of steps, by the rules of the simulator in plain Python: one wire a direction."""
+    p = profile.num_stages
+    free, ends, arrivals, wires = [0.0] * p, {}, {}, {}
+    rows = [list(row) for row in schedule.rows(p, steps * m)]
+
+    def cost(name, action):
+        microbatch = action.microbatch % profile.compute_s.shape[3]
+        return float(getattr(profile, name)[0, action.stage, "FB".index(action.op), microbatch])
+
+    while any(rows):
+        for stage, row in enumerate(rows):
+            while row:
+                action = row[0]
+                source = dependency(action, p)
+                if source is not None and source not in arrivals:
+                    break
+                start = max(free[stage], arrivals.get(source, 0.0))
+                busy = cost("decode_s", action) + cost("compute_s", action) + cost("encode_s", action)
+                if action.op == "B" and action.microbatch % m == m - 1:
+                    busy += float(profile.update_s[stage])
+                ends[action] = free[stage] = start + busy
+                way = (stage, action.op)
+                begin = max(free[stage], wires.get(way, 0.0))
+                wires[way] = begin + 8 * network.framing * cost("wire_bytes", action) / network.bandwidth_bps
+                arrivals[action] = wires[way] + network.latency_s
+                row.pop(0)
+
+    def last(step):
+        return max(end for action, end in ends.items() if action.op == "B" and action.microbatch // m == step)
+
+    ahead = 2 * schedule.ops(0, p, 10**3).index("B") // m + 1  # no forwards are left there
+    return (last(steps - 1 - ahead) - last(steps // 2)) / (steps - 1 - ahead - steps // 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 2), (3, 4), (4, 3), (5, 8)])
+@pytest.mark.parametrize("network", ["free", "10mbps+300ms"])
+def test_the_step_is_that_of_many_steps_on_end(schedule, p, m, network) -> None:
+    profile, chosen = random_profile(p, m, seed=p + m), parse_network(network)
+    found = simulate(Unflushed(schedule), profile, chosen, num_microbatches=m)
+    steps = 12 * (p + 2)
+    assert found.step_s == pytest.approx(plain_step_s(schedule, profile, chosen, m, steps), rel=2e-2)
+    check_timeline(found)
+
+
+@settings(max_examples=60)
+@given(
+    p=st.integers(1, 5),
+    m=st.integers(1, 8),
+    seed=st.integers(0, 10**6),
+    bandwidth=st.floats(1e6, 1e10),
+    latency=st.floats(0, 3),
+    schedule=st.sampled_from(SCHEDULES),
+)
+def test_a_step_without_a_flush_never_takes_longer_than_with_one(p, m, seed, bandwidth, latency, schedule) -> None:
+    profile, network = random_profile(p, m, seed), Network(bandwidth, latency)
+    flushed = simulate(schedule, profile, network, num_microbatches=m).step_s
+    timeline = simulate(Unflushed(schedule), profile, network, num_microbatches=m)
+    assert timeline.step_s <= flushed * (1 + 1e-9)
+    busiest = max(worker.compute_s + worker.codec_s for worker in timeline.workers())
+    assert timeline.step_s >= busiest * (1 - 1e-9)
+    assert step_seconds(Unflushed(schedule), profile, [network], num_microbatches=m)[0, 0] == timeline.step_s
+    check_timeline(timeline)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 9)])
+def test_a_free_network_leaves_the_busiest_stage_s_work(schedule, p, m) -> None:
+    """All microbatches of a stage alike, the last stage's work the greatest: it never waits."""
+    compute = np.array([[1.0, 2.0 + (stage == p - 1)] for stage in range(p)]).reshape(1, p, 2, 1)
+    profile = Profile(compute_s=compute, update_s=np.arange(p) / 4)
+    found = simulate(Unflushed(schedule), profile, FREE, num_microbatches=m)
+    assert found.step_s == pytest.approx(m * 4.0 + (p - 1) / 4, rel=1e-12)
+
+
+def test_equal_stages_have_no_bubble() -> None:
+    profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0)
+    flushed, found = (simulate(one, profile, FREE, num_microbatches=8) for one in (OneFOneB(), Unflushed(OneFOneB())))
+    assert (flushed.step_s, found.step_s) == (33.0, 24.0)
+    assert flushed.bubble == pytest.approx(3 / 11)
+    assert found.bubble == 0.0
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 3), (4, 5), (4, 7)])
+def test_long_latency_leaves_the_trips_of_the_microbatches_in_flight(p, m) -> None:
+    """A microbatch goes to the last stage and back while p of them are in flight: so many pass in the time of one trip."""
+    profile = Profile.uniform(num_stages=p, forward_s=1.0, backward_s=2.0)
+    found = simulate(Unflushed(OneFOneB()), profile, Network(1e12, 100.0), num_microbatches=m)
+    assert found.step_s == pytest.approx(m * (3 * p + 200 * (p - 1)) / p, rel=1e-9)
+
+
+def test_replicas_wait_for_their_averages() -> None:
+    transfers = all_reduce("replica_gradient", 0, [(0, 0), (1, 0)], [125_000.0] * 2)
+    profile = Profile.uniform(num_stages=2, forward_s=1.0, backward_s=2.0, transfers=transfers)
+    found = simulate(Unflushed(OneFOneB()), profile, Network(1e6), num_microbatches=4, num_replicas=2)
+    assert found.pipeline_s == 12.0
+    assert found.step_s == pytest.approx(12.0 + 2 * 8 * found.network.framing * 125_000 / 1e6)
+    check_timeline(found)
+
+
+def test_shared_wires_and_jitter_take_the_mean_of_many_steps() -> None:
+    profile = Profile.uniform(num_stages=3, forward_s=1.0, backward_s=2.0, wire_bytes=1e5)
+    for network in (Network(1e6, sharing="port"), Network(1e6, 0.1, jitter_s=0.05)):
+        flushed, found = (
+            simulate(one, profile, network, num_microbatches=4) for one in (OneFOneB(), Unflushed(OneFOneB()))
+        )
+        assert 12.0 <= found.step_s <= flushed.step_s
+        assert step_seconds(Unflushed(OneFOneB()), profile, [network], num_microbatches=4)[0, 0] == found.step_s
