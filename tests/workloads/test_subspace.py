@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from engines import losses_of, start
+from engines import losses_of, staged_gradients, start
 from hf_variants import CAUSAL, TEXT
 from pipelines import ADAM, PROJECTED, SUBSPACE
 
 from raysim import save_pretrained, train
 from raysim.codecs import Quantize
 from raysim.config import ConfigError
-from raysim.workloads.data import DataShape
+from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.hf.residual import ADDED
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import MODELS, NO_SUBSPACE, build_model
@@ -96,6 +96,20 @@ def test_stages_project_after_their_update(small):
     constants, block = subspace_of(first), first.block0.block
     for weight in (block.projection.linear.weight, block.attention.projection.linear.weight):
         torch.testing.assert_close(constants.project(weight.detach()), weight.detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_staged_gradients_of_projected_weights_are_those_of_the_uncut_model(small, schedule):
+    config = small(**PROJECTED, schedule=schedule)
+    data = load_data(config.data.name, config.data.options, 0)
+    model = build_model("gpt", config.model.options, data.shape, seed=0)
+    ids = batch_ids(len(data.train), 16, seed=0, step=0)[1]
+    for part in ids.reshape(4, 4):
+        loss = CrossEntropy()(model(data.train.inputs(part, 0, 0, True)), data.train.targets(part))
+        loss.backward(torch.tensor(0.25))
+    found = staged_gradients(start(config))
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(gradient, model.get_parameter(name).grad) for name, gradient in found.items())
 
 
 def test_constants_come_from_the_seed_are_the_same_in_all_stages_and_in_no_checkpoint():
