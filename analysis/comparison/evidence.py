@@ -14,6 +14,7 @@ from analysis.comparison.rule import Sample, at_chance, sample
 from analysis.data.errors import AnalysisError
 from analysis.data.folders import is_confirmation
 from analysis.data.notations import Method, read_method
+from analysis.data.probes import are_probes
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
 from raysim.quality import MEASURES, Measure, is_language, measures_of
@@ -154,7 +155,8 @@ def contexts(
     `metrics`. `margin` is the harm that counts as none, half a point or one per cent where not given. Runs without a final
     evaluation, or without the measure, are named in the problems of `results`.
     """
-    runs = results.runs[results.runs["status"].isin(FINISHED)]
+    over = results.runs["status"].isin(FINISHED)
+    runs = results.runs[over & ~are_probes(results.runs)]
     known = [*dict.fromkeys(name for row in results.runs.to_dict("records") for name in measures_of(row))]
     if quality not in ("auto", *(known or MEASURES)):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis.data.probes import is_probe
 from analysis.data.rows import unreadable
 from raysim.places import Place
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
@@ -19,6 +20,11 @@ FILLED = {  # tables that every run that is over has, and their columns that are
     "evals": ("step", "mode", "loss"),
     "links": ("step", "direction", "codec", "wire_bytes", "dense_bytes"),
     "actions": ("step", "stage", "op", "start_s", "end_s"),
+}
+OF_PROBES = {
+    name: columns for name, columns in FILLED.items() if name != "evals"
+} | {  # which train nothing by themselves
+    "steps": tuple(column for column in FILLED["steps"] if column != "loss")
 }
 VERSION = b"raysim_schema_version"
 
@@ -37,20 +43,21 @@ def check_tables(runs: pd.DataFrame, folders: Mapping[str, Place]) -> list[str]:
 
 def _of_run(row: Mapping[Any, Any], folder: Place) -> Iterator[str]:
     missing = []
-    for table in FILLED:
+    filled = OF_PROBES if is_probe(row) else FILLED
+    for table in filled:
         file, found = folder / f"{table}.parquet", table_files(folder, table)
         if isinstance(file, Path) and file.is_symlink() and not file.exists():
             yield f"{file} is a link to {file.readlink()}, which is not there."
         elif not found:
             missing.append(table)
         elif found == [file] and isinstance(file, Path):
-            yield from _of_file(file, table, row)
+            yield from _of_file(file, table, row, filled[table])
     if missing:
         steps = int(row["steps_done"])
         yield f"The run in {folder} has done {steps} steps, but has no table {', '.join(missing)}: copy it again."
 
 
-def _of_file(file: Path, table: str, row: Mapping[Any, Any]) -> Iterator[str]:
+def _of_file(file: Path, table: str, row: Mapping[Any, Any], filled: tuple[str, ...]) -> Iterator[str]:
     """Yield the problems of the one file of a table."""
     try:
         metadata = pq.read_metadata(file)
@@ -66,7 +73,7 @@ def _of_file(file: Path, table: str, row: Mapping[Any, Any]) -> Iterator[str]:
     if metadata.num_rows == 0:
         yield f"{file} is empty, but the run has done {steps} steps."
         return
-    known = _statistics(metadata, FILLED[table])
+    known = _statistics(metadata, filled)
     without = [name for name, (nulls, _, _) in known.items() if nulls == metadata.num_rows]
     if without:
         yield f"{file} has no value in {', '.join(without)}."

@@ -27,7 +27,7 @@ KEYS = (
 )
 """Keys of a job, beside the options of its model, its data and its loss. Compression, schedule, optimizer, steps and seed are not."""
 
-FLAGS = ("tf32", "deterministic")
+FLAGS = ("tf32", "deterministic", "probe")
 """Further keys of a job, where they are on; runs recorded before these keys existed count as off."""
 
 PRICED = ("schedule", "schedule_rows", "weights", "fused_embedding", "engine")

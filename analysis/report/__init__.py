@@ -41,6 +41,7 @@ def compose(
         importance,
         links,
         parallel,
+        probes,
         quality,
         reproduce,
         runs,
@@ -55,6 +56,7 @@ def compose(
     material = gather(results, {repr(one): one for one in known}, compute, profile)
     modules = (
         summary,
+        *([probes] if material.probes else []),
         tradeoff,
         quality,
         curves,
@@ -68,7 +70,8 @@ def compose(
         reproduce,
     )
     sections = [module.section(material) for module in modules]
-    priced = any(job.priced for job in material.jobs)
+    jobs = (*material.jobs, *material.probes)
+    priced = any(job.priced for job in jobs)
     return Page(
         title=f"Compressed pipelines: {results.folders[0].resolve().name}",
         subtitle=_counts(material),
@@ -103,5 +106,6 @@ def write_report(
 
 def _counts(material: Material) -> str:
     runs = len(material.results)
-    settings = sum(len(job.settings) for job in material.jobs)
-    return f"{plural(runs, 'run')}, {plural(settings, 'setting')}, {plural(len(material.jobs), 'job')}."
+    jobs = (*material.jobs, *material.probes)
+    settings = sum(len(job.settings) for job in jobs)
+    return f"{plural(runs, 'run')}, {plural(settings, 'setting')}, {plural(len(jobs), 'job')}."

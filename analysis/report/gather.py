@@ -17,8 +17,9 @@ from analysis.comparison.evidence import Setting as How
 from analysis.comparison.evidence import contexts, setting_of
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import job_of, titles
+from analysis.data.probes import is_probe
 from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION
+from analysis.data.settings import COMPRESSION, DENSE
 from analysis.pricing.estimates import Estimate
 from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
@@ -58,7 +59,8 @@ def gather(
         _job(f"job{number}", title, ended[[one == job for one in each]], prices, judged, names)
         for number, (job, title) in enumerate(titles(each).items(), start=1)
     ]
-    return replace(material, jobs=jobs)
+    probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
+    return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
 
 def _prices(results: Results, networks: Mapping[str, Network], compute: str, profile: Path | str | None) -> Prices:
@@ -124,6 +126,9 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     names = []
     for place, setting in enumerate(runs["setting"]):
         how = setting_of(runs.iloc[place])
+        if is_probe(runs.iloc[place].to_dict()):  # of one notation
+            names.append(next((one for one in (how.forward, how.replica_gradient) if one != DENSE), "dense"))
+            continue
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
         words += [
             pair

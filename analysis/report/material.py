@@ -214,3 +214,6 @@ class Material:
     profile: Path | str | None = None
     """A file of `raysim profile` whose compute takes their place."""
     jobs: Sequence[Job] = ()
+    """The jobs whose runs were trained."""
+    probes: Sequence[Job] = ()
+    """The jobs whose runs are candidates of a probe: they have no quality, and are in no section but their own."""

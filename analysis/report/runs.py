@@ -32,13 +32,13 @@ COLUMNS = (
 def section(material: Material) -> Section:
     """Return one table for each job, and one for the runs that are not over."""
     tables = [_table(job, material) for job in material.jobs]
-    shown = {str(run) for job in material.jobs for run in job.runs["run"]}
+    shown = {str(run) for job in (*material.jobs, *material.probes) for run in job.runs["run"]}
     rows = material.results.runs
     rest = rows[~rows["run"].astype(str).isin(shown)] if len(rows) else rows
     if len(rest):
         tables.append(_unfinished(rest))
     if not tables:
-        return Section("runs", "Runs", absent="There is no run here.")
+        return Section("runs", "Runs", absent="There is no run here, other than candidates of a probe.")
     return Section("runs", "Runs", tables)
 
 

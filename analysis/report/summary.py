@@ -30,6 +30,8 @@ COLUMNS = (
 
 def section(material: Material) -> Section:
     """Return the recommended setting of every job and network, in words and as a table."""
+    if not material.jobs and material.probes:
+        return Section("summary", "Summary", absent="The runs here are candidates of a probe, which train nothing.")
     if not material.jobs:
         return Section("summary", "Summary", absent="No run here is finished yet, so there is nothing to recommend.")
     return Section("summary", "Summary", [block for job in material.jobs for block in _blocks(job, material)])

@@ -141,6 +141,21 @@ def bench_plain(
         write_json(result, json_file)
 
 
+def bench_probe(
+    turns: Annotated[int, typer.Option(min=1, help="Turns, each without a probe and with two.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 10,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """A GPT in a plain loop: with `raysim.probe` around it and without, in turn."""
+    check_writable("--json", json_file)
+    from raysim.bench.probe import bench_probe as measure
+
+    result = measure(turns=turns, steps=steps, threads=threads)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
 def bench_simulate(json_file: JsonFile = None) -> None:
     """One very large schedule, and one recorded run on thousands of networks."""
     check_writable("--json", json_file)

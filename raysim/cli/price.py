@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,10 +25,17 @@ from raysim.cli.shared import (
     write_trace_file,
 )
 
+if TYPE_CHECKING:
+    from raysim.network.topology import Network
+    from raysim.places import Place
+
 
 def replay(
     run: Annotated[
-        str, typer.Argument(metavar="RUN_DIR", help="The folder of a recorded run, or its URI in a bucket.")
+        str,
+        typer.Argument(
+            metavar="RUN_DIR", help="The folder of a recorded run, or its URI in a bucket; or the folder of a probe."
+        ),
     ],
     network: Networks = None,
     against: Annotated[
@@ -64,7 +72,7 @@ def replay(
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Price a recorded run on networks, without training.
+    """Price a recorded run, or the candidates of a probe, on networks, without training.
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
@@ -79,9 +87,13 @@ def replay(
 
     try:
         wanted = Target.parse(target) if target is not None else None
-        _check_one_run(run)
         options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads}
         options["transport"] = transport
+        candidates = _candidates(run)
+        if candidates:
+            alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
+            _replay_probe(run, candidates, networks, options, alone, json_file)
+            return
         one, *others = beside([run, *([against] if against is not None else [])], company, **options)
         dense = others[0] if others else None
         frame = price(one, networks, against=dense, target=wanted)
@@ -97,25 +109,62 @@ def replay(
         fail(str(error), 2)
 
 
-def _check_one_run(folder: str) -> None:
-    """Fail where a folder is no run but holds some, and name them."""
+def _candidates(folder: str) -> list[Place]:
+    """Return the candidates of a probe in a folder, dense first; none of a run. Fails where the folder holds other runs."""
     from analysis.data.folders import find
+    from analysis.data.probes import is_probe
     from raysim.places import PlaceError, open_place
+    from raysim.records import RecordsError, Run
 
     try:
         place = open_place(folder)
     except PlaceError as error:
         fail(str(error), 2)
     if not place.is_dir() or (place / "run.parquet").is_file():
-        return
+        return []
     found = find([place])
-    if found.runs:
-        runs = "1 run" if len(found.runs) == 1 else f"{len(found.runs)} runs"
+    paths = list(found.runs.values())
+    try:
+        if paths and all(is_probe(Run(path).row) for path in paths):
+            return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
+    except (RecordsError, ValueError):
+        pass  # a run that cannot be read is no candidate
+    if paths:
+        runs = "1 run" if len(paths) == 1 else f"{len(paths)} runs"
         studies = ", ".join(found.studies) if found.studies else ""
         of = f" of {'the study' if len(found.studies) == 1 else 'the studies'} {studies}" if studies else ""
-        some = ", ".join(str(path) for path in list(found.runs.values())[:3])
-        more = ", ..." if len(found.runs) > 3 else ""
+        some = ", ".join(str(path) for path in paths[:3])
+        more = ", ..." if len(paths) > 3 else ""
         fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}{of}: {some}{more}. Give one of them.", 2)
+    return []
+
+
+def _replay_probe(
+    folder: str,
+    candidates: list[Place],
+    networks: list[Network],
+    options: dict[str, Any],
+    alone: Mapping[str, object],
+    json_file: Path | None,
+) -> None:
+    """Price the candidates of a probe beside dense; `alone` are the options that are for one run."""
+    from analysis import beside
+    from analysis import replay as price
+    from analysis.data.probes import LIMIT, cost_words, smaller_runs
+    from raysim.show.probes import probe_figures, show_probe
+
+    for option, value in alone.items():
+        if value is not None:
+            fail(
+                f"`{option}` is for one run, but {folder} holds the candidates of a probe: give one of its folders.", 2
+            )
+    replays = beside(candidates, folder, **options)
+    frame = price(replays, networks, against=replays[0], split=False)
+    commands = smaller_runs([one.row for one in replays])
+    figures = probe_figures(replays, frame, cost_words(replays[0].row), LIMIT, commands)
+    show_probe(folder, replays, figures)
+    if json_file is not None:
+        write_json(figures, json_file)
 
 
 def simulate(

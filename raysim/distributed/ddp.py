@@ -15,14 +15,13 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.distributed.exchange import Channel, ReplicaError, run_rounds
+from raysim.distributed.exchange import Channel, ReplicaError, check_alike, replica_group, run_rounds
+from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
 from raysim.replication import parse_replica_method
 from raysim.replication.base import ReplicaContext, ReplicaMethod
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 
 
 def hook(
@@ -173,9 +172,10 @@ class Gradients:
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         rounds = self.method.average(gradients, memory, self._context(index))
         count = sum(gradient.numel() for gradient in gradients.values())
-        averaged = run_rounds(
-            rounds, self.method.table(names), self._channel, names, max_values=max(CONTROL_VALUES, count)
-        )
+        size, rank = self._channel.size, self._channel.rank
+        group = replica_group(size, self.method.num_rounds(size), stage=index)
+        exchange = Exchange(group, rank, rounds, self.method.table(names), max_values=max(CONTROL_VALUES, count))
+        averaged = run_rounds(exchange, self._channel, names)
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:
                 gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
@@ -184,8 +184,7 @@ class Gradients:
         for key, x in averaged.memory.items():
             (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
         self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if kept}
-        size = self._channel.size
-        self._dense_bytes += 2 * (size - 1) * 4 * count // size
+        self._dense_bytes += ring_bytes(count, size)
         self._seconds += time.perf_counter() - start
         if last:
             self.step += 1
@@ -232,19 +231,7 @@ class Gradients:
             "`steps_per_epoch`": self._steps_per_epoch,
             "`seed`": self._seed,
         }
-        told: list[Any] = [None] * self._channel.size
-        dist.all_gather_object(told, (error, settings), group=self._channel.group)
-        for said, _ in told:
-            if said is not None:
-                raise ValueError(said)
-        for rank, (_, theirs) in enumerate(told):
-            for field, value in theirs.items():
-                first = told[0][1][field]
-                if value != first:
-                    shown = ("others", "some") if field == "parameters" else (value, first)
-                    raise ValueError(
-                        f"All ranks must average gradients alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
-                    )
+        check_alike(self._channel.group, "average gradients", error, settings)
         assert method is not None
         return method
 

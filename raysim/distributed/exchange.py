@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from raysim.codecs.message import CodecTable, Message
-from raysim.replication.base import Packets, RoundDriver, Rounds
+from raysim.codecs.message import Message
+from raysim.pipeline.mail import Parts
+from raysim.pipeline.replicas import Exchange, Group
 
 _LENGTH = struct.Struct("<q")  # negative where an error sentence takes the place of messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
@@ -99,49 +100,65 @@ class Channel:
         return {other: data.cpu().numpy().tobytes() for other, data in arriving.items()}
 
 
-def run_rounds(rounds: Rounds, table: CodecTable, channel: Channel, place: Hashable, *, max_values: int) -> Any:
-    """Run all rounds of a replica method and return its result.
+def check_alike(group: dist.ProcessGroup, verb: str, error: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise the same ValueError on every rank of a group where one has an `error`, or their `settings` differ.
 
-    `place` names the averaged tensors; `max_values` bounds the packets that are accepted. Raises ReplicaError where a method
-    fails, at this rank or another.
+    `verb`: the work that all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
     """
-    driver = RoundDriver(rounds)
-    received: list[Packets] | None = None
-    number = 0
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, (error, dict(settings)), group=group)
+    for said, _ in told:
+        if said is not None:
+            raise ValueError(said)
+    for rank, (_, theirs) in enumerate(told):
+        for field, value in theirs.items():
+            first = told[0][1][field]
+            if value != first:
+                shown = ("others", "some") if isinstance(value, Mapping) else (value, first)
+                raise ValueError(
+                    f"All ranks must {verb} alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
+                )
+
+
+def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:
+    """Return the group of all ranks as the replicas of a stage."""
+    return Group(tuple((rank, stage) for rank in range(size)), num_rounds)
+
+
+def run_rounds(exchange: Exchange, channel: Channel, place: Hashable) -> Any:
+    """Run all rounds of an exchange over a channel and return its result.
+
+    `place` names the averaged tensors. Raises ReplicaError where a method fails, at this rank or another.
+    """
+    others = exchange.group.others(exchange.member)
+    received: list[Parts] = []
     while True:
-        slot = (place, number)
+        slot = (place, exchange.num_rounds)
         try:
-            sent = driver.advance(received)
-            if sent is None:
-                return driver.result
-            outgoing = {
-                other: _packed(sent.everyone, table) + _packed(sent.each.get(other, {}), table)
-                for other in range(channel.size)
-                if other != channel.rank
-            }
+            everyone, *each = exchange.advance(received)
         except Exception as error:
             sentence = f"Replica {channel.rank} could not average its gradients: {error}"
-            said = sentence.encode()
-            channel.swap(slot, {other: said for other in range(channel.size) if other != channel.rank}, failed=True)
+            channel.swap(slot, dict.fromkeys(others, sentence.encode()), failed=True)
             raise ReplicaError(sentence) from error
-        arrived = channel.swap(slot, outgoing)
-        received = [
-            sent.everyone if rank == channel.rank else _unpacked(arrived[rank], table, max_values)
-            for rank in range(channel.size)
-        ]
-        number += 1
+        if exchange.over:
+            return exchange.result
+        packed = _packed(everyone)
+        arrived = channel.swap(
+            slot, {other: packed + _packed(message) for other, message in zip(others, each, strict=True)}
+        )
+        received = [_unpacked(arrived[other]) for other in others]
 
 
-def _packed(packets: Packets, table: CodecTable) -> bytes:
-    """Return the message of packets behind its lengths; only the lengths where there are no packets."""
-    header, *arrays = table.pack_round(packets) if packets else (b"",)
+def _packed(message: Message | None) -> bytes:
+    """Return a message behind its lengths; only the lengths where there is none."""
+    header, *arrays = message if message is not None else (b"",)
     lengths = b"".join(_ARRAY.pack(array.nbytes) for array in arrays)
     return b"".join([_COUNTS.pack(len(header), len(arrays)), lengths, header, *(array.data for array in arrays)])
 
 
-def _unpacked(data: bytes, table: CodecTable, max_values: int) -> Packets:
-    """Return the packets of two messages, to everyone and to this rank; raises ValueError where they are malformed."""
-    found: dict[str, Any] = {}
+def _unpacked(data: bytes) -> Parts:
+    """Return another rank's message to this rank alone, and its message to everyone; None for one that was not sent."""
+    found: list[Message | None] = []
     place = 0
     for _ in range(2):
         header_bytes, count = _COUNTS.unpack_from(data, place)
@@ -152,7 +169,6 @@ def _unpacked(data: bytes, table: CodecTable, max_values: int) -> Packets:
         for length in (header_bytes, *lengths):
             parts.append(data[place : place + length])
             place += length
-        if header_bytes:
-            message: Message = (parts[0], *(np.frombuffer(part, np.uint8) for part in parts[1:]))
-            found.update(table.unpack_round(message, max_values))
-    return found
+        found.append((parts[0], *(np.frombuffer(part, np.uint8) for part in parts[1:])) if header_bytes else None)
+    everyone, mine = found
+    return mine, everyone

@@ -18,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
-from raysim.distributed.exchange import Channel, run_rounds
+from raysim.distributed.exchange import Channel, replica_group, run_rounds
 from raysim.pipeline.link import pack_state, unpack_state
+from raysim.pipeline.replicas import Exchange
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
 from raysim.replication.base import Received, Round
@@ -105,8 +106,10 @@ class _ReduceScatter:
         if self.channel is None:
             self.channel = Channel(group, input_tensor.device)
         table = CodecTable(self.compressor.entries(), names=[_NAME])
+        members = replica_group(self.channel.size, 1, stage=self.place)
         rounds = self._rounds(input_tensor, self.channel)
-        total = run_rounds(rounds, table, self.channel, self.place, max_values=output_tensor.numel())
+        exchange = Exchange(members, self.channel.rank, rounds, table, max_values=output_tensor.numel())
+        total = run_rounds(exchange, self.channel, self.place)
         output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1
 

@@ -1,7 +1,5 @@
 """Measuring the effect of compression on the messages of a training that already runs, without changing it."""
 
-from raysim.probing.candidates import Probe
-
-probe = Probe  # a context manager, written as a function is
+from raysim.probing.probes import Probe, probe
 
 __all__ = ["Probe", "probe"]

@@ -1,49 +1,63 @@
-"""Seconds of a model's parts between cuts, by public hooks: the time inside of a hook counts for none of them."""
+"""Seconds of a module's parts between cuts, by public hooks: the time inside of a hook counts for none of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-OnTensor = Callable[[int, int, Tensor], None]
+
+class Seconds(NamedTuple):
+    """Seconds as they passed, and CPU seconds of this process."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def plus(self, other: Seconds) -> Seconds:
+        """Return the sum of both."""
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+
+class Listener(Protocol):
+    """Decides which microbatches are watched, and looks at the tensors that leave a part."""
+
+    def forward(self) -> int | None:
+        """Return the number of the microbatch whose forward begins, None where it is not watched."""
+
+    def leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
+        """Look at an activation ("forward") or gradient ("backward") that crosses a boundary."""
 
 
 class Stopwatch:
-    """Times the forward and backward of every part, and shows the tensors that cross the cuts.
+    """Times the forward and backward of every part of a module, and shows the tensors that leave a part.
 
-    `on_activation` and `on_gradient` are called with boundary, microbatch and tensor, in the steps that `samples`.
+    The parts are the stages `first` to `first + len(cuts)` of `num_stages`. Where they are not all, the module's input and output
+    cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        cuts: Sequence[nn.Module],
-        *,
-        on_forward: Callable[[], None],
-        on_activation: OnTensor,
-        on_gradient: OnTensor,
+        self, module: nn.Module, cuts: Sequence[nn.Module], listener: Listener, *, first: int = 0, num_stages: int
     ) -> None:
-        self.samples = False
-        self.microbatch = 0
-        self.seconds: dict[tuple[int, str, int], float] = {}  # of a stage, "F" or "B", and a microbatch
-        self._last = 0.0  # when the part that runs began
-        self._backward = False  # whether the backward of the microbatch at hand has begun
-        self._on_forward, self._on_activation, self._on_gradient = on_forward, on_activation, on_gradient
-        self._num_stages = len(cuts) + 1
+        self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F" or "B", and a microbatch
+        self.backwards = 0
+        self._listener = listener
+        self._first, self._last, self._num_stages = first, first + len(cuts), num_stages
+        self._watched: int | None = None  # the microbatch whose forward runs
+        self._backward: int | None = None  # the microbatch whose backward runs
+        self._awaited = False  # whether a backward has begun that has not accumulated a gradient yet
+        self._began = Seconds()
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._device = trained[0].device if trained else torch.device("cpu")
         self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(self._begin),
-            *(cut.register_forward_hook(self._crossing(boundary)) for boundary, cut in enumerate(cuts)),
-            model.register_forward_hook(self._end),
-            *(
-                parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-                for parameter in model.parameters()
-                if parameter.requires_grad
-            ),
+            module.register_forward_pre_hook(self._begin),
+            *(cut.register_forward_hook(self._crossing(first + place)) for place, cut in enumerate(cuts)),
+            module.register_forward_hook(self._end),
+            *(p.register_post_accumulate_grad_hook(self._accumulated) for p in trained),  # type: ignore[no-untyped-call]
         ]
 
     def remove(self) -> None:
@@ -51,59 +65,91 @@ class Stopwatch:
         for handle in self._handles:
             handle.remove()
 
-    def _begin(self, model: nn.Module, args: Any) -> None:
-        self._on_forward()
-        self._backward = False
-        self._last = time.perf_counter()
+    def skip(self, spent: Seconds) -> None:
+        """Leave seconds that have just passed out of the part that runs."""
+        self._began = self._began.plus(spent)
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._watched = self._listener.forward()
+        self._backward, self._awaited = None, False
+        if self._watched is None:
+            return
+        if self._first > 0:
+            self._await_gradient(tensor_of(args), self._first - 1, self._watched)
+        self._mark()
 
     def _crossing(self, boundary: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not self.samples:
+            if self._watched is None or self._backward is not None:  # recomputed in the backward, it crosses no more
                 return
-            microbatch = self.microbatch
-            self._add(boundary, "F", microbatch)
+            self._add(boundary, "F", self._watched)
             x = tensor_of(output)
-            self._on_activation(boundary, microbatch, x.detach())
-            if x.requires_grad:
-
-                def arrived(gradient: Tensor) -> None:
-                    self._add(boundary + 1, "B", microbatch)
-                    self._on_gradient(boundary, microbatch, gradient.detach())
-                    self._last = time.perf_counter()
-
-                x.register_hook(arrived)  # type: ignore[no-untyped-call]
-            self._last = time.perf_counter()
+            self._listener.leaving("forward", boundary, self._watched, x.detach())
+            self._await_gradient(x, boundary, self._watched)
+            self._mark()
 
         return hook
 
-    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self.samples:
-            return
-        self._add(self._num_stages - 1, "F", self.microbatch)
+    def _await_gradient(self, x: Tensor, boundary: int, microbatch: int) -> None:
+        """Have the gradient of a tensor that crosses a boundary end the backward behind the boundary."""
+
+        def arrived(gradient: Tensor) -> None:
+            handle.remove()  # torch's pipelines receive into the same tensor again
+            self._add(boundary + 1, "B", microbatch)
+            self._listener.leaving("backward", boundary, microbatch, gradient.detach())
+            self._mark()
+
+        if x.requires_grad:
+            handle = x.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        microbatch = self._watched
+        if microbatch is not None:
+            self._add(self._last, "F", microbatch)
+            if self._last < self._num_stages - 1:
+                self._listener.leaving("forward", self._last, microbatch, tensor_of(output).detach())
+
+        fresh = [True]  # until the first of the results gets its gradient
 
         def began(gradient: Tensor) -> None:
-            if not self._backward:
-                self._backward = True
-                self._last = time.perf_counter()
+            if fresh:
+                fresh.clear()
+                self._awaited, self._backward = True, microbatch
+                self._mark()
 
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(began)  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: Tensor) -> None:
-        """Count the time since the last mark for the first stage, whose backward ends with a parameter; others end at a cut."""
-        if self.samples and (1, "B", self.microbatch) in self.seconds:
-            self._add(0, "B", self.microbatch)
-            self._last = time.perf_counter()
+        """Count the microbatch, and the time since the last mark for the first stage; other stages end at their boundary."""
+        if self._awaited:
+            self._awaited = False
+            self.backwards += 1
+        if self._backward is None:
+            return
+        if self._first == self._last or (self._first + 1, "B", self._backward) in self.seconds:
+            self._add(self._first, "B", self._backward)
+            self._mark()
+
+    def _now(self) -> Seconds:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return Seconds(time.perf_counter(), time.process_time())
+
+    def _mark(self) -> None:
+        self._began = self._now()
 
     def _add(self, stage: int, op: str, microbatch: int) -> None:
-        key = (stage, op, microbatch)
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - self._last
+        """Add the seconds since the last mark to an action."""
+        now, key = self._now(), (stage, op, microbatch)
+        spent = Seconds(now.wall - self._began.wall, now.cpu - self._began.cpu)
+        self.seconds[key] = self.seconds.get(key, Seconds()).plus(spent)
 
 
-def tensor_of(output: Any) -> Tensor:
-    """Return the first floating-point tensor in a module's output; raises ValueError where there is none."""
-    for leaf in tree_leaves(output):
+def tensor_of(values: Any) -> Tensor:
+    """Return the first floating-point tensor among a module's arguments or results; raises ValueError where there is none."""
+    for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf
-    raise ValueError("A module at a cut must return a tensor of floats, but returns none.")
+    raise ValueError("A module at a cut must take and return a tensor of floats, but there is none.")

@@ -62,7 +62,7 @@ def show_replay(
             format_seconds(one["run_s"]),
         ]
         if dense:
-            cells += [format_seconds(one["dense_step_s"]), _speedup(one), _break_even(one["break_even_bps"])]
+            cells += [format_seconds(one["dense_step_s"]), speedup_words(one), _break_even(one["break_even_bps"])]
         table.add_row(one["network"], *cells)
     out.print(table)
     if target is not None:
@@ -90,7 +90,7 @@ def show_curve(networks: Sequence[Network], frame: pd.DataFrame) -> None:
     for network, one in zip(networks, rows, strict=True):
         spread = f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}"
         bar = "#" * max(round(CURVE_WIDTH * one["step_s"] / longest), 1)
-        cells = [format_seconds(one["dense_step_s"]), _speedup(one)] if dense else []
+        cells = [format_seconds(one["dense_step_s"]), speedup_words(one)] if dense else []
         table.add_row(repr(network), format_seconds(one["step_s"]), spread, bar, *cells)
     out.print(table)
     if dense:
@@ -135,9 +135,18 @@ def _show_target(
     out.print(table)
 
 
-def _speedup(row: Mapping[Any, Any]) -> str:
+def speedup_words(row: Mapping[Any, Any]) -> str:
+    """Return the speed-up of a priced row with its interval, and whether the two can be told apart."""
     interval = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
     return f"{interval}, not distinguishable" if row["verdict"] == "not distinguishable" else interval
+
+
+def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a priced row for JSON: null where a figure is missing, or without bound as the bandwidth of `free`."""
+    one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
+    if "break_even_bps" in one:
+        one["pays_below"] = _break_even(one["break_even_bps"])
+    return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in one.items()}
 
 
 def _break_even(bps: object) -> str:
@@ -153,13 +162,8 @@ def replay_figures(
     """Return the content of `show_replay`, for JSON: null where a target was not reached or no bandwidth breaks even."""
     rows = []
     for row, network in zip(frame.to_dict("records"), networks, strict=True):
-        one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
-        if "break_even_bps" in one:
-            one["pays_below"] = _break_even(one["break_even_bps"])
-            if one["break_even_bps"] is not None and math.isinf(one["break_even_bps"]):
-                one["break_even_bps"] = None
         split = replay.split(network)
-        rows.append(one | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
+        rows.append(plain_row(row) | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
     return {
         "run": str(replay.run.folder),
         "schedule": replay.row["schedule"],

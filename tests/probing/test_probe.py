@@ -1,11 +1,22 @@
 """The probe: losses as without it, records that are priced, refusals."""
 
+import json
+import shlex
+
 import pytest
 import torch
+from probe_jobs import CANDIDATES as CANDIDATES_OF_RANKS
+from ranks import run_ranks
 from torch import nn
+from typer.testing import CliRunner
 
 from analysis import load, replay
+from analysis.data.probes import LIMIT, smaller_runs
+from analysis.report import compose
+from analysis.report.blocks import Table, Text
+from raysim.cli import app
 from raysim.codecs import TopK
+from raysim.config import read_config
 from raysim.probing import probe
 
 CANDIDATES = ["TopK(0.05)", "Quantize(4)", "ErrorFeedback(TopK(0.1))"]
@@ -72,9 +83,17 @@ def test_compute_is_measured_for_each_stage(probed):
     assert (actions["compute_wall_s"] > 0).all()
 
 
+CUTS = ["transformer.h.0", "transformer.h.1"]
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    return transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+
+
 def test_a_transformers_model_with_its_own_loop(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    config = gpt2()
 
     def losses(measured):
         torch.manual_seed(1)
@@ -92,7 +111,7 @@ def test_a_transformers_model_with_its_own_loop(tmp_path):
                 found.append(loss.item())
 
         if measured:
-            with probe(model, ["transformer.h.0", "transformer.h.1"], ["Quantize(4)"], out=tmp_path / "probe", every=1):
+            with probe(model, CUTS, ["Quantize(4)"], out=tmp_path / "probe", every=1):
                 loop()
         else:
             loop()
@@ -100,6 +119,40 @@ def test_a_transformers_model_with_its_own_loop(tmp_path):
 
     assert losses(True) == losses(False)
     assert len(replay(load(tmp_path / "probe"), ["100mbps"], against="dense")) == 2
+
+
+def test_the_trainer_is_probed_by_a_callback(tmp_path):
+    """Of seven batches in two accumulations, the last step of an epoch has one: it is not sampled."""
+    transformers = pytest.importorskip("transformers")
+    from raysim.probing.trainer import ProbeCallback
+
+    data = [{"input_ids": row, "labels": row} for row in torch.arange(14 * 16).view(14, 16) % 64]
+
+    def losses(callbacks):
+        torch.manual_seed(1)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "out"),
+            num_train_epochs=2,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            logging_steps=1,
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        model = transformers.GPT2LMHeadModel(gpt2())
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    callback = ProbeCallback(CUTS, ["Quantize(4)"], out=tmp_path / "probe", every=1)
+    assert losses([callback]) == losses([])
+    results = load(tmp_path / "probe")
+    assert results.problems == []
+    assert results.runs["steps_done"].tolist() == [6, 6]
+    assert results.runs["num_microbatches"].tolist() == [2, 2]
+    assert len(replay(results, ["100mbps"], against="dense")) == 2
 
 
 REFUSALS = {
@@ -116,3 +169,142 @@ def test_wrong_input_is_refused_in_a_sentence(case, tmp_path):
     with pytest.raises(ValueError) as refused:
         probe(**{"model": build(), "cuts": ["1"], "candidates": ["TopK(0.1)"], "out": tmp_path / "probe", **changes})
     assert sentence in str(refused.value)
+
+
+SENTENCES = [
+    "All ranks must probe alike, but `gradients` on rank 1 is ['PowerSGD(2)'], and on rank 0 ['PowerSGD(1)'].",
+    "`gradients` cannot be MARINA(QSGD(7)): a probe sees gradients alone, and this method needs more. Use `raysim.train`.",
+    "`gradients` must name at least one replica method, but got none.",
+    "`cuts` and `candidates` must be left out for DistributedDataParallel, of which the gradients are probed",
+    "TopKk",
+    "`schedule` must have a backward in one part, as a probe times it, but got ZBH1. Use 1F1B or GPipe.",
+    "All ranks must probe alike, but `every` on rank 1 is 2, and on rank 0 1.",
+    "Every stage must train a parameter, by which a probe counts steps, but stage 0 has none.",
+]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_ranks("probe_jobs:everything", request.param, folder, folder), folder
+
+
+@pytest.mark.parametrize("job", ["pipeline", "replicas"])
+def test_trainings_on_several_ranks_are_not_touched(job, ranks):
+    assert [rank["same"][job] for rank in ranks[0]] == [True] * len(ranks[0])
+
+
+def test_a_pipeline_of_several_ranks_leaves_one_folder_that_is_priced(ranks):
+    size = len(ranks[0])
+    results = load(ranks[1] / "pipeline")
+    assert results.problems == []
+    assert len(results.runs) == 1 + len(CANDIDATES_OF_RANKS)
+    actions = results.actions
+    found = actions.groupby("run", observed=True)[["stage", "op", "microbatch", "step"]].nunique()
+    assert (found == [size, 2, 4, 2]).all().all()
+    assert (actions["compute_wall_s"] > 0).all()
+    links = results.links
+    assert sorted(set(zip(links["boundary"], links["direction"], strict=True))) == [
+        (boundary, direction) for boundary in range(size - 1) for direction in ("backward", "forward")
+    ]
+    mine = links[(links["codec"] == "TopK(0.1)") & (links["direction"] == "backward")]
+    arrays = TopK(0.1).encode(torch.randn(8, 64)).array_bytes
+    assert (mine["packets"] == 4).all()
+    assert mine["wire_bytes"].between(4 * arrays, 4 * (arrays + 16)).all()
+    assert mine["fidelity"].between(0, 1).all()
+    slow = replay(results, ["1mbps"], against="dense").set_index("run")["speedup"]
+    assert (slow.drop("0-Identity") > 2).all()
+
+
+def test_gradients_of_replicas_are_priced(ranks):
+    results = load(ranks[1] / "replicas")
+    assert results.problems == []
+    links = results.links
+    assert (links["direction"] == "replica_gradient").all()
+    assert links.groupby("codec", observed=True)["replica"].nunique().tolist() == [len(ranks[0])] * 3
+    dense = links[links["codec"] == "Identity"]
+    assert (dense["fidelity"] == 1).all()
+    assert dense["wire_bytes"].between(0.99 * dense["dense_bytes"], 1.01 * dense["dense_bytes"]).all()
+    others = links[links["codec"] != "Identity"]
+    assert others["fidelity"].between(0.01, 0.999).all()
+    slow = replay(results, ["1mbps"], against="dense").set_index("run")["speedup"]
+    assert (slow.drop("0-Identity") > 2).all()
+
+
+def test_every_rank_is_told_the_same_sentence(ranks):
+    for rank in ranks[0]:
+        for said, sentence in zip(rank["refusals"], SENTENCES, strict=True):
+            assert said is not None, sentence
+            assert sentence in said
+
+
+def run_command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_replay_prices_all_candidates_and_says_what_a_probe_cannot(probed, tmp_path):
+    done = run_command(
+        "replay", probed[2], "--network", "1mbps", "--network", "free", "--json", tmp_path / "figures.json"
+    )
+    assert done.exit_code == 0, done.output
+    assert "The probe sampled 4 steps, one in 1, and took " in done.output
+    assert LIMIT in done.output
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    rows = {(row["candidate"], row["network"]): row for row in figures["candidates"]}
+    assert {name for name, _ in rows} == {"dense", *CANDIDATES}
+    for name in CANDIDATES:
+        slow = rows[name, "1mbps"]
+        assert slow["speedup"] == pytest.approx(rows["dense", "1mbps"]["step_s"] / slow["step_s"])
+        assert slow["speedup"] > 1
+        assert 0 < slow["forward_fidelity"] < 1
+        assert rows[name, "free"]["verdict"] != "faster"
+
+
+def test_the_commands_that_judge_candidates_are_valid(probed, ranks):
+    for folder in (probed[2], ranks[1] / "replicas"):
+        *commands, report = smaller_runs(load(folder).runs.to_dict("records"))
+        assert len(commands) == len(load(folder).runs)
+        assert report == "raysim report results/probed"
+        for command in commands:
+            words = shlex.split(command.partition("; do ")[2].partition("; done")[0])
+            assert words[:2] == ["raysim", "train"]
+            read_config(words[2], [word.replace("$s", "0") for word in words[3 : words.index("--out")]])
+
+
+def test_options_of_one_run_are_refused_for_a_probe(probed):
+    done = run_command("replay", probed[2], "--network", "1mbps", "--target", "loss=1")
+    assert done.exit_code == 2
+    assert "`--target` is for one run" in done.output
+    assert "give one of its folders" in done.output
+
+
+def test_the_report_has_a_section_on_the_probe(probed):
+    page = compose(probed[2], ["1mbps"])
+    assert page.problems == []
+    (section,) = [one for one in page.sections if one.key == "probes"]
+    texts = [block.text for block in section.blocks if isinstance(block, Text)]
+    assert LIMIT in texts
+    (lead,) = page.decisions(["1mbps"])
+    assert "times as fast as dense" in lead
+    assert lead.endswith("A probe does not say whether training stays sound under it.")
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    assert {row[0].text for row in table.rows} == {"dense", *CANDIDATES}
+
+
+def test_a_step_with_nan_is_left_out_and_the_training_goes_on(tmp_path):
+    model = build()
+    with probe(model, ["1"], ["Quantize(4)"], out=tmp_path / "probe", every=1) as probed:
+        for step in range(3):
+            x = torch.full((4, 32), float("nan") if step == 1 else 1.0)
+            model(x).sum().backward()
+    assert load(tmp_path / "probe").runs["steps_done"].tolist() == [2, 2]
+    assert 0 < probed.overhead < 1
+
+
+def test_a_probe_that_sampled_nothing_says_so(tmp_path):
+    model = build()
+    with (
+        pytest.warns(UserWarning, match="sampled no whole step of 2 microbatches"),
+        probe(model, ["1"], ["Quantize(4)"], out=tmp_path / "probe", num_microbatches=2),
+    ):
+        model(torch.ones(4, 32)).sum().backward()

@@ -58,7 +58,10 @@ ROOMS = {
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.testing": ({"codecs", "compressors", "schedules", "notation"}, {"torch"}),
-    "raysim.probing": ({"codecs", "compressors", "nn", "pipeline", "records", *LOW}, {"torch"}),
+    "raysim.probing": (
+        {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
+        {"torch"},
+    ),
     "raysim.recipes": (set(), set()),
     "raysim.show": ({"network", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),

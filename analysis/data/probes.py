@@ -1,0 +1,62 @@
+"""Candidates of `raysim.probe` among recorded runs: their limits, and the training that would judge them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+LIMIT = (
+    "A probe measures bytes, error and time, not whether training stays sound under a candidate: its errors are not fed into the "
+    "training. For that, train the same candidates in raysim at a smaller size, over seeds:"
+)
+SMALLER = "topics-gpt"  # a recipe that needs no network, of four stages
+SEEDS = (0, 1, 2)
+FOLDER = "results/probed"
+
+
+def is_probe(row: Mapping[Any, Any]) -> bool:
+    """Return whether a run is a candidate of a probe: it has no losses of its own, and says nothing on quality."""
+    return str(row.get("probe")) == "True"
+
+
+def are_probes(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Return `is_probe` of each run of a frame."""
+    return runs["probe"].astype(str) == "True" if "probe" in runs else pd.Series(False, runs.index)
+
+
+def cost_words(row: Mapping[Any, Any]) -> str:
+    """Return the overhead of the probe that wrote a run, in a sentence.
+
+    >>> cost_words({"steps_done": 5, "probe_every": 10, "probe_overhead": 0.031})
+    'The probe sampled 5 steps, one in 10, and took 3.1% of the time of the training.'
+    """
+    every, count = int(row["probe_every"]), int(row["steps_done"])
+    steps = f"{count} step{'' if count == 1 else 's'}"
+    return (
+        f"The probe sampled {steps}, one in {every}, and took {row['probe_overhead']:.1%} of the time of the training."
+    )
+
+
+def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
+    """Return the commands that train the candidates of a probe, and dense, in raysim at a smaller size, and judge them.
+
+    >>> print(*smaller_runs([{"forward": "TopK(0.1)", "backward": "TopK(0.1)", "num_stages": 2, "num_replicas": 1}]), sep="\\n")
+    for s in 0 1 2; do raysim train topics-gpt 'forward=TopK(0.1)' 'backward=TopK(0.1)' seed=$s --out results/probed/1-s$s; done
+    raysim report results/probed
+    """
+    commands = []
+    for place, row in enumerate(rows, start=1):
+        changes = [
+            f"{key}={row[key]}"
+            for key in ("forward", "backward", "replica_gradient")
+            if row.get(key) not in (None, "Identity")
+        ]
+        if int(row["num_replicas"]) > 1:
+            changes = ["num_stages=1", f"num_replicas={min(int(row['num_replicas']), 4)}", *changes]
+        words = shlex.join(["raysim", "train", SMALLER, *changes])
+        seeds = " ".join(map(str, SEEDS))
+        commands.append(f"for s in {seeds}; do {words} seed=$s --out {FOLDER}/{place}-s$s; done")
+    return [*commands, f"raysim report {FOLDER}"]

@@ -1,0 +1,291 @@
+"""A probe: candidates are tried on the tensors of a running training, beside it, and leave records that raysim prices."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raysim.distributed.exchange import Channel, check_alike
+from raysim.nn.ends import DIRECTIONS
+from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
+from raysim.probing.folder import write_candidate
+from raysim.probing.sample import together
+from raysim.probing.station import GradientStation, Sampling, Station
+
+
+class PipelineStage(Protocol):
+    """A stage of `torch.distributed.pipelining`."""
+
+    submod: nn.Module
+    stage_index: int
+    num_stages: int
+    group: dist.ProcessGroup | None
+
+
+class Job(NamedTuple):
+    """The facts of a probed training that its records need."""
+
+    model: str
+    cuts: Sequence[str]
+    device: str
+    num_replicas: int = 1
+
+
+class Probe:
+    """A context in which a training is measured as if its messages were compressed; the training is not changed.
+
+    Made by `raysim.probe`. Where a `group` of ranks is probed together, all must enter and leave the context, and its first rank
+    writes the records.
+    """
+
+    def __init__(
+        self,
+        stations: Sequence[Station],
+        settings: Sequence[Mapping[str, str]],
+        job: Job,
+        sampling: Sampling,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.folder = sampling.out
+        self._stations, self._settings, self._job, self._sampling, self._group = (
+            stations,
+            settings,
+            job,
+            sampling,
+            group,
+        )
+        self._began = 0.0
+        self._ended: float | None = None
+
+    def __enter__(self) -> Self:
+        for station in self._stations:
+            station.open()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for station in self._stations:
+            station.close(ends=error is None)
+        self._ended = time.perf_counter()
+        if error is not None and self._group is not None:
+            return  # the other ranks may be past all messages
+        parts = [part for rank in self._gathered([station.samples for station in self._stations]) for part in rank]
+        if not parts:
+            return  # of a rank that writes nothing
+        samples = together(parts)
+        if not samples:
+            warnings.warn(
+                f"The probe sampled no whole step of {self._sampling.num_microbatches} microbatches, so {self.folder} has nothing "
+                "to be priced.",
+                stacklevel=2,
+            )
+        for place, setting in enumerate(self._settings):
+            text = setting["replica_gradient"] if setting["forward"] == DENSE else setting["forward"]
+            name = f"{place}-{re.sub(r'[^A-Za-z0-9.]+', '-', text).strip('-')}"
+            write_candidate(self.folder / name[:200], self._facts(setting), samples, place)
+
+    @property
+    def overhead(self) -> float:
+        """The share of the time in the context that the probe took on this rank."""
+        ended = time.perf_counter() if self._ended is None else self._ended
+        return sum(station.overhead_s for station in self._stations) / (ended - self._began)
+
+    def end_step(self) -> None:
+        """End the step at hand: for trainings in which some steps have fewer microbatches. These steps are not sampled."""
+        for station in self._stations:
+            station.end_step()
+
+    def _gathered(self, mine: list[Any]) -> list[list[Any]]:
+        """Return what every rank holds at the first rank of the group, nothing at the others."""
+        if self._group is None:
+            return [mine]
+        told: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank(self._group) == 0 else None
+        dist.gather_object(mine, told, dist.get_global_rank(self._group, 0), group=self._group)
+        return told or []
+
+    def _facts(self, setting: Mapping[str, str]) -> dict[str, Any]:
+        job, sampling = self._job, self._sampling
+        rows = max(station.num_rows for station in self._stations)
+        return {
+            "probe_every": sampling.every,
+            "probe_overhead": self.overhead,
+            "model": job.model,
+            "data": "own",
+            "num_stages": len(job.cuts) + 1,
+            "cuts": list(job.cuts),
+            "num_microbatches": sampling.num_microbatches,
+            "num_replicas": job.num_replicas,
+            "batch_size": rows * sampling.num_microbatches * job.num_replicas,
+            "schedule": sampling.schedule,
+            "schedule_rows": None,
+            **setting,
+            "shared_indices": False,
+            "seed": sampling.seed,
+            "profile_every_steps": 1,
+            "threads_per_stage": torch.get_num_threads(),
+            "device_kind": job.device,
+            "engine": "inline",
+            "seconds": time.perf_counter() - self._began,
+        }
+
+
+def probe(
+    model: nn.Module | PipelineStage | Sequence[PipelineStage],
+    cuts: Sequence[str] = (),
+    candidates: Sequence[str] = (),
+    *,
+    gradients: Sequence[str] = (),
+    out: str | Path,
+    steps: int = 20,
+    every: int = 10,
+    num_microbatches: int = 1,
+    schedule: str = "1F1B",
+    seed: int = 0,
+) -> Probe:
+    """Return a context in which the effect of compression on the messages of a training is measured, without changing it.
+
+    In every `every`-th step, until `steps` were sampled, each candidate encodes tensors beside the training. `out` gets a run's
+    folder for each candidate and one for dense tensors, which `raysim replay` prices. What is probed goes by the model:
+
+    A module in one process: activations and gradients at the modules named in `cuts`, as if it were cut into stages there, by
+    each of `candidates` (links in both directions). A `PipelineStage` of torch's pipelines, or a list of those of this rank: the
+    same at the boundaries of its stages, on all ranks. A DistributedDataParallel model: the gradients of its replicas, by each of
+    `gradients` (replica methods), on all ranks.
+
+    `num_microbatches` calls of the model make a step. `schedule` prices the step. Memories keyed by sample need
+    `raysim.nn.samples`. Bytes, error and seconds are measured. The effect of a candidate on the training's quality is not.
+
+    Raises ValueError, on all ranks alike, where a cut does not exist, a candidate cannot be read, or `out` holds files.
+    """
+    sampling = Sampling(Path(out), steps, every, num_microbatches, schedule, seed)
+    if isinstance(model, DistributedDataParallel):
+        return probe_gradients(model.module, gradients, model.process_group, sampling, links=[*cuts, *candidates])
+    if not isinstance(model, nn.Module):
+        stages = list(model) if isinstance(model, Sequence) else [model]
+        return _probe_stages(stages, candidates, sampling, others=[*cuts, *gradients])
+    if gradients:
+        raise ValueError("`gradients` must be left out, but for a model in DistributedDataParallel.")
+    return probe_cuts(model, cuts, candidates, sampling)
+
+
+def probe_cuts(model: nn.Module, cuts: Sequence[str], candidates: Sequence[str], sampling: Sampling) -> Probe:
+    """Return the probe of a module in one process, at named cuts."""
+    known = dict(model.named_modules())
+    if not cuts:
+        raise ValueError("`cuts` must name at least one module of the model, but got none.")
+    for cut in cuts:
+        if not cut or cut not in known:
+            raise ValueError(f"`cuts` must name modules of the model, as in `model.named_modules()`, but got {cut!r}.")
+    sampling.check(len(cuts) + 1)
+    links = [(direction, boundary) for boundary in range(len(cuts)) for direction in DIRECTIONS]
+    tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
+    station = Station(model, [known[cut] for cut in cuts], tried, sampling, num_stages=len(cuts) + 1)
+    return Probe([station], _of_links(tried), Job(type(model).__name__, cuts, _device(model)), sampling)
+
+
+def probe_gradients(
+    model: nn.Module,
+    gradients: Sequence[str],
+    group: dist.ProcessGroup,
+    sampling: Sampling,
+    links: Sequence[str] = (),
+) -> Probe:
+    """Return the probe of the gradients of a model that is replicated on all ranks of a group."""
+
+    def build() -> Probe:
+        if links:
+            raise ValueError(
+                "`cuts` and `candidates` must be left out for DistributedDataParallel, of which the gradients are probed: give "
+                "model.module on one rank to probe its links."
+            )
+        if not gradients:
+            raise ValueError("`gradients` must name at least one replica method, but got none.")
+        sampling.check(1)
+        channel = Channel(group, torch.device(_device(model)))
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        tried = [GradientCandidate(text) for text in _with_dense(gradients)]
+        for one in tried:
+            check_gradients(one.method, shapes, channel.size)
+        settings = [{**dict.fromkeys(DIRECTIONS, DENSE), "replica_gradient": repr(one.method)} for one in tried]
+        job = Job(type(model).__name__, [], _device(model), channel.size)
+        return Probe([GradientStation(model, tried, sampling, channel)], settings, job, sampling, group)
+
+    return _alike(group, build, {"`gradients`": list(gradients), **_told(sampling)})
+
+
+def _probe_stages(
+    stages: Sequence[PipelineStage], candidates: Sequence[str], sampling: Sampling, others: Sequence[str]
+) -> Probe:
+    """Return the probe of a pipeline at the boundaries of its stages; `stages` are of this rank."""
+    group = stages[0].group or dist.group.WORLD
+    assert group is not None
+    num_stages = stages[0].num_stages
+
+    def build() -> Probe:
+        if others:
+            raise ValueError("`cuts` and `gradients` must be left out for stages of a pipeline, which are cut already.")
+        if num_stages < 2:
+            raise ValueError("A pipeline of at least 2 stages has links to probe, but got 1 stage.")
+        sampling.check(num_stages)
+        stations = []
+        for stage in stages:
+            index = stage.stage_index
+            if not any(parameter.requires_grad for parameter in stage.submod.parameters()):
+                raise ValueError(
+                    f"Every stage must train a parameter, by which a probe counts steps, but stage {index} has none."
+                )
+            links = [("forward", index)] * (index < num_stages - 1) + [("backward", index - 1)] * (index > 0)
+            tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
+            stations.append(
+                Station(stage.submod, [], tried, sampling, first=index, num_stages=num_stages, rehearses=True)
+            )
+        cuts = [f"stage {boundary}" for boundary in range(num_stages - 1)]
+        job = Job(type(stages[0].submod).__name__, cuts, _device(stages[0].submod))
+        return Probe(stations, _of_links(tried), job, sampling, group)
+
+    return _alike(group, build, {"`candidates`": list(candidates), **_told(sampling)})
+
+
+def _alike(group: dist.ProcessGroup, build: Callable[[], Probe], settings: Mapping[str, Any]) -> Probe:
+    """Return a probe that all ranks make alike; raises the same ValueError on every rank where one cannot."""
+    found, error = None, None
+    try:
+        found = build()
+    except ValueError as refused:
+        error = str(refused)
+    check_alike(group, "probe", error, settings)
+    assert found is not None
+    return found
+
+
+def _told(sampling: Sampling) -> dict[str, Any]:
+    return {f"`{name}`": value for name, value in vars(replace(sampling, out=Path())).items() if name != "out"}
+
+
+def _with_dense(notations: Iterable[str]) -> list[str]:
+    """Return the notations after the dense one, each once."""
+    return list(dict.fromkeys([DENSE, *notations]))
+
+
+def _of_links(candidates: Sequence[LinkCandidate]) -> list[dict[str, str]]:
+    return [
+        {**{direction: repr(method) for direction, method in one.methods.items()}, "replica_gradient": DENSE}
+        for one in candidates
+    ]
+
+
+def _device(model: nn.Module) -> str:
+    return next(model.parameters()).device.type

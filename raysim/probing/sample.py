@@ -1,0 +1,61 @@
+"""Rows that a probe takes of one step, and how the parts of several stations and ranks are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raysim.probing.stopwatch import Seconds
+
+
+class Sent(NamedTuple):
+    """The measured figures of one message of a candidate."""
+
+    encode_s: float
+    decode_s: float
+    wire_bytes: int
+    dense_bytes: int
+
+
+class Measured(NamedTuple):
+    """The figures of one candidate in one step."""
+
+    messages: Mapping[tuple[int, str, int, int], Sent] = {}
+    """By replica, direction, boundary and microbatch."""
+    links: Sequence[Mapping[str, Any]] = ()
+    """Rows of `links`, without the step."""
+    transfers: Sequence[Mapping[str, Any]] = ()
+    """Rows of `collectives`, without the step."""
+
+
+class Sample(NamedTuple):
+    """The figures of one step."""
+
+    seconds: Mapping[tuple[int, int, str, int], Seconds]
+    """Of the compute, by replica, stage, "F" or "B", and microbatch."""
+    measured: Sequence[Measured]
+    """Of every candidate."""
+
+
+Samples = Mapping[int, Sample]
+"""By step of the training."""
+
+
+def together(parts: Iterable[Samples]) -> list[Sample]:
+    """Return the steps of which every part has a sample, each put together from all parts."""
+    every = list(parts)
+    steps = set.intersection(*(set(part) for part in every))
+    return [_joined([part[step] for part in every]) for step in sorted(steps)]
+
+
+def _joined(parts: Sequence[Sample]) -> Sample:
+    seconds = {key: spent for part in parts for key, spent in part.seconds.items()}
+    measured = [
+        Measured(
+            {key: sent for one in of_candidate for key, sent in one.messages.items()},
+            [row for one in of_candidate for row in one.links],
+            [row for one in of_candidate for row in one.transfers],
+        )
+        for of_candidate in zip(*(part.measured for part in parts), strict=True)
+    ]
+    return Sample(seconds, measured)

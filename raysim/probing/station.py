@@ -1,0 +1,237 @@
+"""Stations of a probe: a module that is watched, and the candidates that are tried on its tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from raysim.codecs import NonFiniteError
+from raysim.codecs.warm import warm
+from raysim.compressors import Context
+from raysim.distributed.exchange import Channel, ReplicaError
+from raysim.nn.samples import UNKNOWN, Samples, current, of_microbatch
+from raysim.probing.candidates import GradientCandidate, LinkCandidate
+from raysim.probing.sample import Measured, Sample
+from raysim.probing.stopwatch import Seconds, Stopwatch
+from raysim.random import derive_key
+from raysim.replication.base import ReplicaContext
+from raysim.schedules.families import parse_schedule
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The steps that a probe samples, and the schedule under which they are priced; see `raysim.probe`."""
+
+    out: Path
+    steps: int = 20
+    every: int = 10
+    num_microbatches: int = 1
+    schedule: str = "1F1B"
+    seed: int = 0
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError where a field breaks its rule."""
+        for field in ("steps", "every", "num_microbatches"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"`{field}` must be at least 1, but got {getattr(self, field)}.")
+        try:
+            rows = parse_schedule(self.schedule).rows(num_stages, self.num_microbatches)
+        except ValueError as refused:
+            raise ValueError(f"`schedule`: {refused}") from None
+        if any(action.op == "W" for row in rows for action in row):
+            raise ValueError(
+                f"`schedule` must have a backward in one part, as a probe times it, but got {self.schedule}. Use 1F1B or GPipe."
+            )
+        if self.out.exists() and any(self.out.iterdir()):
+            raise ValueError(f"`out` must be a new or empty folder, but {self.out} holds files.")
+
+
+class Station:
+    """A module that is watched: it says which microbatches are sampled, and keeps the samples.
+
+    A step ends with the first forward after `num_microbatches` backwards, or with `end_step`. A step is dropped where forwards
+    and backwards are not as many, or a tensor held NaN or infinity. torch's pipelines rehearse before their first step
+    (`rehearses`), so that step is passed over.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        cuts: Sequence[nn.Module],
+        candidates: Sequence[LinkCandidate],
+        sampling: Sampling,
+        *,
+        first: int = 0,
+        num_stages: int,
+        replica: int = 0,
+        rehearses: bool = False,
+    ) -> None:
+        self.module = module
+        self.candidates = candidates
+        self.sampling = sampling
+        self.replica = replica
+        self.num_rows = 0  # of a microbatch
+        self.samples: dict[int, Sample] = {}
+        self.overhead_s = 0.0
+        self._cuts, self._first, self._num_stages = cuts, first, num_stages
+        self._step = 0  # of the training
+        self._first_step = int(rehearses)
+        self._taken = 0  # steps that were begun to be sampled
+        self._forwards = 0  # of the step
+        self._spoiled = False
+        self._named: dict[int, Samples] = {}  # the samples that a microbatch was called with
+
+    def open(self) -> None:
+        """Compile the kernels of the candidates, and put the hooks on."""
+        warm({method.codec for candidate in self.candidates for method in candidate.methods.values()})
+        self._watch = Stopwatch(self.module, self._cuts, self, first=self._first, num_stages=self._num_stages)
+
+    def close(self, *, ends: bool) -> None:
+        """Take the hooks off; `ends`: the last step too is kept if it is whole."""
+        self._watch.remove()
+        if ends:
+            self.end_step()
+
+    def forward(self) -> int | None:
+        if not self.module.training or not torch.is_grad_enabled():
+            return None
+        if self._watch.backwards >= self.sampling.num_microbatches:
+            self.end_step()
+        number = self._forwards
+        self._forwards += 1
+        if not self._sampled or number >= self.sampling.num_microbatches:
+            return None
+        self._named[number] = current()
+        return number
+
+    def leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
+        with self._aside():
+            self.num_rows = len(x) if x.dim() else 1
+            named = self._named.get(microbatch, UNKNOWN)
+            found = of_microbatch(named, self.num_rows, microbatch, self.sampling.num_microbatches)
+            context = Context(
+                direction=direction,
+                boundary=boundary,
+                step=self._taken,
+                epoch=found.epoch,
+                microbatch=microbatch,
+                sample_ids=found.ids,
+                replica=self.replica,
+                num_stages=self._num_stages,
+                num_microbatches=self.sampling.num_microbatches,
+                key=derive_key(self.sampling.seed, self.replica, boundary, direction, self._taken, microbatch),
+            )
+            try:
+                for candidate in self.candidates:
+                    candidate.send(x, context)
+            except NonFiniteError:  # the training goes on, and so does the probe
+                self._spoiled = True
+
+    def end_step(self) -> None:
+        """End the step at hand, and keep its sample if it is whole."""
+        if self._sampled and self._forwards:
+            count = self.sampling.num_microbatches
+            with self._aside():
+                measured = self.measured(whole=self._forwards == count == self._watch.backwards)
+            if measured is not None and not self._spoiled:
+                seconds = {(self.replica, *key): spent for key, spent in self._watch.seconds.items()}
+                self.samples[self._step] = Sample(seconds, measured)
+            self._taken += 1
+        self._step += 1
+        self._forwards = self._watch.backwards = 0
+        self._watch.seconds = {}
+        self._spoiled = False
+        self._named.clear()
+
+    def measured(self, *, whole: bool) -> list[Measured] | None:
+        """Return the figures of every candidate in the step at hand, None for a step that is not `whole`."""
+        measured = [candidate.end_step() for candidate in self.candidates]
+        return measured if whole else None
+
+    @property
+    def _sampled(self) -> bool:
+        since = self._step - self._first_step
+        return since >= 0 and since % self.sampling.every == 0 and len(self.samples) < self.sampling.steps
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Count the seconds of the block as the probe's own."""
+        start = Seconds(time.perf_counter(), time.process_time())
+        yield
+        spent = Seconds(time.perf_counter() - start.wall, time.process_time() - start.cpu)
+        self._watch.skip(spent)
+        self.overhead_s += spent.wall
+
+
+class GradientStation(Station):
+    """A replica of a model whose local gradients are watched: at the end of a sampled step all ranks average them, into nothing.
+
+    The first candidate is dense: its average is what the others are held against.
+    """
+
+    def __init__(
+        self, module: nn.Module, candidates: Sequence[GradientCandidate], sampling: Sampling, channel: Channel
+    ) -> None:
+        super().__init__(module, [], [], sampling, num_stages=1, replica=channel.rank)
+        self._gradients: dict[str, Tensor] = {}  # of this rank alone, summed over the microbatches of the step
+        self._methods, self._channel = candidates, channel
+        self._handles: list[RemovableHandle] = []
+
+    def open(self) -> None:
+        super().open()
+        self._parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._handles = [
+            parameter.register_hook(self._keeper(name))  # type: ignore[no-untyped-call]
+            for name, parameter in self._parameters.items()
+        ]
+
+    def close(self, *, ends: bool) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().close(ends=ends)
+
+    def measured(self, *, whole: bool) -> list[Measured] | None:
+        found, self._gradients = self._gradients, {}
+        if not whole:
+            return None
+        gradients = {name: found.get(name, torch.zeros_like(p)) for name, p in self._parameters.items()}
+        context = ReplicaContext(
+            replica=self._channel.rank,
+            num_replicas=self._channel.size,
+            step=self._taken,
+            epoch=0,
+            steps_per_epoch=max(1, self._taken + 1),
+            seed=self.sampling.seed,
+        )
+        try:
+            with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
+                averages = [method.average(gradients, self._channel, context) for method in self._methods]
+        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
+            return None
+        fidelities = [_fidelity(average, averages[0]) for average in averages]
+        return [method.end_step(fidelity) for method, fidelity in zip(self._methods, fidelities, strict=True)]
+
+    def _keeper(self, name: str) -> Callable[[Tensor], None]:
+        def keep(gradient: Tensor) -> None:
+            if self._sampled:
+                with self._aside():
+                    if name in self._gradients:
+                        self._gradients[name] += gradient.detach()
+                    else:
+                        self._gradients[name] = gradient.detach().to(torch.float32, copy=True)
+
+        return keep
+
+
+def _fidelity(average: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> float:
+    """Return 1 - the squared norm of the error of an average over that of the dense mean."""
+    error2 = sum(float((average[name].double() - x.double()).square().sum()) for name, x in mean.items())
+    norm2 = sum(float(x.double().square().sum()) for x in mean.values())
+    return 1 - error2 / norm2 if norm2 else 1.0

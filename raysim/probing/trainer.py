@@ -1,0 +1,70 @@
+"""The probe as a callback of the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from raysim.probing.probes import Probe, probe_cuts, probe_gradients
+from raysim.probing.station import Sampling
+
+
+class ProbeCallback(TrainerCallback):
+    """Probes a training of the Hugging Face Trainer, which is not changed.
+
+    Give `cuts` and `candidates` for a training in one process, or `gradients` for one on several ranks. A step has
+    `gradient_accumulation_steps` microbatches; steps of fewer, at the end of an epoch, are not sampled. The other arguments
+    are those of `raysim.probe`, whose errors are raised when the training begins.
+    """
+
+    def __init__(
+        self,
+        cuts: Sequence[str] = (),
+        candidates: Sequence[str] = (),
+        *,
+        gradients: Sequence[str] = (),
+        out: str | Path,
+        steps: int = 20,
+        every: int = 10,
+        schedule: str = "1F1B",
+        seed: int = 0,
+    ) -> None:
+        self.probe: Probe | None = None
+        self._cuts, self._candidates, self._gradients = cuts, candidates, gradients
+        self._sampling = {"out": Path(out), "steps": steps, "every": every, "schedule": schedule, "seed": seed}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put the probe around the model."""
+        model: nn.Module = kwargs["model"]
+        sampling = Sampling(**self._sampling, num_microbatches=args.gradient_accumulation_steps)  # type: ignore[arg-type]
+        if not self._gradients:
+            if not state.is_world_process_zero:
+                return  # replicas have the same links
+            self.probe = probe_cuts(model, self._cuts, self._candidates, sampling)
+        elif dist.is_initialized() and dist.group.WORLD is not None:
+            self.probe = probe_gradients(
+                model, self._gradients, dist.group.WORLD, sampling, links=[*self._cuts, *self._candidates]
+            )
+        else:
+            raise ValueError("`gradients` must be left out for a training in one process, which has no replicas.")
+        self.probe.__enter__()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the probe's step with the optimiser's."""
+        if self.probe is not None:
+            self.probe.end_step()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the records."""
+        if self.probe is not None:
+            self.probe.__exit__(None, None, None)
+            self.probe = None
