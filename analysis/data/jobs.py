@@ -48,7 +48,7 @@ def device_kind(row: Mapping[Any, Any]) -> str:
 
 
 def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the values of `PRICED`: runs of one job that agree in them differ in price by their packets alone."""
+    """Return the values of `PRICED`: runs of one job that agree in them differ in price by their packets and their weights."""
     return tuple(as_text(row.get(name)) for name in PRICED)
 
 

@@ -36,6 +36,7 @@ from raysim.network.transport import parse_transport
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import Run
+from raysim.schedules import Unflushed
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
@@ -205,6 +206,11 @@ class Replay:
             notes.append(
                 "Recorded when packets under 100 KiB went by way of the driver: the overheads of packets include that detour, "
                 "which they do not make any more. `--overheads none` leaves them out."
+            )
+        if isinstance(self.schedule, Unflushed):
+            notes.append(
+                f"{self.row['weights']}: a step is priced as one of many without a flush, from the end of the step before to its own. "
+                "The stages of raysim's engines wait for one another between steps, so recorded seconds are longer."
             )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:

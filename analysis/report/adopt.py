@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from analysis.data.settings import SYNCHRONOUS
 from raysim.config.links import OTHERS
 
 DENSE = "Identity"
@@ -31,6 +32,8 @@ def snippet(row: Mapping[Any, Any]) -> str:
     stages = compress_stages(modules, shapes, forward="Quantize(5)", backward="Identity", num_microbatches=4)
     >>> print(snippet(row | {"forward": '{1 = "Quantize(5)"}'}).splitlines()[0])
     # Replica 1:
+    >>> print(snippet(row | {"weights": "DoubleBuffered"}).splitlines()[0])
+    # weights=DoubleBuffered: not here, since torch's pipelines run empty after each step.
     """
     parts = []
     microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
@@ -59,6 +62,9 @@ def snippet(row: Mapping[Any, Any]) -> str:
             "import raysim\n"
             f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
         )
+    weights = row.get("weights")
+    if parts and isinstance(weights, str) and weights != SYNCHRONOUS:
+        parts.insert(0, f"# weights={weights}: not here, since torch's pipelines run empty after each step.")
     return "\n\n".join(parts)
 
 

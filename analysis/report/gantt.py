@@ -127,14 +127,18 @@ def _spans(timeline: Timeline) -> list[tuple[str, Span]]:
     for worker in range(table.num_workers):
         stages = ", ".join(str(stage) for stage in np.flatnonzero(table.owner == worker))
         lane = f"stage {stages}"
-        for index in range(*timeline.window[worker].tolist()):
+        for index in timeline.visible(0, worker):
             stage, op, microbatch = int(table.stage[index]), int(table.op[index]), int(table.microbatch[index])
-            name = f"{stage}{OPS[op]}{microbatch}"
-            for phase, start, end in timeline.phases(0, index):
+            name = f"{stage}{OPS[op]}{microbatch % table.per_step}"
+            for phase, low, high in timeline.phases(0, index):
+                start, end = max(low, 0.0), min(high, timeline.pipeline_s)
                 kind = {"overhead": "calls", "codec": "codec"}.get(phase, OP_KINDS[OPS[op]])
                 if end > start:
                     found.append((kind, (lane, start, end - start, name)))
-            begin, arrive = (float(part[0, stage, op, microbatch]) for part in (timeline.begin_s, timeline.arrive_s))
+            begin, arrive = (
+                min(max(float(part[0, stage, op, microbatch]), 0.0), timeline.pipeline_s)
+                for part in (timeline.begin_s, timeline.arrive_s)
+            )
             neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
             if 0 <= neighbour < table.num_stages and arrive > begin:
                 wires.append(("on the wire", (f"{stage} → {neighbour}", begin, arrive - begin, f"packet of {name}")))

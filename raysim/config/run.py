@@ -20,6 +20,7 @@ from raysim.compressors.at_support import share_indices
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict, role
 from raysim.config.links import ByReplica, Notations, canonical, check_numbers, checked_table, of_replica
 from raysim.config.optimizer import OptimizerConfig
+from raysim.config.weights import check_weights
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
 from raysim.notation import shown, suggestion
@@ -288,7 +289,7 @@ class RunConfig(Strict):
             for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
                 if getattr(self, field) != default and not (field == "replica_gradient" and alone):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
-        self._check_weights()
+        check_weights(self)
         if self.profile is not None and self.clock == "measured":
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         if self.transport != "ray" and self.clock == "measured":
@@ -296,40 +297,6 @@ class RunConfig(Strict):
         if self.codec_speed is not None and self.clock == "measured":
             raise ValueError("`codec_speed` has no effect with `clock` = 'measured'. Leave it out, or name a network.")
         return self
-
-    def _check_weights(self) -> None:
-        """Raise ValueError where the weight policy does not fit the schedule, the replicas, the links or the optimiser."""
-        policy = self.weight_policy
-        if policy.flush:
-            return
-        try:
-            schedule = Unflushed(parse_schedule(self.schedule))
-        except ValueError:
-            raise ValueError(
-                f"`schedule` must be 1F1B with {policy!r}, which runs without a flush, but got {self.schedule}."
-            ) from None
-        if policy.updates_each_microbatch and self.num_replicas > 1:
-            raise ValueError(
-                f"`num_replicas` must be 1 with {policy!r}, which updates after each microbatch, while replicas average once a "
-                f"step, but got {self.num_replicas}."
-            )
-        for method in self.replica_methods():
-            if method.after_update or method.decentralized or method.uses_previous_gradients:
-                raise ValueError(
-                    f"`replica_gradient` must be a method that averages the gradients of a step with {policy!r}, but got {method!r}."
-                )
-        for forward, _ in (ends for links in self.compressors() for ends in links):
-            if forward.needs_sensitivity:
-                raise ValueError(
-                    f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
-                )
-        if policy.corrects and self.dtype != "float32":
-            raise ValueError(
-                f"`dtype` must be float32 with {policy!r}, whose backwards do not read the weights that were rounded for the "
-                f"forwards, but got {self.dtype}."
-            )
-        in_flight = max(schedule.in_flight(self.stages))
-        policy.check(in_flight, self.num_microbatches, self.optimizer.name, self.optimizer.momentum)
 
     @property
     def gradient_scale(self) -> float:

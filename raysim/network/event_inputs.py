@@ -134,7 +134,7 @@ def _actions(table: Table, there: NDArray[np.int64], back: NDArray[np.int64]) ->
     numbers = np.arange(actions.size).reshape(actions.shape)
     actions["replica"] = np.arange(replicas)[:, None, None, None]
     actions["number"] = numbers[0]
-    steps = np.arange(table.num_microbatches) // (table.num_microbatches // table.num_steps)
+    steps = np.arange(table.num_microbatches) // table.per_step
     actions["part"] = np.arange(replicas * stages).reshape(replicas, stages, 1, 1) * table.num_steps + steps
     actions["needs"] = actions["queue"] = -1
     actions["needs"][:, 1:, 0] = numbers[:, :-1, 0]

@@ -50,11 +50,11 @@ def on_end(profile: Profile, table: Table) -> Profile:
     """Return the costs of all steps of a table; without a flush, the last backward of a step holds the stage's update."""
     if table.num_steps == 1:
         return profile
-    size = table.num_microbatches // table.num_steps
     if profile.num_microbatches is None and not profile.update_s.any():
         return profile
     changed: dict[str, Any] = {
-        name: np.broadcast_to(getattr(profile, name), (*profile.compute_s.shape[:3], size)).copy() for name in COSTS
+        name: np.broadcast_to(getattr(profile, name), (*profile.compute_s.shape[:3], table.per_step)).copy()
+        for name in COSTS
     }
     for name in ("compute_s", "cpu_s"):
         changed[name][:, :, OPS.index("B"), -1] += profile.update_s
@@ -90,7 +90,7 @@ def _period_s(done: Floats) -> Floats:
     for cycle in range(1, last // 2 + 1):
         passed = (
             done[last - cycle :] - done[last - 2 * cycle : last - cycle + 1]
-        )  # in a cycle, from each step of one on
+        )  # from each step to the one a cycle later
         new = ~settled & (np.ptp(passed, axis=0) <= SAME * wholes[last]).all(axis=0)
         found[new] = passed[-1].max(axis=0)[new] / cycle
         settled |= new
@@ -105,8 +105,7 @@ def windows(table: Table) -> NDArray[np.int64]:
     whole = np.stack([table.offsets[:-1], table.offsets[1:]], axis=1)
     if table.num_steps == 1:
         return whole
-    size = table.num_microbatches // table.num_steps
     for edge, step in ((0, table.priced_step - 1), (1, table.priced_step)):
-        lasts = np.flatnonzero((table.op == OPS.index("B")) & (table.microbatch == (step + 1) * size - 1))
+        lasts = np.flatnonzero((table.op == OPS.index("B")) & (table.microbatch == (step + 1) * table.per_step - 1))
         whole[:, edge] = lasts + 1  # of one stage a worker, in order
     return whole

@@ -127,6 +127,16 @@ class Timeline:
         """Return the seconds of the update and the driver."""
         return self.step_s - self.collectives_end_s
 
+    def visible(self, replica: int, worker: int) -> range:
+        """Return the actions of a worker between 0 and `pipeline_s`, in the table's numbers; with a flush these are all."""
+        low, high = self.table.offsets[worker : worker + 2].tolist()
+        if self.table.num_steps == 1:
+            return range(low, high)
+        slots = self._slots[low:high]
+        start, end = self._flat(self.start_s, replica)[slots], self._flat(self.end_s, replica)[slots]
+        inside = low + np.flatnonzero((end > 0) & (start < self.pipeline_s))
+        return range(int(inside[0]), int(inside[-1]) + 1)
+
     def workers(self) -> list[WorkerTime]:
         """Return where every worker's time went; the parts of each add up to `step_s`."""
         found = []
@@ -177,7 +187,7 @@ class Timeline:
                     ends = hosts[r][self.table.owner[stage]], hosts[r][self.table.owner[neighbour]]
                     if ends[0] != ends[1]:
                         total = totals.setdefault(ends, [0.0, 0.0])
-                        total[0] += self.table.num_microbatches // self.table.num_steps
+                        total[0] += self.table.per_step
                         total[1] += float(sizes[stage, op].sum()) / self.table.num_steps
         for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
             for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):

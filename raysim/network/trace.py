@@ -35,7 +35,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
             stages = np.flatnonzero(table.owner == worker)
             label = f"worker {worker}: stage {', '.join(map(str, stages))}, host {hosts[replica][worker]}"
             yield _named("thread_name", replica, worker, label)
-            for index in range(*timeline.window[worker].tolist()):
+            for index in timeline.visible(replica, worker):
                 stage, op, microbatch = (int(part[index]) for part in (table.stage, table.op, table.microbatch))
                 key = (replica, stage, op, microbatch)
                 cost = (
@@ -44,9 +44,9 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
                     op,
                     min(microbatch, profile.wire_bytes.shape[3] - 1),
                 )
-                name, size = f"{stage}{OPS[op]}{microbatch}", int(profile.wire_bytes[cost])
+                name, size = f"{stage}{OPS[op]}{microbatch % table.per_step}", int(profile.wire_bytes[cost])
                 start, end = float(timeline.start_s[key]), float(timeline.end_s[key])
-                yield _slice(name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch)
+                yield _slice(name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch % table.per_step)
                 for kind, low, high in timeline.phases(replica, index):
                     if high > low and kind != "compute":
                         yield _slice(kind, "phase", replica, worker, low, high)
@@ -175,4 +175,4 @@ def _slice(name: str, category: str, process: int, thread: int, start_s: float, 
 
 
 def _us(seconds: float) -> float:
-    return seconds * 1e6
+    return max(seconds, 0.0) * 1e6  # without a flush, actions that began in the step before are shown from 0 on

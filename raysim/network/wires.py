@@ -133,7 +133,7 @@ class OrderedWiring:
                     table.microbatch,
                     table.owner,
                     table.num_microbatches,
-                    table.num_microbatches // table.num_steps,
+                    table.per_step,
                     busy,
                     profile.moved_bytes[r],
                     profile.trips[r],

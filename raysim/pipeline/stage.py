@@ -36,12 +36,12 @@ class _Saved(NamedTuple):
 
 
 class Stage:
-    """Runs forwards and backwards of microbatches and one update a step; gradients accumulate in the parameters.
+    """Runs forwards and backwards of microbatches, and updates; gradients accumulate in the parameters.
 
     `elementwise` names the parameters that Muon does not update. The last stage gets the `loss` and targets: its forward ends in
-    the loss, of which each microbatch contributes its share in an update. `delays` are those of its microbatches, in updates; none
-    where not given. Gradients between stages are scaled by the configuration's
-    `loss_scale`; gradients of parameters are unscaled.
+    the loss, to which each microbatch contributes 1 over the microbatches of an update. `delays` are those of its microbatches, in
+    updates; none where not given. Gradients between stages are scaled by the configuration's `loss_scale`; gradients of parameters are
+    unscaled.
     """
 
     def __init__(

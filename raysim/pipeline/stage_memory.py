@@ -14,6 +14,7 @@ from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
 from raysim.pipeline.exchanges import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
+from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
 from raysim.workloads.partition import Partition
 
@@ -25,7 +26,10 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     copies = 2 if twin else 1  # twin steps also hold the parameters of the step before, and the tensors made with them
     residuals, references = _method_memories(config, parts, num_samples)
     schedule = config.parsed_schedule
-    rows, owners = schedule.rows(num_stages, config.num_microbatches), schedule.workers(num_stages)
+    count = config.num_microbatches
+    if isinstance(schedule, Unflushed):  # those of further steps are in flight beside them
+        count = max(count, *schedule.in_flight(num_stages))
+    rows, owners = schedule.rows(num_stages, count), schedule.workers(num_stages)
     messages = _message_bytes(config, parts, copies)
     saved_bytes, kept_bytes = ([copies * each for each in one] for one in (parts.saved_bytes, parts.kept_bytes))
     if config.recompute:  # inputs, and from B to W all tensors that were computed again

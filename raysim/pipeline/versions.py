@@ -1,7 +1,8 @@
-"""The versions of a stage's weights: those that passes still read, and the steps from one version to the next.
+"""The versions of a stage's weights: those that passes still read, and the updates from one version to the next.
 
-An engine runs one step after another, so it has made updates that come after the forwards of the next step where nothing waits. A
-stage therefore keeps as many versions as the longest delay, and gives each forward the version that its schedule says.
+An engine runs one step after another. When a step begins, a stage has made all updates of the step before, some of which come later
+than the first forwards where nothing waits. So a stage keeps as many older versions as its longest delay, and gives each forward the
+version that the schedule without a flush says.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Versions:
         self._read_by_backward: Weights = {}
         self._kept = deque(
             [self._newest({}, 0.0)]
-        )  # the newest version last; each by delay where the policy predicts, or at 0
+        )  # versions, the newest last; each by delay, or at 0 if none is predicted
         self.begin()
 
     def begin(self) -> None:
@@ -56,7 +57,7 @@ class Versions:
     def of_forward(self, microbatch: int) -> Weights | None:
         """Return the weights that a microbatch reads; None for the stage's own."""
         delay = self.delays[microbatch]
-        if not delay:
+        if not delay or not self._parameters:
             return None
         age = self._updates - microbatch // self.per_update + delay
         assert age >= 0, "the update that a forward reads comes before it"

@@ -97,6 +97,11 @@ class ReplicaMethod(Notation, ABC):
     optimizers: ClassVar[frozenset[str] | None] = None  # names of the optimisers that it is for; None for all
 
     @property
+    def keeps_momentum(self) -> bool:
+        """True if its averages hold the optimiser's momentum already, which then applies none."""
+        return False
+
+    @property
     def needs(self) -> frozenset[str]:
         """The parts of the context that the method uses beside the gradients: "epochs", "learning_rate" or "step_s"."""
         return frozenset()

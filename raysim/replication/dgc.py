@@ -54,6 +54,10 @@ class DGC(Layered):
             raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
 
     @property
+    def keeps_momentum(self) -> bool:
+        return self.correction
+
+    @property
     def needs(self) -> frozenset[str]:
         return frozenset({"epochs"} if self.ramp else ())
 

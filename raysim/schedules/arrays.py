@@ -38,6 +38,11 @@ class Table(NamedTuple):
     """The step of these whose time counts."""
 
     @property
+    def per_step(self) -> int:
+        """Return the microbatches of one step."""
+        return self.num_microbatches // self.num_steps
+
+    @property
     def num_stages(self) -> int:
         """Return the number of stages."""
         return len(self.owner)

@@ -31,6 +31,9 @@ class Unflushed(Schedule):
 
     schedule: Schedule
 
+    def __repr__(self) -> str:
+        return f"{self.schedule!r} without a flush"
+
     def __post_init__(self) -> None:
         if not self.schedule.goes_on:
             raise ValueError(f"{self.schedule!r} cannot run without a flush.")

@@ -128,17 +128,20 @@ def show_profile(profile: Profile) -> None:
 
 def _show_memory(out: Console, plan: Forecast) -> None:
     table = Table("worker", "stages", title="Peak memory of a worker, without framework and allocator")
-    for name in ("weights", "gradients", "optimiser", "activations", "memories", "packets", "total", "verdict"):
+    versions = ["versions"] if any(memory.versions_bytes for memory in plan.memories) else []
+    names = ("weights", *versions, "gradients", "optimiser", "activations", "memories", "packets", "total", "verdict")
+    for name in names:
         table.add_column(name, justify="right")
     totals = plan.worker_bytes()
     for worker in both_ends(len(totals)):
         if worker is None:
-            table.add_row(*["..."] * 10)
+            table.add_row(*["..."] * (2 + len(names)))
             continue
         stages = [stage for stage, owner in enumerate(plan.owner) if owner == worker]
         mine = [plan.memories[stage] for stage in stages]
         parts = (
             sum(m.weights_bytes for m in mine),
+            *([sum(m.versions_bytes for m in mine)] if versions else []),
             sum(m.gradients_bytes for m in mine),
             sum(m.optimizer_bytes for m in mine),
             sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),

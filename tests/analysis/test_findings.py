@@ -63,6 +63,7 @@ AQ_30 = Setting("AQSGD(TopK(0.3))", "TopK(0.3)")
 LEP, LOW = Setting(backward="LazyErrorPropagation(LowRank(4))"), Setting(backward="LowRank(4)")
 EPILOGUE = Setting(backward="Epilogue(LowRank(4))")
 FUSED = Setting(fused_embedding=True)
+BUFFERED = Setting(weights="DoubleBuffered")
 
 
 def replicas(text):
@@ -103,6 +104,7 @@ SUPPORTED = {
     "epilogue-only": ({DENSE: 90, EPILOGUE: 90, LOW: 80}, {}, measures()),
     "selective-stages": ({DENSE: 90, EARLY: 90, ALL_STAGES: 80}, {}, measures()),
     "fused-embedding": ({DENSE: 90, FUSED: 90}, {}, measures(factors=(1.0, 1.33))),
+    "double-buffered": ({DENSE: 90, BUFFERED: 90}, {}, measures(slowdown=-20.0)),
 }
 CONTRADICTED = {
     "gradients-milder": [({AB: 85, BA: 90}, {}, None)],
@@ -138,6 +140,10 @@ CONTRADICTED = {
     "fused-embedding": [
         ({DENSE: 90, FUSED: 80}, {}, measures(factors=(1.0, 1.33))),
         ({DENSE: 90, FUSED: 90}, {}, measures(factors=(1.0, 0.9))),
+    ],
+    "double-buffered": [
+        ({DENSE: 90, BUFFERED: 80}, {}, measures(slowdown=-20.0)),
+        ({DENSE: 90, BUFFERED: 90}, {}, measures(slowdown=20.0)),
     ],
 }
 

@@ -11,6 +11,7 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network
+from raysim.network.trace import trace_events
 from raysim.schedules import OneFOneB, Unflushed
 from raysim.schedules.actions import dependency
 
@@ -144,3 +145,15 @@ def test_shared_wires_and_jitter_take_the_mean_of_many_steps() -> None:
         )
         assert 12.0 <= found.step_s <= flushed.step_s
         assert step_seconds(Unflushed(OneFOneB()), profile, [network], num_microbatches=4)[0, 0] == found.step_s
+
+
+def test_the_trace_of_a_step_shows_all_workers_at_work() -> None:
+    """Equal stages on a free network: from the start of the step to its end there is no gap on any of them."""
+    profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0)
+    found = simulate(Unflushed(OneFOneB()), profile, FREE, num_microbatches=4)
+    events = [event for event in trace_events(found) if event.get("cat") == "action"]
+    assert min(event["ts"] for event in events) == 0.0
+    for worker in range(4):
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == worker)
+        inside = sum(min(end, found.step_s * 1e6) - start for start, end in spans)
+        assert inside == pytest.approx(found.step_s * 1e6)

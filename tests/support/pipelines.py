@@ -161,7 +161,7 @@ RUNS = {
         "replica_gradient": "PowerSGD(1, min_values=16)",
     },
     "pipemare": {"weights": "PipeMare(4)", "schedule": "1F1B(ahead=2)", "optimizer": {"learning_rate": 0.05}},
-    "predicted": {**GPT, **ADAM, "weights": "Predicted", "forward": "EF21(TopK(0.3))"},
+    "predicted": {**ADAM, "weights": "Predicted", "forward": "EF21(TopK(0.3))"},
     "replicas-differ": {
         **REPLICAS,
         "forward": {"0": ["TopK(0.5)", "Identity"], "1": "AQSGD(Quantize(4))"},

@@ -244,6 +244,23 @@ def test_a_stage_keeps_the_versions_that_its_longest_delay_needs_and_memory_prom
             assert kept == promised - (own if "PipeMare" in text and longest else 0)  # the weights of one backward
 
 
+@delayed
+def test_a_stage_without_weights_has_no_versions(small, text) -> None:
+    engine = start(small(weights=text, model={"name": "tests.support.models:flat"}, num_stages=None, cuts=["0", "1"]))
+    losses = [loss for step in range(3) for loss in losses_of(engine, step)]
+    assert len(losses) == 3 * MICROBATCHES
+    assert engine.plan.memories[0].versions_bytes == 0
+
+
+def test_microbatches_of_the_next_steps_are_in_flight_too(small) -> None:
+    """One microbatch a step: with a flush one is in flight, without one as many as there are stages from here on."""
+    flushed, found = (
+        prepare(small(weights=text, num_microbatches=1)).plan.memories for text in ("Synchronous", "Stashed")
+    )
+    assert [memory.in_flight for memory in flushed] == [1, 1, 1]
+    assert [memory.in_flight for memory in found] == [3, 2, 1]
+
+
 # Refusals.
 
 
@@ -274,6 +291,16 @@ def test_a_stage_keeps_the_versions_that_its_longest_delay_needs_and_memory_prom
             {"weights": "Stashed(update='step')", "replica_gradient": "DiLoCo(2)"},
             "`replica_gradient` must be a method that averages the gradients of a step with Stashed(update='step'), "
             "but got DiLoCo(2).",
+        ),
+        (
+            {
+                "weights": "Predicted(update='step')",
+                "num_replicas": 2,
+                "num_microbatches": 2,
+                "replica_gradient": "DGC(0.1)",
+            },
+            "`replica_gradient` cannot be DGC(0.1) with Predicted(update='step'): it keeps the momentum by which weights are "
+            "predicted.",
         ),
         (
             {"weights": "Stashed", "forward": "ACGC(0.1)"},

@@ -1,0 +1,67 @@
+"""The time and the memory of runs without a flush: forecast, replayed and on a simulated clock."""
+
+import pytest
+
+from analysis.pricing.step import Replay
+from raysim.forecast.forecast import forecast
+from raysim.network.presets import parse_network
+from raysim.network.simulate import simulate
+from raysim.schedules import OneFOneB, Unflushed
+from raysim.training.run import train
+
+NETWORKS = [parse_network(text) for text in ("free", "20mbps", "1gbps+20ms")]
+
+
+@pytest.mark.parametrize("weights", ["DoubleBuffered", "Stashed", "PipeMare(10)"])
+def test_a_forecast_without_a_flush_is_faster_and_needs_the_versions(weights) -> None:
+    flushed, found = (forecast("digits-cnn", f"weights={text}", device="T4") for text in ("Synchronous", weights))
+    delays = found.config.weight_delays()
+    for network in NETWORKS:
+        assert found.step_s(network) < flushed.step_s(network)
+    for before, after, of_stage in zip(flushed.memories, found.memories, delays, strict=True):
+        assert before.versions_bytes == 0
+        copies = found.config.weight_policy.num_copies(of_stage)
+        assert after.versions_bytes == copies * after.weights_bytes
+        assert after.total_bytes - before.total_bytes == after.versions_bytes
+    assert any(weights in note for note in found.notes)
+
+
+def test_the_next_step_hides_the_average_of_replicas_that_no_forward_waits_for() -> None:
+    """Two buffers: the longer one of compute and exchange counts; one buffer waits for both."""
+    keys = ("num_replicas=2", "num_microbatches=4")
+    found = forecast("digits-cnn", "weights=DoubleBuffered", *keys, device="T4")
+    waiting = forecast("digits-cnn", "weights=Stashed(update='step')", *keys, device="T4")
+    assert (found.exchange_delay, waiting.exchange_delay) == (1, 0)
+    for network in NETWORKS:
+        timeline = found.simulate(network)
+        assert found.step_s(network) == pytest.approx(max(timeline.pipeline_s, timeline.collective_s))
+        assert waiting.step_s(network) == pytest.approx(timeline.pipeline_s + timeline.collective_s)
+
+
+def test_a_run_is_replayed_as_it_would_go_without_a_flush(small, tmp_path) -> None:
+    """Its bytes and seconds, in the order of the rows without a flush; a synchronous run is priced as before."""
+    for weights in ("Synchronous", "Stashed"):
+        train(small(weights=weights, forward="TopK(0.3)"), engine="inline", out=tmp_path / weights)
+    for weights, schedule in (("Synchronous", OneFOneB()), ("Stashed", Unflushed(OneFOneB()))):
+        one = Replay(tmp_path / weights)
+        seconds = one.step_seconds(NETWORKS)
+        for network, row in zip(NETWORKS, seconds, strict=True):
+            expected = [simulate(schedule, profile, network).step_s for profile in one.profiles.values()]
+            assert row.tolist() == pytest.approx(expected, rel=1e-12)
+            flushed = [simulate(OneFOneB(), profile, network).step_s for profile in one.profiles.values()]
+            assert all(a <= b * (1 + 1e-9) for a, b in zip(row, flushed, strict=True))
+        assert set(one.run.actions["work"].dropna()) == ({"update"} if weights == "Stashed" else set())
+
+
+def test_a_simulated_clock_has_no_flush(small, tmp_path) -> None:
+    """GraVAC is told the step's time: by the clock's network, and by what the weights let overlap."""
+    from raysim.engine.inline import InlineEngine
+    from raysim.pipeline.plan import prepare
+    from raysim.training.clock import Clock
+
+    found = {}
+    for weights in ("Synchronous", "DoubleBuffered"):
+        engine = InlineEngine(prepare(small(weights=weights, clock="100mbps", profile="T4")))
+        engine.start()
+        found[weights] = Clock(engine.plan).step_s(engine.step(0), 0.0)
+    assert 0 < found["DoubleBuffered"] < found["Synchronous"]
