@@ -27,7 +27,8 @@ def checked_table(field: str, value: Any) -> Any:
     found: dict[str, Any] = {}
     for key, notations in sorted(value.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
         name = str(key)
-        if name != OTHERS and not (name.isascii() and name.isdecimal() and len(name) < 10):
+        numbered = len(name) < 10 and name.isascii() and name.isdecimal() and name == str(int(name))
+        if name != OTHERS and not numbered:
             raise ValueError(
                 f"`{field}` by replica must have numbers of replicas and `{OTHERS}` as keys, but got {shown(key)}."
             )
@@ -36,9 +37,7 @@ def checked_table(field: str, value: Any) -> Any:
             raise ValueError(
                 f"`{field}.{name}` must be a compressor or a list of one a boundary, but got {shown(notations)}."
             )
-        found[name if name == OTHERS else str(int(name))] = (
-            notations if isinstance(notations, str) else tuple(notations)
-        )
+        found[name] = notations if isinstance(notations, str) else tuple(notations)
     return found
 
 

@@ -46,7 +46,9 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
                 )
                 name, size = f"{stage}{OPS[op]}{microbatch % table.per_step}", int(profile.wire_bytes[cost])
                 start, end = float(timeline.start_s[key]), float(timeline.end_s[key])
-                yield _slice(name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch % table.per_step)
+                yield _slice(
+                    name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch % table.per_step
+                )
                 for kind, low, high in timeline.phases(replica, index):
                     if high > low and kind != "compute":
                         yield _slice(kind, "phase", replica, worker, low, high)

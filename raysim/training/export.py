@@ -14,13 +14,16 @@ from raysim.workloads.data import load_data
 from raysim.workloads.hf.chain import chain, original_names
 from raysim.workloads.hf.load import load_model
 from raysim.workloads.hf.lora import add_lora
+from raysim.workloads.models import build_model
+from raysim.workloads.subspace import out_of_subspace
 
 
 def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool = False) -> None:
     """Write the model of a run as transformers' `save_pretrained` does, with the weights of the newest checkpoint.
 
-    LoRA's matrices are added to the weights that they adapt; with `adapter` they are written alone, as peft does. Raises
-    ConfigError where the run's model is not `hf`, or has no adapter, CheckpointError where no checkpoint can be read.
+    LoRA's matrices are added to the weights that they adapt; with `adapter` they are written alone, as peft does. A model with
+    boundaries in a subspace becomes the ordinary model that computes the same. Raises ConfigError where the run's model is not
+    `hf`, is of no ordinary kind, or has no adapter, CheckpointError where no checkpoint can be read.
     """
     run = run if isinstance(run, Run) else Run(run)
     if run.row["model"] != "hf":
@@ -32,16 +35,17 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
         raise ConfigError(
             f"The model in {run.folder} has layers of its `bottleneck`, which transformers does not know."
         )
-    if "subspace" in options:
-        raise ConfigError(
-            f"The model in {run.folder} has layers of its `model.subspace`, which transformers does not know."
-        )
     lora = options.pop("lora", None)
     if adapter and lora is None:
         raise ConfigError(f"The run in {run.folder} has no `model.lora`, and so no adapter.")
     weights = load_weights(str(run.folder))
     try:
         shape = load_data(run.row["data"], data, run.row["seed"]).shape
+        if "subspace" in options:
+            trained = build_model("hf", options, shape, run.row["seed"])
+            trained.load_state_dict(weights)
+            weights = out_of_subspace(trained).state_dict()
+            options = {key: value for key, value in options.items() if key not in ("subspace", "subspace_form")}
         model = load_model(shape, **options)
         adapted = None if lora is None else add_lora(model, lora)
     except ValueError as error:

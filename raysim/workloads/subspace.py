@@ -9,7 +9,8 @@ with the tokens. The last block and the head keep their full rank, and are one l
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -39,23 +40,29 @@ def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequen
             raise ValueError("`model.subspace_form` has no effect without `model.subspace`. Leave it out.")
         return layers
     size = check_integer("model.subspace", size, 1)
-    (_, embedding), *blocks, (last, block), (_, head) = layers.named_children()
-    tables = _tables(embedding)
-    width = tables[0].embedding_dim
+    (_, embedding), *_, (_, head) = layers.named_children()
+    table = _tables(embedding)[0]
+    width = table.embedding_dim
     if size > width:
         raise ValueError(f"`model.subspace` must be at most the width of the model ({width}), but got {size}.")
-    if any(parameter is tables[0].weight for parameter in head.parameters()):
+    if any(parameter is table.weight for parameter in head.parameters()):
         raise ValueError(
             "`model.subspace` cannot go with a head that is tied to the embedding: the head has its full rank."
         )
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in layers.modules()):
         raise ValueError("`model.dropout` must be 0 with `model.subspace`: what dropout leaves is not in the subspace.")
-    projected = form == "projected"
+    with _one_thread():
+        return _build(layers, size, added, projected=form == "projected")
+
+
+def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected: bool) -> nn.Sequential:
+    (_, embedding), *blocks, (last, block), (_, head) = layers.named_children()
+    tables = _tables(embedding)
     drawn = [table.weight.detach() for table in tables]
     if projected:  # as large as the outputs that are added to it
         drawn = [F.rms_norm(rows, rows.shape[-1:]) for rows in drawn]
     subspace = Subspace(size, *drawn)
-    entry = ProjectedEntry(embedding, subspace, width) if projected else Entry(embedding, subspace, size)
+    entry: Entry = ProjectedEntry(embedding, subspace) if projected else Entry(embedding, subspace)
     found: OrderedDict[str, nn.Module] = OrderedDict(embedding=entry)
     for name, module in blocks:
         for place in added:
@@ -69,6 +76,30 @@ def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequen
     return nn.Sequential(found)
 
 
+def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
+    """Return an ordinary decoder that computes the same as a reparametrised one, whose modules it reuses.
+
+    Raises ValueError for the projected form, whose normalised outputs no ordinary decoder has.
+    """
+    found: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, layer in layers.named_children():
+        if isinstance(layer, ProjectedEntry):
+            raise ValueError("No ordinary decoder has the normalised outputs of `model.subspace_form` = 'projected'.")
+        if isinstance(layer, Entry):
+            layer.make_ordinary()
+            found[name] = layer.embedding
+        elif isinstance(layer, Inner):
+            for place, module in list(layer.block.named_modules()):
+                if isinstance(module, SubspaceLinear):
+                    parent, _, child = place.rpartition(".")
+                    layer.block.get_submodule(parent).add_module(child, module.ordinary())
+            found[name] = layer.block
+        else:
+            for inner, module in layer.named_children():
+                found[inner] = module.block if isinstance(module, Exit) else module
+    return nn.Sequential(found)
+
+
 class Subspace(nn.Module):
     """The constants, which layers of a stage share; being drawn from the seed, they are in no checkpoint."""
 
@@ -78,9 +109,7 @@ class Subspace(nn.Module):
 
     def __init__(self, size: int, tokens: Tensor, positions: Tensor | None = None) -> None:
         super().__init__()
-        drawn = torch.randn(
-            tokens.shape[1], size, dtype=torch.float64
-        )  # so that float32 does not show the order of sums
+        drawn = torch.randn(tokens.shape[1], size, dtype=torch.float64)
         self.register_buffer("basis", torch.linalg.qr(drawn).Q.float(), persistent=False)
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("positions", positions, persistent=False)
@@ -105,12 +134,13 @@ class Subspace(nn.Module):
 
 
 class Entry(nn.Module):
-    """The embedding of coordinates: its tables have `size` columns, or `width` where the rows are projected."""
+    """The embedding, of coordinates."""
 
-    def __init__(self, embedding: nn.Module, subspace: Subspace, columns: int) -> None:
+    def __init__(self, embedding: nn.Module, subspace: Subspace) -> None:
         super().__init__()
         self.embedding = embedding
         self.subspace = subspace
+        columns = self._columns()
         for table in _tables(embedding):
             table.weight = nn.Parameter(torch.zeros(table.num_embeddings, columns))
             table.embedding_dim = columns
@@ -121,18 +151,32 @@ class Entry(nn.Module):
         sent = shortened(tokens, len(self.subspace.tokens))
         return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
 
+    def make_ordinary(self) -> None:
+        """Turn the tables into tables of the residual stream, the constants among them."""
+        subspace = self.subspace
+        for table, fixed in zip(_tables(self.embedding), (subspace.tokens, subspace.positions), strict=False):
+            assert fixed is not None
+            table.weight = nn.Parameter(table.weight.detach() @ subspace.basis.t() + fixed)
+            table.embedding_dim = fixed.shape[1]
+
+    def _columns(self) -> int:
+        return self.subspace.basis.shape[1]
+
     def _coordinates(self, x: Tensor) -> Tensor:
         return x
 
 
 class ProjectedEntry(Entry):
-    """The embedding whose rows are kept in the span."""
+    """The embedding, of the model's width, with rows that are kept in the span."""
 
     def constrain(self) -> None:
         """Project the rows; called after each update."""
         with torch.no_grad():
             for table in _tables(self.embedding):
                 table.weight.copy_(self.subspace.project(table.weight.t()).t())
+
+    def _columns(self) -> int:
+        return self.subspace.basis.shape[0]
 
     def _coordinates(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
@@ -187,6 +231,15 @@ class SubspaceLinear(nn.Module):
         """Return (..., width) of (..., features)."""
         return F.linear(F.linear(z, self.weight, self.bias), self.subspace.basis)
 
+    def ordinary(self) -> nn.Linear:
+        """Return the same map as one layer."""
+        basis = self.subspace.basis
+        linear = nn.Linear(self.weight.shape[1], len(basis), bias=self.bias is not None)
+        linear.weight = nn.Parameter(basis @ self.weight.detach())
+        if self.bias is not None:
+            linear.bias = nn.Parameter(basis @ self.bias.detach())
+        return linear
+
 
 class ProjectedLinear(nn.Module):
     """A linear layer that is kept in the span, with its output normalised without a gain."""
@@ -222,6 +275,17 @@ def shortened(tokens: Tensor, num_tokens: int) -> Tensor:
 def lengthened(tokens: Tensor) -> Tensor:
     """Return the tokens of `shortened` as int64."""
     return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread, so that the number of cores does not show in the last bits of weights."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _tables(embedding: nn.Module) -> list[nn.Embedding]:

@@ -189,7 +189,7 @@ def test_compressors_of_each_boundary() -> None:
 
 def test_compressors_of_each_replica(base: Path) -> None:
     four = {"num_replicas": 4, "num_microbatches": 1}
-    table = {"others": "Quantize(8)", "02": ["TopK(density=0.1)", "Identity"]}
+    table = {"others": "Quantize(8)", "2": ["TopK(density=0.1)", "Identity"]}
     config = make_config({**SMALL, **four, "forward": table, "backward": {"0": "Quantize(4)"}})
     assert config.forward == {"2": ("TopK(0.1)", "Identity"), "others": "Quantize(8)"}
     each = [[tuple(map(repr, ends)) for ends in links] for links in config.compressors()]
@@ -276,6 +276,7 @@ REFUSED = {
     ),
     "forward={}": "`forward` by replica must name one replica or more, but the table is empty.",
     "forward={a='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got 'a'.",
+    "forward={01='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got '01'.",
     "forward={0=5}": "`forward.0` must be a compressor or a list of one a boundary, but got 5.",
     "forward={0='TopK(0.1)'}": (
         "`forward` by replica has no effect with one replica. Name one compressor, or set `num_replicas`."

@@ -209,6 +209,7 @@ def test_muon_takes_matrices_but_those_of_embeddings_and_of_the_last_layer() -> 
     assert muon_names([whole]) == [{"1.weight", "3.weight"}]
     assert muon_names([whole[:2], whole[2:]]) == [{"1.weight"}, {"3.weight"}]
     assert muon_names([whole[:2], whole[2:]], [[(0, "0.weight"), (1, "3.weight")]]) == [{"1.weight"}, set()]
+    assert muon_names([nn.Sequential(*whole[:3], whole[3:])]) == [{"1.weight", "3.3.weight"}]
 
 
 def test_muon_and_adamw_step_as_torchs_two() -> None:

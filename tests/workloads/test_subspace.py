@@ -6,7 +6,7 @@ from engines import losses_of, staged_gradients, start
 from hf_variants import CAUSAL, TEXT
 from pipelines import ADAM, PROJECTED, SUBSPACE
 
-from raysim import save_pretrained, train
+from raysim import load_weights, save_pretrained, train
 from raysim.codecs import Quantize
 from raysim.config import ConfigError
 from raysim.workloads.data import DataShape, batch_ids, load_data
@@ -14,11 +14,12 @@ from raysim.workloads.hf.residual import ADDED
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import MODELS, NO_SUBSPACE, build_model
 from raysim.workloads.partition import partition
-from raysim.workloads.subspace import FORMS, Subspace, lengthened, shortened
+from raysim.workloads.subspace import FORMS, Subspace, lengthened, out_of_subspace, shortened
 
 BYTES = DataShape((16,), "int64", 256)
 GPT = {"num_blocks": 3, "width": 16, "num_heads": 2}
 LLAMAS = [family for family in CAUSAL if CAUSAL[family]["model_type"] in ADDED and "tied" not in family]
+LLAMA = {"name": "hf", "config": CAUSAL["llama"], "subspace": 4}
 KINDS = {
     "gpt": ("gpt", GPT, BYTES),
     **{family: ("hf", {"config": CAUSAL[family]}, TEXT) for family in LLAMAS},
@@ -98,11 +99,15 @@ def test_stages_project_after_their_update(small):
         torch.testing.assert_close(constants.project(weight.detach()), weight.detach(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
-def test_staged_gradients_of_projected_weights_are_those_of_the_uncut_model(small, schedule):
-    config = small(**PROJECTED, schedule=schedule)
+@pytest.mark.parametrize(
+    ("model", "schedule"),
+    [(PROJECTED["model"], "1F1B"), (PROJECTED["model"], "ZBH1"), (LLAMA, "ZBH1")],
+    ids=["projected-1F1B", "projected-ZBH1", "llama-ZBH1"],
+)
+def test_staged_gradients_are_those_of_the_uncut_model(small, model, schedule):
+    config = small(**{**PROJECTED, "model": model}, schedule=schedule)
     data = load_data(config.data.name, config.data.options, 0)
-    model = build_model("gpt", config.model.options, data.shape, seed=0)
+    model = build_model(config.model.name, config.model.options, data.shape, seed=0)
     ids = batch_ids(len(data.train), 16, seed=0, step=0)[1]
     for part in ids.reshape(4, 4):
         loss = CrossEntropy()(model(data.train.inputs(part, 0, 0, True)), data.train.targets(part))
@@ -126,6 +131,21 @@ def test_constants_come_from_the_seed_are_the_same_in_all_stages_and_in_no_check
         assert len(held) == 1  # once a stage, however many of its layers use it
     basis = subspace_of(one).basis
     torch.testing.assert_close(basis.t() @ basis, torch.eye(4), rtol=0, atol=1e-6)
+
+
+def test_the_number_of_threads_does_not_show_in_the_weights():
+    options, before, states = (
+        {"num_blocks": 2, "width": 192, "num_heads": 2, "subspace": 96},
+        torch.get_num_threads(),
+        [],
+    )
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        model = build_model("gpt", options, BYTES, seed=0)
+        assert torch.get_num_threads() == threads
+        states.append([*model.state_dict().values(), *subspace_of(model).buffers()])
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
 def test_bytes_on_the_wire_are_the_coordinates_and_the_tokens(small, tmp_path):
@@ -159,13 +179,25 @@ def test_tokens_take_the_fewest_bytes_and_come_back():
         assert torch.equal(lengthened(sent), tokens)
 
 
-def test_a_llama_trains_and_is_not_exported(small, tmp_path):
-    model = {"name": "hf", "config": CAUSAL["llama"], "subspace": 4}
-    run = train(small(**{**SUBSPACE, "model": model}, steps=2), engine="inline", out=tmp_path / "run")
+def test_a_llama_trains_and_is_exported_as_an_ordinary_one(small, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    run = train(small(**{**SUBSPACE, "model": LLAMA}, steps=2), engine="inline", out=tmp_path / "run")
     assert run.status == "finished"
     assert (run.links["wire_bytes"] / run.links["packets"]).max() < 4 * 16 * (4 * 4 + 1) + 48
-    with pytest.raises(ConfigError, match=r"has layers of its `model.subspace`, which transformers does not know"):
-        save_pretrained(run, tmp_path / "exported")
+    save_pretrained(run, tmp_path / "exported")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    shape = DataShape((16,), "int64", 256, target_shape=(16,))
+    layers = build_model("hf", {"config": CAUSAL["llama"], "subspace": 4}, shape, seed=0)
+    layers.load_state_dict(load_weights(run.folder))
+    x = tokens_of(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(x).logits, layers.eval()(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="No ordinary decoder has the normalised outputs"):
+        out_of_subspace(build_model("gpt", {**GPT, "subspace": 4, "subspace_form": "projected"}, BYTES, seed=0))
+    model = build_model("gpt", {**GPT, "subspace": 4}, BYTES, seed=0)
+    expected = model(tokens_of(BYTES))
+    torch.testing.assert_close(out_of_subspace(model)(tokens_of(BYTES)), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt", "hf")])
