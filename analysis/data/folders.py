@@ -39,14 +39,15 @@ def find(folders: Iterable[Place]) -> Found:
             raise AnalysisError(f"There is no folder {root}.")
         for folder, study, is_run in _walk(root):
             name = _name(folder, root, alone=len(roots) == 1)
-            if folder.resolve() in runs.keys() | studies.keys():
+            place = folder.resolve()
+            if place in runs or place in studies:
                 continue
             if is_run:
-                runs[folder.resolve()] = name
+                runs[place] = name
                 if study is not None:
                     study_of[name] = _name(study, root, alone=len(roots) == 1)
             else:
-                studies[folder.resolve()] = name
+                studies[place] = name
     return Found(_by_name(runs), _by_name(studies), study_of)
 
 

@@ -57,7 +57,7 @@ class Recording:
             check_choice("compute", clock, CLOCKS)
             self.run = run if isinstance(run, Run) else Run(run)
             self.row = self.run.row
-            self.steps, self.evals, self.links = self.run.steps, self.run.evals, self.run.links
+            self.steps, self.links = self.run.steps, self.run.links
             actions, self._transfers = self.run.actions, self.run.collectives
             rows = self.row.get("schedule_rows")
             self.schedule = (
@@ -99,6 +99,14 @@ class Recording:
 
     def __repr__(self) -> str:
         return f"Recording({str(self.run.folder)!r})"
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """One row for each evaluation; raises ReplayError where they cannot be read."""
+        try:
+            return self.run.evals
+        except RecordsError as error:
+            raise ReplayError(str(error)) from None
 
     @property
     def engine(self) -> str:
@@ -300,7 +308,7 @@ class Recording:
             for replica, direction, boundary, codec in zip(*columns, strict=True)
         }
 
-    @property
+    @cached_property
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, which earlier versions did not record."""
         return self._transfers.empty and bool(self.links["direction"].isin(DIRECTIONS).any())
@@ -323,6 +331,8 @@ class Recording:
     def transfers(self, step: int) -> Transfers:
         """Return the transfers of the collectives that end a priced step: as recorded, else the slowest replica's total, spread."""
         if not self.knows_totals_alone:
+            if self._transfers.empty:
+                return as_transfers([])
             rows = self._transfers[self._transfers["step"] == step]
             return transfers_from_columns({str(name): rows[name].to_numpy() for name in rows})
         links = self.links[self.links["step"] == step]

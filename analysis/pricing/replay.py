@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -110,24 +110,30 @@ def dense_partners(results: Results) -> dict[str, str]:
 
     It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
     """
-    runs = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
+    rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
     alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
-    dense: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-    for row in runs:
+    runs = [_Priced(str(row["run"]), row["seed"], tuple(as_text(row.get(key)) for key in alike)) for row in rows]
+    kinds = [(job_of(row), price_key(row)) for row in rows]
+    dense: dict[tuple[Any, ...], list[_Priced]] = {}
+    for row, kind, one in zip(rows, kinds, runs, strict=True):
         if setting_of(row) == Setting():
-            dense.setdefault((job_of(row), price_key(row)), []).append(row)
-    found = {}
-    for row in runs:
-        others = dense.get((job_of(row), price_key(row)), [])
-        if others:
-            best = min(others, key=lambda other: _unlike(row, other, alike))
-            found[str(row["run"])] = str(best["run"])
-    return found
+            dense.setdefault(kind, []).append(one)
+    return {
+        one.run: min(dense[kind], key=one.unlike).run for kind, one in zip(kinds, runs, strict=True) if kind in dense
+    }
 
 
-def _unlike(row: Mapping[Any, Any], other: Mapping[Any, Any], keys: Sequence[str]) -> tuple[int, bool]:
-    """Return in how many keys two runs differ, and whether in their seed."""
-    return sum(as_text(row.get(key)) != as_text(other.get(key)) for key in keys), row["seed"] != other["seed"]
+class _Priced(NamedTuple):
+    """A run that looks for its dense one."""
+
+    run: str
+    seed: int
+    values: tuple[str, ...]
+    """Of the keys in which it should be alike."""
+
+    def unlike(self, other: _Priced) -> tuple[int, bool]:
+        """Return in how many keys two runs differ, and whether in their seed."""
+        return sum(a != b for a, b in zip(self.values, other.values, strict=True)), self.seed != other.seed
 
 
 def _rows(

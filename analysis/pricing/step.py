@@ -98,14 +98,14 @@ class Replay:
             one.num_replicas,
         )
         self._with_overheads = overheads == "recorded"
+        self._step_s: dict[tuple[Network, ...], Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
         table = self._engine_costs()
         self.overheads = Overheads(*table[0].tolist())
         seconds = self.costs.seconds(one.kinds)[0]
         recorded = list(one.profiles.values())
         self.profiles = {
-            step: self._with_collectives(step, self._at(recorded[place], seconds, place))
-            for step, place in one.priced_steps.items()
+            step: self._at(step, recorded[place], seconds, place) for step, place in one.priced_steps.items()
         }
 
     def __repr__(self) -> str:
@@ -148,23 +148,27 @@ class Replay:
             return np.zeros((1 + RESAMPLES, 4))
         return self.costs.overheads(self.recording.engine)
 
-    def _at(self, profile: Profile, seconds: Floats, place: int) -> Profile:
-        """Return a recorded step's profile with the prices of its kinds of work."""
+    def _at(self, step: int, profile: Profile, seconds: Floats, place: int) -> Profile:
+        """Return a recorded step's profile with the prices of its kinds of work, and the collectives that end it."""
         one = self.recording
         compute, encode, decode = (
             np.where(codes[place] == NO_KIND, 0.0, seconds[codes[place]])
             for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
         )
-        given = {"transport": self.transport, **self.overheads._asdict()}
-        return replace(profile, compute_s=compute, encode_s=encode, decode_s=decode, **given)
-
-    def _with_collectives(self, step: int, profile: Profile) -> Profile:
-        """Return a step's profile with the transfers of the collectives that end it, and the price of its averages."""
-        kinds = self.recording.average_kinds(step)
+        kinds = one.average_kinds(step)
         method_s = np.zeros(self.num_stages)
         if kinds:
             method_s[list(kinds)] = self.costs.seconds(list(kinds.values()))[0]
-        return replace(profile, transfers=self.recording.transfers(step), method_s=method_s)
+        return replace(
+            profile,
+            compute_s=compute,
+            encode_s=encode,
+            decode_s=decode,
+            method_s=method_s,
+            transfers=one.transfers(step),
+            transport=self.transport,
+            **self.overheads._asdict(),
+        )
 
     @cached_property
     def resampled(self) -> list[Profile]:
@@ -180,17 +184,9 @@ class Replay:
         for kinds in steps:
             for stage, kind in kinds.items():
                 averages[:, stage] += self.costs.seconds([kind])[:, 0] / len(steps)
-        return [
-            replace(
-                mean,
-                compute_s=compute,
-                encode_s=encode,
-                decode_s=decode,
-                method_s=method_s,
-                **Overheads(*overheads.tolist())._asdict(),
-            )
-            for compute, encode, decode, method_s, overheads in zip(*costs, averages, self._engine_costs(), strict=True)
-        ]
+        overheads = dict(zip(Overheads._fields, self._engine_costs().T, strict=True))
+        compute, encode, decode = costs
+        return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **overheads)
 
     @property
     def notes(self) -> list[str]:
@@ -233,6 +229,12 @@ class Replay:
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
+        key = tuple(networks)
+        if key not in self._step_s:
+            self._step_s[key] = self._priced_seconds(networks)
+        return self._step_s[key]
+
+    def _priced_seconds(self, networks: Sequence[Network]) -> Floats:
         profiles, delay = list(self.profiles.values()), int(self.row.get("exchange_delay") or 0)
         seconds = self._seconds(profiles, networks)
         if not delay:

@@ -79,17 +79,10 @@ def _figure(job: Job, material: Material) -> Figure:
 
 def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
     """Return each setting's curve, mean over its seeds at each step."""
-    found = {}
-    by_run = dict(list(frame.groupby("run", sort=False)))
-    for setting in job.settings:
-        mine = [by_run[run] for run in setting.runs if run in by_run]
-        if mine:
-            whole = pd.concat(mine).groupby("step")
-            curve = (
-                whole[["sent_bytes"]].mean().assign(value=whole[column].mean(), sd=whole[column].std()).reset_index()
-            )
-            found[setting.name] = curve
-    return found
+    owners = {run: setting.name for setting in job.settings for run in setting.runs}
+    whole = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
+    curves = whole[["sent_bytes"]].mean().assign(value=whole[column].mean(), sd=whole[column].std())
+    return {str(name): rows.reset_index("step") for name, rows in curves.groupby(level="setting", sort=False)}
 
 
 def looks(job: Job) -> Mapping[str, Style]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,6 +112,11 @@ class SharedWiring:
             free.T.reshape(replicas, -1, len(self.networks)),
             done.T.reshape(replicas, stages, steps, -1).swapaxes(1, 2),
         )
+
+    def run_each(self, schedule: Schedule, profiles: Sequence[Profile], seed: int) -> Iterator[tuple[Floats, Floats]]:
+        """Yield the results of `run` for each of several profiles; the k-th one's jitter is of `seed` + k."""
+        for place, profile in enumerate(profiles):
+            yield self.run(schedule, profile, seed + place)
 
     def _costs(self, profile: Profile) -> Records:
         """Return the costs of every action."""

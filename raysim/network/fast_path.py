@@ -160,3 +160,64 @@ def run_ordered(
             heads[worker] = i + 1
             count += 1
     return count
+
+
+@njit(cache=True, nogil=True)
+def run_each(
+    offsets: I64,
+    stages: I32,
+    ops: U8,
+    microbatches: I32,
+    owner: I32,
+    num_microbatches: int,
+    per_step: int,
+    busy_s: F64,  # here and below, of `run_ordered` with a first axis of profiles
+    wire_bytes: F64,
+    trips: F64,
+    overheads: F64,  # (profile, call, message or byte): seconds
+    byte_wire_s: F64,
+    latency_s: F64,
+    burst_s: F64,
+    jitter_s: F64,
+    wire: I32,
+    num_wires: int,
+    inbound: bool,
+    seeds: I64,  # (profile,)
+    free_s: F64,
+    done_s: F64,
+) -> int:
+    """Fill the results of every profile, and return the fewest actions that ran."""
+    nothing = np.empty(0)
+    fewest: int = stages.shape[0]
+    for p in range(busy_s.shape[0]):
+        count = run_ordered(
+            offsets,
+            stages,
+            ops,
+            microbatches,
+            owner,
+            num_microbatches,
+            per_step,
+            busy_s[p],
+            wire_bytes[p],
+            trips[p],
+            overheads[p, 0],
+            overheads[p, 1],
+            overheads[p, 2],
+            byte_wire_s,
+            latency_s,
+            burst_s,
+            jitter_s,
+            wire,
+            num_wires,
+            inbound,
+            seeds[p],
+            nothing,
+            nothing,
+            nothing,
+            np.empty((owner.shape[0] * busy_s.shape[2] * num_microbatches, jitter_s.shape[0])),
+            free_s[p],
+            done_s[p],
+        )
+        fewest = min(fewest, count)
+    return fewest

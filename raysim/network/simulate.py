@@ -36,7 +36,7 @@ from raysim.network.profile import Profile
 from raysim.network.steady import on_end, steady_end, steps_table, windows
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network
-from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait
+from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait, receivers_ask
 from raysim.notation import check_integer
 from raysim.schedules.arrays import Table
 from raysim.schedules.families import Schedule
@@ -70,7 +70,7 @@ def simulate(
     profile = _joined(on_end(profile, table), table)
     shape = (replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
     start, end, begin, arrive = (np.full(shape, math.nan) for _ in range(4))
-    ordered = is_ordered(table, network.sharing, placement, questions=questions_wait(network, [profile]))
+    ordered = is_ordered(table, network.sharing, placement, questions=questions_wait(network, receivers_ask([profile])))
     wiring = (OrderedWiring if ordered else SharedWiring).of(table, [network], placement, replicas, shape[2])
     times = (start, end, begin, arrive)
     began, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed, times))
@@ -122,6 +122,7 @@ def step_seconds(
             f"`profiles` must be one or more of one shape, but got {[profile.compute_s.shape for profile in steps]}."
         )
     result = np.empty((len(networks), len(steps)))
+    asked = receivers_ask(steps)
     groups: dict[tuple[int | None, bool], list[int]] = {}
     for row, network in enumerate(networks):
         groups.setdefault((network.num_hosts, network.sharing == "inbound"), []).append(row)
@@ -129,7 +130,7 @@ def step_seconds(
         table, replicas, placed = _set_up(
             schedule, steps[0], networks[rows[0]], num_microbatches, num_replicas, placement
         )
-        kinds = {row: (networks[row].sharing, questions_wait(networks[row], steps)) for row in rows}
+        kinds = {row: (networks[row].sharing, questions_wait(networks[row], asked)) for row in rows}
         ordered = {kind: is_ordered(table, kind[0], placed, questions=kind[1]) for kind in set(kinds.values())}
         for kernel in (OrderedWiring, SharedWiring):
             lanes = [row for row in rows if ordered[kinds[row]] == (kernel is OrderedWiring)]
@@ -138,8 +139,10 @@ def step_seconds(
             chosen = [networks[row] for row in lanes]
             wiring = kernel.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
             farthest_s = _farthest_s(chosen, placed)
-            for column, profile in enumerate(_joined(on_end(step, table), table) for step in steps):
-                _, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed + column))
+            whole = [_joined(on_end(step, table), table) for step in steps]
+            ran = wiring.run_each(schedule, whole, seed)
+            for column, (profile, moments) in enumerate(zip(whole, ran, strict=True)):
+                _, lasted, ready = steady_end(table, *moments)
                 found = _collectives(profile, placed, table, replicas, overlap=overlap)
                 seconds = total_seconds(found, chosen)
                 over = start_times(found, seconds, ready, lasted, overlap=overlap)[1]

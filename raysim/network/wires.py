@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,9 +45,14 @@ def ends_of(table: Table, placement: Placement, num_ops: int, replica: int) -> E
     return Ends(hosts[sender], hosts[receiver], sender, receiver)
 
 
-def questions_wait(network: Network, profiles: Sequence[Profile]) -> bool:
-    """Return whether receivers ask for packets, over wires on which questions wait."""
-    return bool(np.isfinite(network.bandwidth_bps).any()) and any((one.messages > 1).any() for one in profiles)
+def receivers_ask(profiles: Sequence[Profile]) -> bool:
+    """Return whether receivers ask for some packet."""
+    return any((one.messages > 1).any() for one in profiles)
+
+
+def questions_wait(network: Network, asked: bool) -> bool:
+    """Return whether questions of receivers, if any are `asked`, wait on a network's wires."""
+    return asked and bool(np.isfinite(network.bandwidth_bps).any())
 
 
 def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: bool = False) -> bool:
@@ -158,13 +163,54 @@ class OrderedWiring:
                 check_complete(schedule, table, count, 1)
                 free.append(lane_free)
                 done.append(lane_done)
-        replicas = len(self.wires)
-        blocks_each = len(free) // replicas
-        join = [slice(r * blocks_each, (r + 1) * blocks_each) for r in range(replicas)]
-        return (
-            np.stack([np.concatenate(free[part], axis=1) for part in join]),
-            np.stack([np.concatenate(done[part], axis=2) for part in join]),
-        )
+        return self._joined(free), self._joined(done)
+
+    def run_each(self, schedule: Schedule, profiles: Sequence[Profile], seed: int) -> Iterator[tuple[Floats, Floats]]:
+        """Yield the results of `run` for each of several profiles of one shape; the k-th one's jitter is of `seed` + k."""
+        from raysim.network.fast_path import run_each
+
+        table, count = self.table, len(profiles)
+        overheads = np.array([(one.call_s, one.message_s, one.byte_s) for one in profiles])
+        free, done = [], []
+        for replica, (wire, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
+            r = replica if profiles[0].num_replicas > 1 else 0
+            busy = np.stack([one.decode_s[r] + one.compute_s[r] + one.encode_s[r] for one in profiles])
+            sizes, trips = (np.stack([getattr(one, name)[r] for one in profiles]) for name in ("moved_bytes", "trips"))
+            for byte_wire, latency, burst, jitter in blocks:
+                lane_free = np.zeros((count, table.num_workers, len(jitter)))
+                lane_done = np.zeros((count, table.num_steps, table.num_stages, len(jitter)))
+                fewest = run_each(
+                    table.offsets,
+                    table.stage,
+                    table.op,
+                    table.microbatch,
+                    table.owner,
+                    table.num_microbatches,
+                    table.num_microbatches // table.num_steps,
+                    busy,
+                    sizes,
+                    trips,
+                    overheads,
+                    byte_wire,
+                    latency,
+                    burst,
+                    jitter,
+                    wire,
+                    int(wire.max(initial=-1)) + 1,
+                    self.inbound,
+                    (seed + np.arange(count)) * REPLICA_SEEDS + replica,
+                    lane_free,
+                    lane_done.reshape(count, -1, len(jitter)),
+                )
+                check_complete(schedule, table, fewest, 1)
+                free.append(lane_free)
+                done.append(lane_done)
+        yield from zip(self._joined(free).swapaxes(0, 1), self._joined(done).swapaxes(0, 1), strict=True)
+
+    def _joined(self, parts: Sequence[Floats]) -> Floats:
+        """Return the results of the blocks of every replica: a first axis of replicas, a last one of all networks."""
+        each = len(parts) // len(self.wires)
+        return np.stack([np.concatenate(parts[r * each : (r + 1) * each], axis=-1) for r in range(len(self.wires))])
 
 
 def _lane_costs(networks: Sequence[Network], ends: Ends) -> tuple[Floats, Floats, Floats, Floats]:

@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
-from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.places import Place, PlaceError, open_place
 from raysim.quality import Measure, measures_of
 from raysim.records.schema import OCCASIONAL
-from raysim.records.tables import UNREADABLE, RecordsError, read_table, table_files
+from raysim.records.tables import UNREADABLE, RecordsError, read_table, read_whole, table_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,9 +72,7 @@ class Run:
     def row(self) -> dict[str, Any]:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
         try:
-            path, system = arrow_source(self.folder / "run.parquet")
-            table = pq.read_table(path, filesystem=system, page_checksum_verification=True, use_threads=False)
-            rows: list[dict[str, Any]] = table.to_pylist()
+            rows: list[dict[str, Any]] = read_whole(self.folder / "run.parquet").to_pylist()
         except UNREADABLE as error:
             raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
         if len(rows) != 1 or "status" not in rows[0]:

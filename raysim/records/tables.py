@@ -51,13 +51,25 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
     schema = schema_of(table, measures)
     if not files:
         return schema.empty_table()
-    sources = [arrow_source(file) for file in files]
-    rows = pa.concat_tables(
-        [
-            pq.read_table(path, schema=schema, filesystem=fs, page_checksum_verification=True, use_threads=False)
-            for path, fs in sources
-        ]
-    )
+    rows = pa.concat_tables([_read(file, schema) for file in files])
     if rows["step"].null_count:
         raise pa.ArrowInvalid("it has rows without a step")
     return rows
+
+
+def read_whole(file: Place) -> pa.Table:
+    """Return the rows of one file as it was written; raises one of `UNREADABLE`."""
+    path, system = arrow_source(file)
+    with pq.ParquetFile(path, filesystem=system, page_checksum_verification=True) as opened:
+        return opened.read(use_threads=False)
+
+
+def _read(file: Place, schema: pa.Schema) -> pa.Table:
+    """Return the rows of one file in a schema: columns that it lacks are null, others are left out."""
+    found = read_whole(file)
+    known = set(found.column_names)
+    columns = [
+        found[field.name].cast(field.type) if field.name in known else pa.nulls(len(found), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
