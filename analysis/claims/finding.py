@@ -44,6 +44,8 @@ class Comparison:
     """The effects that count."""
     runs: tuple[str, ...]
     settings: tuple[Setting, ...]
+    price: tuple[float, float] = (0.0, 0.0)
+    """How far the interval of a price reaches below and above the effect, mean over seeds: the bounds are moved by it."""
 
     @property
     def seeds(self) -> int:

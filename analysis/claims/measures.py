@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import pandas as pd
 
 from analysis.comparison.evidence import Context, Mode, Setting
+from analysis.pricing.estimates import Estimate
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be surely above chance: of each group, at least one."""
@@ -28,8 +29,8 @@ class Measure(Protocol):
     def trained(self, one: Setting, other: Setting) -> Trained:
         """Return the models without whose skill the effect means nothing."""
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
-        """Return the effect at one seed; not a number where it was not measured."""
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float | Estimate:
+        """Return the effect at one seed, with the interval of its price where it is priced; not a number where not measured."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,10 @@ class ValueFactor(Counted):
 
 @dataclass(frozen=True)
 class Slowdown(Counted):
-    """The time by which the first's step is longer than the second's on the network asked for, both with one compute."""
+    """The time by which the first's step is longer than the second's on the network asked for, both with one compute.
+
+    The price's interval is part of the bounds: it is common to all seeds, so that more seeds do not narrow it.
+    """
 
     def unit(self, context: Context) -> str:
         return f"% of a step on {context.measures.network}"
@@ -131,5 +135,5 @@ class Slowdown(Counted):
     def text(self, one: str, other: str) -> str:
         return f"time that {one} adds to a step of {other}"
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> Estimate:
         return context.measures.slowdown(str(one["run"]), str(other["run"]))

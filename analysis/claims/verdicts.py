@@ -18,10 +18,11 @@ from analysis.claims import CLAIMS, Claim, Contrast
 from analysis.claims.commands import cost_of, train_commands
 from analysis.claims.finding import Comparison, Finding, Verdict
 from analysis.comparison.evidence import Context, Setting, contexts
-from analysis.comparison.rule import CONFIDENCE, Where, judge
+from analysis.comparison.rule import CONFIDENCE, Sample, Where, judge
 from analysis.comparison.statistics import MOST_SEEDS, Bounds, Side, seeds_to_decide
 from analysis.data.errors import AnalysisError
 from analysis.data.results import Results
+from analysis.pricing.estimates import Estimate
 from raysim.quality import MEASURES
 
 
@@ -89,11 +90,14 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
 def _compare(contrast: Contrast, context: Context, confidence: float) -> Comparison:
     empty = pd.DataFrame({"run": []})
     one, other = (context.settings.get(setting, empty) for setting in (contrast.one, contrast.other))
-    effects, runs = {}, []
+    effects: dict[int, float] = {}
+    reaches, runs = [], []
     for seed in (seed for seed in one.index if seed in other.index):
-        effect = contrast.measure(context, one.loc[seed], other.loc[seed])
+        found = contrast.measure(context, one.loc[seed], other.loc[seed])
+        effect, low, high = found if isinstance(found, Estimate) else (found, found, found)
         if not math.isnan(effect):
             effects[int(seed)] = effect
+            reaches.append((low - effect, high - effect))
             runs += [str(one.loc[seed, "run"]), str(other.loc[seed, "run"])]
     settings = tuple(dict.fromkeys((contrast.one, contrast.other)))
     sample = context.sample(effects, *settings, step=contrast.measure.step(context))
@@ -116,17 +120,39 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
         sample,
         tuple(dict.fromkeys(runs)),
         settings,
+        _mean(reaches),
     )
     return _as_family([comparison], confidence)[0]
 
 
 def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
-    """Return comparisons with their bounds and verdicts, judged as one family."""
-    judged = judge([one.sample for one in comparisons], [one.threshold for one in comparisons], 1 - confidence)
-    return [
-        _judged(one, found.bounds, _verdict(found.where, one.side))
-        for one, found in zip(comparisons, judged, strict=True)
-    ]
+    """Return comparisons with their bounds and verdicts, judged as one family.
+
+    Above a threshold lies what lies above it at the lower end of its price, and below it likewise.
+    """
+    if not comparisons:
+        return []
+    thresholds = [one.threshold for one in comparisons]
+    plain, low, high = (
+        judge([_moved(one.sample, by) for one, by in zip(comparisons, moved, strict=True)], thresholds, 1 - confidence)
+        for moved in zip(*((0.0, *one.price) for one in comparisons), strict=True)
+    )
+    found = []
+    for one, middle, lowest, highest in zip(comparisons, plain, low, high, strict=True):
+        where: Where = "above" if lowest.where == "above" else "below" if highest.where == "below" else "undecided"
+        reached = middle.bounds._replace(low=lowest.bounds.low, high=highest.bounds.high)
+        found.append(_judged(one, reached, _verdict(where, one.side)))
+    return found
+
+
+def _moved(one: Sample, by: float) -> Sample:
+    return one._replace(values=tuple(value + by for value in one.values)) if by else one
+
+
+def _mean(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean reach below and above; none of nothing."""
+    low, high = (sum(ends) / len(reaches) for ends in zip(*reaches, strict=True)) if reaches else (0.0, 0.0)
+    return low, high
 
 
 def _verdict(where: Where, side: Side) -> Verdict:
@@ -162,6 +188,7 @@ def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float
         sample=sample._replace(lacking=sample.lacking or lacking),
         runs=tuple(run for one in comparisons for run in one.runs),
         settings=settings,
+        price=_mean([one.price for one in comparisons]),
     )
     return _as_family([pooled], confidence)[0]
 

@@ -17,9 +17,11 @@ from analysis.data.notations import Method, read_method
 from analysis.data.probes import are_probes
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
+from analysis.pricing.estimates import Estimate
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 
+UNPRICED = Estimate(math.nan, math.nan, math.nan)
 LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
 
 Mode = Literal["on", "off"]
@@ -140,8 +142,9 @@ class Measures:
     """Dense over wire bytes of a run in a direction."""
     values: Callable[[str], float] = lambda run: math.nan
     """Dense values over values sent, as an adaptive method of replica gradients chose them."""
-    slowdown: Callable[[str, str], float] = lambda run, than: math.nan
-    """Per cent by which a step takes longer than one of another run of the same job, on the network asked for."""
+    slowdown: Callable[[str, str], Estimate] = lambda run, than: UNPRICED
+    """Per cent by which a step takes longer than one of another run of the same job, on the network asked for, with the price's
+    interval."""
     network: str = ""
 
 
@@ -280,12 +283,12 @@ def _measures(results: Results, network: str) -> Measures:
         factors = results.select([run]).table("decisions", ["factor"], where)["factor"].dropna()
         return 1 / float((1 / factors).mean()) if len(factors) else math.nan
 
-    def slowdown(run: str, than: str) -> float:
+    def slowdown(run: str, than: str) -> Estimate:
         try:
             (speedup,) = results.replay(run).speedup(results.replay(than), [parsed])
         except ValueError as error:
             results.complain(str(error))
-            return math.nan
-        return 100 * (1 / speedup.value - 1)
+            return UNPRICED
+        return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
     return Measures(factor, values, slowdown, repr(parsed))

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from analysis.data.errors import AnalysisError
 from analysis.data.results import load
-from analysis.report.blocks import Page
+from analysis.report.blocks import Block, Heading, Page, Section, Text
 from analysis.report.gather import gather
-from analysis.report.material import NETWORKS, Material
+from analysis.report.material import NETWORKS, Job, Material
 from analysis.report.words import plural
 from raysim.files import write_whole
 from raysim.network.presets import parse_network
@@ -54,22 +56,17 @@ def compose(
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
     material = gather(results, {repr(one): one for one in known}, compute, profile)
-    modules = (
-        summary,
-        *([probes] if material.probes else []),
-        tradeoff,
-        quality,
-        curves,
-        links,
-        decisions,
-        gantt,
-        importance,
-        parallel,
-        findings,
-        runs,
-        reproduce,
-    )
-    sections = [module.section(material) for module in modules]
+    topics = (tradeoff, quality, curves, links, decisions, gantt, parallel)
+    sections = [
+        summary.section(material),
+        *([probes.section(material)] if material.probes else []),
+        *(
+            [_of_job(job, topics, material) for job in material.jobs]
+            if len(material.jobs) > 1
+            else [topic.section(material) for topic in topics]
+        ),
+        *(module.section(material) for module in (importance, findings, runs, reproduce)),
+    ]
     jobs = (*material.jobs, *material.probes)
     priced = any(job.priced for job in jobs)
     return Page(
@@ -80,6 +77,15 @@ def compose(
         networks=list(material.networks) if priced else (),
         network=material.network,
     )
+
+
+def _of_job(job: Job, topics: Sequence[ModuleType], material: Material) -> Section:
+    """Return one section of all topics of a job, where a folder holds several jobs."""
+    blocks: list[Block] = []
+    for topic in topics:
+        found = topic.section(replace(material, jobs=[job]))
+        blocks += [Heading(found.title), *([Text(found.absent, "note")] if found.absent else []), *found.blocks]
+    return Section(job.key, job.title, blocks)
 
 
 def write_report(

@@ -5,12 +5,54 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.data.settings import SYNCHRONOUS
 from raysim.config.links import OTHERS
 
+if TYPE_CHECKING:
+    from analysis.data.results import Results
+    from analysis.report.material import Job
+    from raysim.network.topology import Network
+
 DENSE = "Identity"
+
+
+class Adoption(NamedTuple):
+    """The setting of a job to take home."""
+
+    text: str
+    """A sentence that names it."""
+    code: str
+    """Python for another training loop; empty where dense needs none."""
+
+
+def adoption(job: Job, network: str) -> Adoption:
+    """Return the setting of a job that is recommended on a network, or else the most promising one."""
+    recommended = job.recommended(network)
+    safe = recommended is not None and not recommended.dense
+    setting = recommended if safe else job.promising(network)
+    if setting is not None:
+        code = snippet(job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict())
+        if code:
+            condition = "" if safe else ", once more seeds have shown it to be safe"
+            return Adoption(f"`{setting.name}` in your own training{condition}:", code)
+    if not job.priced:
+        return Adoption("No step here can be priced, so no setting is recommended.", "")
+    if recommended is None:
+        return Adoption("There is no dense run to compare with, so no setting is recommended.", "")
+    return Adoption(f"On {network} there is no setting to take home: dense needs no change of your training.", "")
+
+
+def adoptions(results: Results, network: Network) -> list[Adoption]:
+    """Return the `adoption` of every job of results on a network, its sentence with the job's title where there are several."""
+    from analysis.report.gather import gather
+
+    jobs = gather(results, {repr(network): network}).jobs
+    found = [adoption(job, repr(network)) for job in jobs]
+    if len(jobs) == 1:
+        return found
+    return [one._replace(text=f"{job.title}: {one.text}") for job, one in zip(jobs, found, strict=True)]
 
 
 def snippet(row: Mapping[Any, Any]) -> str:

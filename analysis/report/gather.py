@@ -124,9 +124,10 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     pairs = [set(_pairs(str(setting))) for setting in runs["setting"]]
     shared = set.intersection(*pairs)
     names = []
+    probed = is_probe(runs.iloc[0].to_dict())
     for place, setting in enumerate(runs["setting"]):
         how = setting_of(runs.iloc[place])
-        if is_probe(runs.iloc[place].to_dict()):  # of one notation
+        if probed:  # of one notation
             names.append(next((one for one in (how.forward, how.replica_gradient) if one != DENSE), "dense"))
             continue
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]

@@ -187,6 +187,16 @@ class Job:
         others = [one for one in self.priced if not one.dense and one.speedup]
         return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
 
+    def promising(self, network: str) -> Setting | None:
+        """Return the undecided setting to look into first: the fastest within the margin so far, else the least harmful."""
+        open_ = [
+            one for one in self.faster(network) if one.verdict == "undecided" and not math.isnan(one.judged["harm"])
+        ]
+        near = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
+        if near:
+            return max(near, key=lambda one: one.speedup[network].value)
+        return min(open_, key=lambda one: float(one.judged["harm"]), default=None)
+
     @cached_property
     def named(self) -> list[Setting]:
         """The settings that figures give a look of their own: dense, the recommended ones, then the fronts."""

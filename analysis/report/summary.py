@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from analysis.comparison.rule import RULE
-from analysis.report.adopt import snippet
+from analysis.report.adopt import adoption
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.figures import ByNetwork
 from analysis.report.material import MODES, WORTH, Job, Material, Setting
@@ -68,23 +68,10 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
 
 def _adoption(job: Job, material: Material) -> Iterator[Block]:
     """Yield the recommended or most promising setting of each network as lines for the reader's own training loop."""
-    leads, codes = {}, {}
-    for network in material.networks:
-        recommended = job.recommended(network)
-        safe = recommended is not None and not recommended.dense
-        setting = recommended if safe else _promising(job, network)
-        row = job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict() if setting is not None else {}
-        codes[network] = snippet(row) if setting is not None else ""
-        if setting is None or not codes[network]:
-            leads[network] = f"On {network} there is no setting to take home: dense needs no change of your training."
-            codes[network] = "# dense"
-        elif safe:
-            leads[network] = f"`{setting.name}` in your own training:"
-        else:
-            leads[network] = f"`{setting.name}` in your own training, once more seeds have shown it to be safe:"
-    if any(code != "# dense" for code in codes.values()):
-        yield Text(ByNetwork(leads))
-        yield Text(ByNetwork(codes), "python")
+    found = {network: adoption(job, network) for network in material.networks}
+    if any(one.code for one in found.values()):
+        yield Text(ByNetwork({network: one.text for network, one in found.items()}))
+        yield Text(ByNetwork({network: one.code or "# dense" for network, one in found.items()}), "python")
 
 
 def _basis(job: Job) -> str:
@@ -184,22 +171,13 @@ def _why_dense(job: Job, network: str) -> str:
     faster = job.faster(network)
     if not faster:
         return f"No setting that was tried is {GAIN} faster or more here."
-    best = _promising(job, network)
+    best = job.promising(network)
     if best is None:
         return f"Of {plural(len(faster), 'faster setting')} none is shown to be safe."
     return (
         f"Of {plural(len(faster), 'faster setting')} none is shown to be safe. The most promising is `{best.name}`: "
         f"{_faster_than_dense(best, network)}; {against_dense(best)}."
     )
-
-
-def _promising(job: Job, network: str) -> Setting | None:
-    """Return the undecided setting to look into first: the fastest within the margin so far, else the least harmful."""
-    open_ = [one for one in job.faster(network) if one.verdict == "undecided" and not math.isnan(one.judged["harm"])]
-    near = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
-    if near:
-        return max(near, key=lambda one: one.speedup[network].value)
-    return min(open_, key=lambda one: float(one.judged["harm"]), default=None)
 
 
 def _short_why(job: Job, network: str) -> str:

@@ -23,7 +23,9 @@ def findings(
         typer.Option(help="Harm that counts as none (default: half a point of accuracy or R2, or 1 % of the loss)."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
-    network: Annotated[str, typer.Option(help="Where step times are compared.")] = "1gbps",
+    network: Annotated[
+        str, typer.Option(help="Where step times are compared, and for which a setting is recommended.")
+    ] = "1gbps",
     json_file: JsonFile = None,
 ) -> None:
     """Test the papers' claims on your runs: supported, contradicted or open, with the runs that would decide an open one.
@@ -32,8 +34,10 @@ def findings(
     """
     check_writable("--json", json_file)
     check_ours("analysis")
+    (chosen,) = parse_networks([network])
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
+    from analysis.report.adopt import adoptions
     from raysim.show.findings import findings_figures, show_findings
 
     try:
@@ -43,9 +47,11 @@ def findings(
         found = test_claims(results, quality=quality, margin=margin, confidence=confidence, network=network)
     except AnalysisError as error:
         fail(str(error), 2)
-    show_findings(found, results.problems)
+    problems = list(results.problems)  # of the findings; of runs without a price, the recommendation speaks itself
+    home = adoptions(results, chosen)
+    show_findings(found, problems, home)
     if json_file is not None:
-        write_json(findings_figures(found, results.problems), json_file)
+        write_json(findings_figures(found, problems, home), json_file)
 
 
 def report(

@@ -10,10 +10,14 @@ from raysim.show.terminal import console, show_notes
 
 if TYPE_CHECKING:
     from analysis import Finding
+    from analysis.report.adopt import Adoption
 
 
-def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
-    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide open ones."""
+def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> None:
+    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide open ones.
+
+    The settings to take `home` come last, as lines for another training loop.
+    """
     out = console()
     for finding in found:
         style = {"supported": "green", "contradicted": "red", "undecided": "yellow"}[finding.verdict]
@@ -40,9 +44,13 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str]) -> None:
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     out.print(f"{summary}.{f' {found[0].rule}' if found else ''}", highlight=False, soft_wrap=True)
     show_notes(out, problems)
+    for setting in home:
+        out.print("\n" + setting.text.replace("`", ""), highlight=False, markup=False, soft_wrap=True)
+        if setting.code:
+            out.print(setting.code, highlight=False, markup=False, soft_wrap=True)
 
 
-def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[str, Any]:
+def findings_figures(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> dict[str, Any]:
     """Return the content of `show_findings`, for JSON: null where there is no effect or no interval."""
     rows = []
     for one in found:
@@ -81,4 +89,4 @@ def findings_figures(found: Sequence[Finding], problems: Iterable[str]) -> dict[
                 "cost": one.cost._asdict() if one.cost is not None else None,
             }
         )
-    return {"findings": rows, "problems": list(problems)}
+    return {"findings": rows, "problems": list(problems), "take_home": [one._asdict() for one in home]}

@@ -10,7 +10,7 @@ import pytest
 from records_made import write_run
 from typer.testing import CliRunner
 
-from analysis import CLAIMS, AnalysisError, findings, findings_frame, in_company, load
+from analysis import CLAIMS, AnalysisError, Estimate, findings, findings_frame, in_company, load
 from analysis.claims import Claim
 from analysis.claims.commands import _folder
 from analysis.claims.verdicts import verdict_on
@@ -76,12 +76,12 @@ RAMP, AT_ONCE = replicas("DGC(0.01, ramp=4)"), replicas("DGC(0.01)")
 EARLY, ALL_STAGES = replicas('["PowerSGD(8)", "Identity"]'), replicas("PowerSGD(8)")
 
 
-def measures(values=100.0, slowdown=1.0, factors=()):
+def measures(values=100.0, slowdown=1.0, factors=(), reach=0.0):
     """Return what is measured besides quality; `factors` by the place of a setting in its context."""
     return Measures(
         lambda run, direction: factors[int(run.partition("-")[0])],
         lambda run: values,
-        lambda run, than: slowdown,
+        lambda run, than: Estimate(slowdown, slowdown - reach, slowdown + reach),
         "1gbps",
     )
 
@@ -206,6 +206,20 @@ def test_wide_spread_is_undecided_however_the_mean_lies(name):
     accuracies, off, given = SUPPORTED[name]
     finding = verdict_on(BY_NAME[name], context_of(accuracies, off=off, measures=given, spread=40))
     assert finding.verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "reach", "verdict"),
+    [(-20, 10, "supported"), (-20, 30, "undecided"), (20, 10, "contradicted"), (20, 30, "undecided")],
+)
+def test_the_interval_of_a_price_is_in_the_bounds_of_a_claim_about_time(slowdown, reach, verdict):
+    accuracies, off, _ = SUPPORTED["gravac-speed"]
+    found = verdict_on(
+        BY_NAME["gravac-speed"], context_of(accuracies, off=off, measures=measures(slowdown=slowdown, reach=reach))
+    )
+    assert found.verdict == verdict, found.reason
+    (price,) = [one for one in found.comparisons if "of a step" in one.unit]
+    assert (price.low, price.effect, price.high) == pytest.approx((slowdown - reach, slowdown, slowdown + reach))
 
 
 def test_every_claim_says_what_it_rests_on():
@@ -396,8 +410,11 @@ def test_other_measures_are_those_of_the_records(tmp_path):
 
     one, dense = in_company([tmp_path / "sparse", tmp_path / "dense"])
     (speedup,) = one.speedup(dense, [parse_network("10mbps")])
-    assert context.measures.slowdown("sparse", "dense") == pytest.approx(100 * (1 / speedup.value - 1))
-    assert context.measures.slowdown("dense", "dense") == 0
+    value, low, high = context.measures.slowdown("sparse", "dense")
+    assert value == pytest.approx(100 * (1 / speedup.value - 1))
+    assert (low, high) == pytest.approx((100 * (1 / speedup.high - 1), 100 * (1 / speedup.low - 1)))
+    assert low < value < high
+    assert context.measures.slowdown("dense", "dense") == (0, 0, 0)
 
 
 def test_a_diverged_run_counts_as_untrained(tmp_path):
@@ -474,8 +491,10 @@ def test_the_command_prints_verdicts_and_writes_them(tmp_path):
         f"1 supported, 0 contradicted, {len(CLAIMS) - 1} undecided. A comparison speaks where its one-sided bound"
         in done.output
     )
+    assert done.output.endswith(f"No step here can be priced, so no setting is recommended.\nFigures: {file}\n")
     written = json.loads(file.read_text())
     assert [one["claim"] for one in written["findings"]] == [claim.name for claim in CLAIMS]
+    assert [one["code"] for one in written["take_home"]] == [""]
 
 
 def test_a_folder_without_results_is_one_sentence(tmp_path):

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from analysis import AnalysisError, Estimate, load
 from analysis.report import compose
-from analysis.report.blocks import Table, Text
+from analysis.report.blocks import Heading, Table, Text
 from analysis.report.figures import ByNetwork, Figure
+from analysis.report.gather import gather
 from analysis.report.html import write_html
 from analysis.report.markdown import write_markdown
 from analysis.report.material import WORTH, Job, Metric, Setting, Spread
@@ -252,6 +253,62 @@ def test_the_setting_to_take_home_is_python_that_raysim_reads(page):
     for call in links:
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         assert CompressedLink(*map(ast.literal_eval, call.args), **named).num_microbatches == named["num_microbatches"]
+
+
+def test_findings_end_with_the_setting_that_the_report_recommends(runs, page):
+    (code,) = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
+    done = CliRunner().invoke(app, ["findings", str(runs), "--network", "100mbps"])
+    assert done.exit_code == 0, done.output
+    assert done.output.endswith(code.values["100mbps"] + "\n")
+    assert code.values["100mbps"] != "# dense"
+
+
+def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_path):
+    for place, (name, seed, changes) in enumerate(
+        [
+            ("dense", 1, {}),
+            ("topk", 1, {}),
+            ("topk", 2, {}),
+            ("q8", 1, {"batch_size": 999}),
+            ("feedback", 2, {"batch_size": 999, "steps_done": 5}),
+        ]
+    ):
+        copy_run(runs / f"{name}-s{seed}", tmp_path / f"{place}", **changes)
+    page = compose(tmp_path, ["100mbps"])
+    keys = [one.key for one in page.sections]
+    assert keys == ["summary", "job1", "job2", "importance", "findings", "runs", "reproduce"]
+    titles = {one.key: one.title for one in page.sections}
+    assert "batch_size=" in titles["job1"]
+    assert titles["job1"] != titles["job2"]
+    for key, settings in (("job1", {"dense", "TopK(0.1) / Identity"}), ("job2", None)):
+        blocks = section(page, key).blocks
+        assert next(block.text for block in blocks if isinstance(block, Heading)) == "Frontier"
+        assert all(block.key.startswith(f"{key}-") for block in blocks if isinstance(block, (Table, Figure)))
+        rows = table(page, f"{key}-settings").rows
+        if settings is not None:
+            assert {row[0].text for row in rows} == settings
+        else:
+            assert {row[6].text for row in rows} == {"unknown"}
+            assert {row[11].text for row in rows} == {"not compared with dense"}
+    said = " ".join(str(block.text) for block in section(page, "summary").blocks if isinstance(block, Text))
+    assert "of different seeds 1, 2" in said
+    assert "of different steps 5, 6 and seeds 1, 2" in said
+    outline = Outline(write_html(page))
+    links = [attributes["href"] for attributes in outline.all("a")]
+    assert links.count("#job1") == links.count("#job2") == 1
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_one_run_has_a_price_with_an_interval(runs, tmp_path):
+    copy_run(runs / "dense-s1", tmp_path / "dense")
+    copy_run(runs / "q8-s1", tmp_path / "q8")
+    networks = {name: parse_network(name) for name in NETWORKS}
+    (job,) = gather(load(tmp_path), networks).jobs
+    for one in job.settings:
+        for name in NETWORKS:
+            assert one.step_s[name].low < one.step_s[name].value < one.step_s[name].high
+            assert one.dense or one.speedup[name].low < one.speedup[name].value < one.speedup[name].high
 
 
 def test_a_front_holds_whom_no_other_beats():

@@ -51,6 +51,16 @@ def test_a_gradient_that_was_changed_is_refused():
         modules[0](torch.ones(2, 4)).sum().mul(2).backward()
 
 
+def test_no_activation_is_kept_between_forward_and_backward():
+    send, receive = (kind((4, 1000), "TopK(0.1)") for kind in (SendPacket, ReceivePacket))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
+        frame = send(torch.ones(4, 1000, requires_grad=True))
+        receive(frame.detach().requires_grad_())
+    assert saved == []
+    assert frame.nbytes < 4 * 1000 * 4 / 3
+
+
 def test_a_lost_packet_is_noticed():
     send = SendPacket((2, 4), "TopK(0.5)", num_microbatches=4)
     receive = ReceivePacket((2, 4), "TopK(0.5)", num_microbatches=4)
