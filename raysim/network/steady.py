@@ -38,12 +38,12 @@ def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> T
 def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tuple[int, int]:
     """Return the number of steps to the end of the priced one, and of those whose forwards come before that end.
 
-    Steps repeat after as many as bring the microbatches in flight back to their places.
+    Steps repeat after at most as many as there are microbatches in flight. There are three times as many steps, the first third
+    of which may differ from the others.
     """
     in_flight = max(schedule.in_flight(num_stages))
     ahead = math.ceil((in_flight - 1) / num_microbatches)
-    cycle = in_flight // math.gcd(in_flight, num_microbatches)
-    return max(FEWEST_STEPS, min(3 * cycle, MOST_STEPS)) + 3 * ahead, ahead
+    return max(FEWEST_STEPS, min(3 * in_flight + 3, MOST_STEPS)) + 3 * ahead, ahead
 
 
 def on_end(profile: Profile, table: Table) -> Profile:
@@ -81,16 +81,15 @@ def steady_end(table: Table, free: Floats, done: Floats) -> tuple[Floats, Floats
 def _period_s(done: Floats) -> Floats:
     """Return by network the seconds between the ends of steps, of their ends (step, stage of a replica, network).
 
-    Exact where the steps repeat, each stage going on by as much in a cycle of steps as in the cycle before. Elsewhere, such as
-    with jitter, it is the mean of the later half.
+    Exact where the steps repeat: in each cycle of steps every stage goes on by as much, wherever the cycle begins. Elsewhere, such as
+    with jitter, it is the mean. The first third of the steps, in which the pipeline fills, does not count.
     """
-    last, wholes = len(done) - 1, done.max(axis=1)
-    found: Floats = (wholes[last] - wholes[last // 2]) / (last - last // 2)
+    steady = done[len(done) // 3 :]
+    last, wholes = len(steady) - 1, steady.max(axis=1)
+    found: Floats = (wholes[last] - wholes[0]) / last
     settled = np.zeros(done.shape[2], bool)
     for cycle in range(1, last // 2 + 1):
-        passed = (
-            done[last - cycle :] - done[last - 2 * cycle : last - cycle + 1]
-        )  # from each step to the one a cycle later
+        passed = steady[cycle:] - steady[:-cycle]
         new = ~settled & (np.ptp(passed, axis=0) <= SAME * wholes[last]).all(axis=0)
         found[new] = passed[-1].max(axis=0)[new] / cycle
         settled |= new

@@ -186,7 +186,7 @@ class OrderedWiring:
                     table.microbatch,
                     table.owner,
                     table.num_microbatches,
-                    table.num_microbatches // table.num_steps,
+                    table.per_step,
                     busy,
                     sizes,
                     trips,

@@ -12,9 +12,10 @@ import pytest
 from raysim.codecs import CODECS
 from raysim.compressors import COMPRESSORS
 from raysim.replication import METHODS
+from raysim.weights import POLICIES
 
 ROOT = Path(__file__).parents[2]
-ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication")
+ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication", "raysim/weights")
 # Where methods may be named: these rooms list or measure them, and methods are built of other methods in their own rooms.
 EXEMPT = (*ROOMS_OF_METHODS, "raysim/bench")
 # What every method is built on, in the rooms of methods.
@@ -30,8 +31,11 @@ FOUNDATIONS = (
     "raysim/compressors/controller.py",
     "raysim/replication/base.py",
     "raysim/replication/layers.py",
+    "raysim/weights/base.py",
 )
-METHOD_CLASSES = {cls.__name__ for known in (CODECS, COMPRESSORS, METHODS) for cls in known.values()} | {"Dense"}
+METHOD_CLASSES = {cls.__name__ for known in (CODECS, COMPRESSORS, METHODS, POLICIES) for cls in known.values()} | {
+    "Dense"
+}
 ALLOWED = {
     "Identity",  # no compression: tied parameters, control numbers and uncompressed baselines are sent by it
     "Plain",  # a codec without memory, defined in a foundation
