@@ -30,9 +30,10 @@ from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
-from raysim.network.topology import Network
+from raysim.network.topology import FREE, Network
 from raysim.network.trace import trace_events
 from raysim.network.transport import parse_transport
+from raysim.network.uncertainty import with_model_error
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import Run
@@ -258,13 +259,14 @@ class Replay:
     def resampled_seconds(self, networks: Sequence[Network]) -> Floats:
         """Return the seconds of a step by resamples of the recordings: shape (networks, resamples).
 
-        Resamples of two runs with the same costs are paired.
+        Resamples of two runs with the same costs are paired. The error of the network model is in them, common to all runs.
         """
         key = tuple(networks)
         if key not in self._resampled_s:
-            found = self._seconds(self.resampled, networks)
-            mean = self.step_seconds(networks).mean(axis=1, keepdims=True)
-            self._resampled_s[key] = mean * found[:, 1:] / found[:, :1]
+            found = self._seconds(self.resampled, [FREE, *networks])
+            mean = self.step_seconds([FREE, *networks]).mean(axis=1, keepdims=True)
+            drawn = mean * found[:, 1:] / found[:, :1]
+            self._resampled_s[key] = with_model_error(drawn[1:], drawn[:1])
         return self._resampled_s[key]
 
     def speedup(self, dense: Replay, networks: Sequence[Network]) -> list[Estimate]:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -71,15 +70,16 @@ def bench_ddp(
 ) -> list[dict[str, Any]]:
     """Print and return the seconds of a step of every contender, and the step that replay predicts, on each network.
 
-    `rates`: bandwidths of all cables. The prediction is made by `raysim replay` from a run of the same model and method in one
-    process, over gloo. Raises ConfigError where this machine cannot make hosts or links, FailedError where a rank fails.
+    `rates`: bandwidths of the hosts, each of which has one cable, to a switch. The prediction is made by `raysim replay` from a run
+    of the same model and method in one process, over gloo. Raises ConfigError where this machine cannot make hosts or links,
+    FailedError where a rank fails.
     """
     links = [_bandwidth_bps(rate) for rate in rates]
     check_machine()
     rows: list[dict[str, Any]] = []
     for count in hosts:
         predicted = _predictions(count, links)
-        with Hosts.made(count) as made:
+        with Hosts.made(count, "switch") as made:
             for bandwidth_bps in links:
                 made.shape(bandwidth_bps)
                 for name, seconds in _measured(made, steps).items():
@@ -119,7 +119,7 @@ def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float
     from raysim.config import make_config
     from raysim.training.run import train
 
-    networks = {link: replace(network("pairs", link), sharing="pair") for link in links}
+    networks = {link: network("switch", link) for link in links}
     predicted: dict[tuple[str, float], float] = {}
     with TemporaryDirectory() as folder:
         names = {"DDP": "Identity", **{name: name for name in CONTENDERS if not name.startswith(("DDP", "torch"))}}

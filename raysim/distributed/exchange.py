@@ -85,15 +85,14 @@ class Channel:
 
     def _transfer(self, sending: Mapping[int, np.ndarray], sizes: Mapping[int, int]) -> dict[int, bytes]:
         """Return bytes of the given sizes from others, while sending to others."""
-        operations, arriving = [], {}
-        for other in range(self.size):  # the same order at both ends
-            if other in sending:
-                outgoing = torch.from_numpy(sending[other].copy()).to(self.device)
-                operations.append(dist.P2POp(dist.isend, outgoing, self._global[other], self.group))
-                self.sent_bytes += outgoing.numel()
-            if other in sizes:
-                arriving[other] = torch.empty(sizes[other], dtype=torch.uint8, device=self.device)
-                operations.append(dist.P2POp(dist.irecv, arriving[other], self._global[other], self.group))
+        operations = []
+        arriving = {other: torch.empty(size, dtype=torch.uint8, device=self.device) for other, size in sizes.items()}
+        for other, room in arriving.items():  # first: gloo asks for a message behind what it has begun to send
+            operations.append(dist.P2POp(dist.irecv, room, self._global[other], self.group))
+        for other, data in sending.items():
+            outgoing = torch.from_numpy(data.copy()).to(self.device)
+            operations.append(dist.P2POp(dist.isend, outgoing, self._global[other], self.group))
+            self.sent_bytes += outgoing.numel()
         if operations:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()

@@ -25,12 +25,12 @@ from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_tra
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory, format_bytes
 from raysim.network.overlap import hidden, without_exchange
-from raysim.network.paces import mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
-from raysim.network.topology import Network
+from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, parse_transport
+from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.pipeline.exchanges import exchange_delay, exchange_period
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
@@ -140,13 +140,13 @@ class Forecast:
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
         """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None where fewer than two are known.
 
-        The uncertainty is that of the machine's own work: bytes are counted, and the network is as named.
+        The uncertainty is that of the machine's own work and of the network model: bytes are counted, and the network is as named.
         """
         if len(self.steady.paces) < 2:
             return None
         paces = mean_bounds(self.steady.paces)
         low, high = (replace(self, steady=self.steady.at_pace(pace)).step_s(network) for pace in paces)
-        return low, high
+        return bounds_with_model_error(self.step_s(network), (low, high), self.step_s(FREE))
 
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""

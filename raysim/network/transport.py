@@ -93,7 +93,8 @@ RAY = Transport(
 (`max_direct_call_object_size`) travel in the call and make one trip. Large ones stay in the object store of their host: after the
 call come a question where the packet is, its answer, a request and the packet, which is five messages. Each of them waits behind
 packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips: steps of
-2 hosts with large packets at 20 and 80 ms, measured on 2026-11-22 (`raysim validate`), take as long as with 5.8 to 6.0 trips a packet.
+2 and 3 hosts with large packets at 20 and 80 ms, measured on 2026-11-22 (`raysim validate`), take as long as with 5.7 to 6.4 trips a
+packet.
 The medians of single packets are 5.0 to 9.0, those of small ones 1.00 to 1.04 (`raysim validate --trips`). The end of a step takes two
 trips, the driver's call to update and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`: with Linux's
 default of 1, packets take 3 to 20 trips.

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
-from raysim.network.paces import BOUNDS, DRAWS, spread_as_of_many
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, profiles_from_actions
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import RAY
+from raysim.network.uncertainty import BOUNDS, DRAWS, spread_as_of_many, with_model_error
 from raysim.records import Run
 from raysim.schedules.families import parse_schedule
 
@@ -77,7 +77,8 @@ class Prediction:
         """Return the 90 % interval of `typical` of `num_steps` steps on `network`, by the spread of steps as they were recorded.
 
         `unshaped_s` are seconds of unshaped steps of the predicted run. Their spread gives the uncertainty of the run's pace, and
-        how far a few steps stray from it; the spread of the calibrating steps gives the uncertainty of the costs.
+        how far a few steps stray from it; the spread of the calibrating steps gives the uncertainty of the costs. The network
+        model has an error of its own.
         """
         random = np.random.default_rng(0)
 
@@ -92,6 +93,7 @@ class Prediction:
         moved = strays(unshaped_s, len(unshaped_s)) * strays(unshaped_s, num_steps) - 1
         costs = np.array(self._steps_s(network, pace)) / np.array(self._steps_s(FREE, pace))
         drawn = (center + stretched * moved) * strays(costs.tolist(), len(costs))
+        drawn = with_model_error(drawn, drawn * self.step_s(FREE, pace) / center)
         low, high = np.quantile(drawn, BOUNDS).tolist()
         return min(low, center), max(high, center)
 

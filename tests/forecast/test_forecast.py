@@ -13,11 +13,11 @@ from raysim.config import ConfigError, read_config
 from raysim.forecast.forecast import forecast
 from raysim.forecast.profiling import record_profile
 from raysim.network.devices import DEVICES
-from raysim.network.paces import mean_bounds
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
+from raysim.network.uncertainty import mean_bounds
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 
