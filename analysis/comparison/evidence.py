@@ -210,7 +210,7 @@ def _alike(text: str) -> str:
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
     rows = []
-    for row in (runs.iloc[place] for place in range(len(runs))):
+    for row in runs.to_dict("records"):
         name = measure.name
         values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in ("on", "off")}
         chance = _number(row.get(f"chance_{name}"))

@@ -187,11 +187,13 @@ class Recording:
     @cached_property
     def _averages(self) -> pd.DataFrame:
         """One row for each priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
-        links = self.links
+        links, nothing = self.links, pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
+        if "replica_gradient" not in set(links["direction"]):
+            return nothing
         mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
         mine = mine[mine["rounds"] != 0]
         if mine.empty:
-            return pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
+            return nothing
         rows = mine.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
         kinds = [
             ("average", codec, int(stage), _octave(dense, wire))
@@ -300,18 +302,17 @@ class Recording:
 
     def _notations(self) -> dict[tuple[int, str, int], str]:
         """Return the compressor of each replica, direction and boundary."""
-        link = ["replica", "direction", "boundary"]
-        links = self.links[self.links["boundary"].notna()].drop_duplicates(link)
-        columns = (links[name] for name in (*link, "codec"))
-        return {
-            (int(replica), str(direction), int(boundary)): str(codec)
-            for replica, direction, boundary, codec in zip(*columns, strict=True)
-        }
+        columns = (self.links[name].tolist() for name in ("replica", "direction", "boundary", "codec"))
+        found: dict[tuple[int, str, int], str] = {}
+        for replica, direction, boundary, codec in zip(*columns, strict=True):
+            if boundary is not None and boundary == boundary:  # not of a group that ends a step
+                found.setdefault((int(replica), str(direction), int(boundary)), str(codec))
+        return found
 
     @cached_property
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, which earlier versions did not record."""
-        return self._transfers.empty and bool(self.links["direction"].isin(DIRECTIONS).any())
+        return self._transfers.empty and not set(DIRECTIONS).isdisjoint(self.links["direction"])
 
     def collective_bytes(self, direction: str) -> float:
         """Return the bytes of all transfers of one direction in a mean priced step."""

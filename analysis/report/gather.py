@@ -125,8 +125,8 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     shared = set.intersection(*pairs)
     names = []
     probed = is_probe(runs.iloc[0].to_dict())
-    for place, setting in enumerate(runs["setting"]):
-        how = setting_of(runs.iloc[place])
+    for row in runs.to_dict("records"):
+        how, setting = setting_of(row), row["setting"]
         if probed:  # of one notation
             names.append(next((one for one in (how.forward, how.replica_gradient) if one != DENSE), "dense"))
             continue

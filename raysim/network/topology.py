@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,6 +56,17 @@ class Network:
     """Of the hosts, where matrices are given and they have names."""
     name: str = field(default="", compare=False)
     """Name of the preset or file; it does not take part in comparisons."""
+
+    def __hash__(self) -> int:
+        """Return the hash of the fields that are compared, worked out once: matrices are large."""
+        if "_hash" not in self.__dict__:
+            values = tuple(getattr(self, one.name) for one in fields(self) if one.compare)
+            self.__dict__["_hash"] = hash(values)
+        return int(self.__dict__["_hash"])
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields: hashes of texts differ from process to process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):

@@ -290,3 +290,15 @@ def test_placement() -> None:
         Placement((0,), cores=(0,))
     with pytest.raises(ValueError, match=r"^`threads` must be an integer of at least 1, but got 0\.$"):
         Placement((0,), threads=0)
+
+
+def test_equal_networks_have_one_hash_which_no_other_process_gets() -> None:
+    import pickle
+
+    one, other = (Network(1e6, 0.01, name=name) for name in ("a", "b"))
+    assert hash(one) == hash(other) == hash(one)
+    assert hash(Network(2e6, 0.01)) != hash(one)
+    again = pickle.loads(pickle.dumps(one))
+    assert "_hash" not in again.__dict__
+    assert again == one
+    assert hash(again) == hash(one)
