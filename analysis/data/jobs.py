@@ -30,8 +30,9 @@ KEYS = (
 FLAGS = ("tf32", "deterministic", "probe")
 """Further keys of a job, where they are on; runs recorded before these keys existed count as off."""
 
-PRICED = ("schedule", "schedule_rows", "weights", "fused_embedding", "engine")
-"""Keys that decide the price of a job's step beside its packets."""
+PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
+"""Keys in which runs that are set against each other must agree, since they decide the price of a step beside its packets. Weights do
+too, but are what is compared: each run is priced with its own."""
 
 
 def job_of(row: Mapping[Any, Any]) -> Job:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from analysis.pricing.company import in_company
 from analysis.pricing.step import Replay
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
@@ -65,3 +66,17 @@ def test_a_simulated_clock_has_no_flush(small, tmp_path) -> None:
         engine.start()
         found[weights] = Clock(engine.plan).step_s(engine.step(0), 0.0)
     assert 0 < found["DoubleBuffered"] < found["Synchronous"]
+
+
+def test_the_speed_up_of_a_run_without_a_flush_is_against_the_dense_run_with_one(small, tmp_path) -> None:
+    """Each is priced in the order of its own rows, and so is the bandwidth at which they are even."""
+    for weights in ("Synchronous", "DoubleBuffered"):
+        train(small(weights=weights), engine="inline", out=tmp_path / weights)
+    found, dense = in_company([tmp_path / "DoubleBuffered", tmp_path / "Synchronous"])
+    (speedup,) = found.speedup(dense, NETWORKS[1:2])
+    expected = dense.step_seconds(NETWORKS[1:2]).mean() / found.step_seconds(NETWORKS[1:2]).mean()
+    assert speedup.value == pytest.approx(expected)
+    assert speedup.value > 1.05
+    even = found.break_even_bps(dense, NETWORKS[1])
+    assert even is not None
+    assert even.value > 1e9  # the same bytes, without the bubble: faster on any link
