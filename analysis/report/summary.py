@@ -40,7 +40,8 @@ def section(material: Material) -> Section:
 def _blocks(job: Job, material: Material) -> Iterator[Block]:
     if len(material.jobs) > 1:
         yield Heading(job.title)
-    yield Text(ByNetwork({network: _lead(job, network) for network in material.networks}), "lead")
+    of = f"{job.title}: " if len(material.jobs) > 1 else ""
+    yield Text(ByNetwork({network: f"{of}{_lead(job, network)}" for network in material.networks}), "lead")
     yield Text(_what(job))
     if not job.priced:
         return

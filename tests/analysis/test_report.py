@@ -290,6 +290,8 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
         else:
             assert {row[6].text for row in rows} == {"unknown"}
             assert {row[11].text for row in rows} == {"not compared with dense"}
+    leads = page.decisions(["100mbps"])
+    assert [lead.partition(": ")[0] for lead in leads] == [titles["job1"], titles["job2"]]
     said = " ".join(str(block.text) for block in section(page, "summary").blocks if isinstance(block, Text))
     assert "of different seeds 1, 2" in said
     assert "of different steps 5, 6 and seeds 1, 2" in said
