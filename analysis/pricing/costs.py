@@ -73,7 +73,10 @@ class Costs:
         """The method by which compute seconds are estimated, a sentence."""
         codecs = "codec seconds are pooled over the runs that used each codec"
         if self._named is not None:
-            return f"Compute: {self.source}; {codecs}. Intervals: 90 %, by the spread of recorded steps and the error of the network model."
+            return (
+                f"Compute: {self.source}; {codecs}. Intervals: 90 %, by the spread of recorded steps and the error of the network "
+                "model."
+            )
         seconds = "CPU seconds" if self.clock == "cpu" else "seconds as they passed"
         return (
             f"Compute: {self.source}, the {QUANTILE:.0%} quantile of {seconds} of each kind of action; {codecs}. "
