@@ -119,13 +119,17 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, 
     assert 'link = CompressedLink("Nonzero", backward="Identity", num_microbatches=' in shown
     before = {name: Run(folder / name).row["run_id"] for runs in frame["runs"] for name in runs}
     again = confirming(
-        SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None)
+        SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None, wait_s=0.0)
     )
     again.run()
     assert {name: Run(folder / name).row["run_id"] for name in before} == before
     longer = study.with_budget(confirm=4)
     with pytest.raises(ConfigError) as error:
-        confirming(SimpleNamespace(study=longer, rows=first.rows, store=first.store, folder=first.folder, address=None))
+        confirming(
+            SimpleNamespace(
+                study=longer, rows=first.rows, store=first.store, folder=first.folder, address=None, wait_s=0.0
+            )
+        )
     assert str(error.value) == "`confirm` must be 3, as when it began, but got 4."
 
 
