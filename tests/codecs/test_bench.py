@@ -13,6 +13,7 @@ from raysim.codecs import CODECS
 from raysim.notation import parse
 
 
+@pytest.mark.slow
 def test_rows_add_up_and_print() -> None:
     result = bench_codecs([1 << 12], ["normal", "relu"], DEFAULTS, seconds=0.01, rounds=(1, 2))
     json.dumps(result)

@@ -52,7 +52,8 @@ def test_a_gradient_that_was_changed_is_refused():
 
 
 def test_no_activation_is_kept_between_forward_and_backward():
-    send, receive = (kind((4, 1000), "TopK(0.1)") for kind in (SendPacket, ReceivePacket))
+    both = {"forward": "TopK(0.1)", "backward": "TopK(0.1)"}  # a frame has room for the larger of the two
+    send, receive = (kind((4, 1000), **both) for kind in (SendPacket, ReceivePacket))
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
         frame = send(torch.ones(4, 1000, requires_grad=True))

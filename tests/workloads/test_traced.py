@@ -53,6 +53,7 @@ def test_what_cannot_be_cut_is_refused_with_its_line(module, sentence):
         traced(module(DIGITS), DIGITS)
 
 
+@pytest.mark.slow
 def test_a_module_trains_on_both_engines_to_the_same_bits(ray, small, tmp_path):
     config = small(model="own_modules:network", num_stages=None, cuts=["encoder.0", "encoder.1"], steps=2)
     here = train(config, engine="inline", out=tmp_path / "inline")
