@@ -160,7 +160,7 @@ def test_a_submitted_sweep_outlives_a_node(cluster, tmp_path):
     assert job.returncode == 0, said
     assert f"node {cluster.address(SECOND)} is lost" in said
     rows = pd.read_parquet(out / "trials.parquet")
-    assert rows["status"].tolist() == ["finished"] * 4
+    assert rows["status"].tolist() == ["finished"] * 4, rows["error"].tolist()
     assert pd.read_parquet(cluster.home(DESK) / "fetched" / "trials.parquet").equals(rows)
 
 
