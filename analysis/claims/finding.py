@@ -45,7 +45,7 @@ class Comparison:
     runs: tuple[str, ...]
     settings: tuple[Setting, ...]
     price: tuple[float, float] = (0.0, 0.0)
-    """How far the interval of a price reaches below and above the effect, mean over seeds: the bounds are moved by it."""
+    """Distances from the effect down and up to the ends of the price's interval, mean over seeds. They are added to the bounds."""
 
     @property
     def seeds(self) -> int:

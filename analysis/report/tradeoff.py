@@ -89,7 +89,7 @@ def _figure(job: Job, material: Material) -> Figure:
         "dashed line are the dense runs; the grey line joins the settings of which no other is both faster and better. "
         "Numbers are those of the table below. Point at one for its bytes and seeds."
         + (
-            f" Not drawn, because they learned less than half of what dense learned: {', '.join(untrained)}."
+            f" Settings that learned less than half as much as dense are not drawn: {', '.join(untrained)}."
             if untrained
             else ""
         ),

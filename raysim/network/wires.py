@@ -17,6 +17,10 @@ from raysim.schedules.arrays import Table
 from raysim.schedules.families import Schedule
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int32]
+Costs = tuple[Floats, Floats, Floats, Floats]  # of networks: seconds a byte, latency, forgiven burst, jitter
+Rows = tuple[NDArray[np.int64], Integers, NDArray[np.uint8], Integers, Integers, int, int]
+Lanes = tuple[Floats, Floats, Floats, Floats, Integers, int, bool]
 
 REPLICA_SEEDS = 65_536  # seeds of replicas are counted on from the step's
 
@@ -86,8 +90,8 @@ class OrderedWiring:
     table: Table
     wires: list[NDArray[np.int32]]
     """By replica: (stage, op) to wire, -1 within a host."""
-    costs: list[list[tuple[Floats, Floats, Floats, Floats]]]
-    """By replica and block: seconds a byte, latency, forgiven burst, jitter."""
+    costs: list[list[Costs]]
+    """By replica and block."""
     inbound: bool
 
     @classmethod
@@ -126,32 +130,20 @@ class OrderedWiring:
             r = replica if profile.num_replicas > 1 else 0
             busy = profile.decode_s[r] + profile.compute_s[r] + profile.encode_s[r]
             start_s, end_s, begin_s = (array[replica].reshape(-1) for array in keep[:3]) if keep else (nothing,) * 3
-            for byte_wire, latency, burst, jitter in blocks:
-                width = len(jitter)
+            for block in blocks:
+                width = len(block[-1])
                 arrive_s = keep[3][replica].reshape(-1, 1) if keep else np.empty((num_slots, width))
                 lane_free = np.zeros((table.num_workers, width))
                 lane_done = np.zeros((table.num_steps, table.num_stages, width))
                 count = run_ordered(
-                    table.offsets,
-                    table.stage,
-                    table.op,
-                    table.microbatch,
-                    table.owner,
-                    table.num_microbatches,
-                    table.per_step,
+                    *self._rows,
                     busy,
                     profile.moved_bytes[r],
                     profile.trips[r],
                     profile.call_s,
                     profile.message_s,
                     profile.byte_s,
-                    byte_wire,
-                    latency,
-                    burst,
-                    jitter,
-                    wire,
-                    int(wire.max(initial=-1)) + 1,
-                    self.inbound,
+                    *self._lanes(block, wire),
                     seed * REPLICA_SEEDS + replica,
                     start_s,
                     end_s,
@@ -176,36 +168,38 @@ class OrderedWiring:
             r = replica if profiles[0].num_replicas > 1 else 0
             busy = np.stack([one.decode_s[r] + one.compute_s[r] + one.encode_s[r] for one in profiles])
             sizes, trips = (np.stack([getattr(one, name)[r] for one in profiles]) for name in ("moved_bytes", "trips"))
-            for byte_wire, latency, burst, jitter in blocks:
-                lane_free = np.zeros((count, table.num_workers, len(jitter)))
-                lane_done = np.zeros((count, table.num_steps, table.num_stages, len(jitter)))
+            for block in blocks:
+                width = len(block[-1])
+                lane_free = np.zeros((count, table.num_workers, width))
+                lane_done = np.zeros((count, table.num_steps, table.num_stages, width))
                 fewest = run_each(
-                    table.offsets,
-                    table.stage,
-                    table.op,
-                    table.microbatch,
-                    table.owner,
-                    table.num_microbatches,
-                    table.per_step,
+                    *self._rows,
                     busy,
                     sizes,
                     trips,
                     overheads,
-                    byte_wire,
-                    latency,
-                    burst,
-                    jitter,
-                    wire,
-                    int(wire.max(initial=-1)) + 1,
-                    self.inbound,
+                    *self._lanes(block, wire),
                     (seed + np.arange(count)) * REPLICA_SEEDS + replica,
                     lane_free,
-                    lane_done.reshape(count, -1, len(jitter)),
+                    lane_done.reshape(count, -1, width),
                 )
                 check_complete(schedule, table, fewest, 1)
                 free.append(lane_free)
                 done.append(lane_done)
         yield from zip(self._joined(free).swapaxes(0, 1), self._joined(done).swapaxes(0, 1), strict=True)
+
+    @property
+    def _rows(self) -> Rows:
+        """The rows of the schedule, as the kernels take them."""
+        table = self.table
+        return (
+            *(table.offsets, table.stage, table.op, table.microbatch, table.owner),
+            *(table.num_microbatches, table.per_step),
+        )
+
+    def _lanes(self, block: Costs, wire: NDArray[np.int32]) -> Lanes:
+        """Return the costs of a block of networks and the wires, as the kernels take them."""
+        return (*block, wire, int(wire.max(initial=-1)) + 1, self.inbound)
 
     def _joined(self, parts: Sequence[Floats]) -> Floats:
         """Return the results of the blocks of every replica: a first axis of replicas, a last one of all networks."""

@@ -1,4 +1,4 @@
-"""The versions of a stage's weights: those that passes still read, and the updates from one version to the next.
+"""Versions of a stage's weights: older ones are kept until no pass reads them, and each update makes a new one.
 
 An engine runs one step after another. When a step begins, a stage has made all updates of the step before, some of which come later
 than the first forwards where nothing waits. So a stage keeps as many older versions as its longest delay, and gives each forward the
@@ -103,7 +103,7 @@ class Versions:
 
     @contextmanager
     def update(self, rate: float, directions: Callable[[], Weights]) -> Iterator[None]:
-        """Update the stage's parameters inside this context, at a learning rate; the old version stays for those that read it.
+        """Update the stage's parameters inside this context, at a learning rate. Passes that read the old version keep it.
 
         `directions`: returns the directions of the optimiser, see `WeightPolicy.predicted`.
         """

@@ -1,8 +1,8 @@
 """Weight policies: the version of a stage's weights that each pass reads, and the time and the rate of its updates.
 
-A delay is a number of updates: those that a stage makes between the forward of a microbatch and the update that its gradient is
-part of. The schedule gives the delays, see `raysim.schedules.unflushed`; a policy may only lengthen them. A policy computes on
-the weights of one stage and knows no other stage.
+A delay counts the updates that a stage makes after the forward of a microbatch and before the update with its gradient. The schedule
+gives the delays, see `raysim.schedules.unflushed`; a policy may only lengthen them. A policy computes on the weights of one stage and
+knows no other stage.
 """
 
 from __future__ import annotations

@@ -183,23 +183,6 @@ class ProjectedEntry(Entry):
             return x @ self.subspace.basis
 
 
-class Inner(nn.Module):
-    """A block between two boundaries."""
-
-    def __init__(self, block: nn.Module, subspace: Subspace) -> None:
-        super().__init__()
-        self.block = block
-        self.subspace = subspace
-
-    def forward(self, value: Value) -> Value:
-        """Return the next coordinates, with all that crosses beside them."""
-        code, name, beside = split(value)
-        tokens = lengthened(beside["tokens"])
-        rest = {other: x for other, x in beside.items() if other != "tokens"}
-        y = self.block(join(self.subspace.decode(code, tokens), name if rest else "", rest))
-        return {**beside, name: self.subspace.encode(split(y)[0], tokens)}
-
-
 class Exit(nn.Module):
     """The last block, which has its full rank."""
 
@@ -209,12 +192,22 @@ class Exit(nn.Module):
         self.subspace = subspace
 
     def forward(self, value: Value) -> Value:
-        """Return the last residual stream."""
+        """Return the residual stream behind the block."""
         code, name, beside = split(value)
         rest = {other: x for other, x in beside.items() if other != "tokens"}
         x = self.subspace.decode(code, lengthened(beside["tokens"]))
         y: Value = self.block(join(x, name if rest else "", rest))
         return y
+
+
+class Inner(Exit):
+    """A block between two boundaries."""
+
+    def forward(self, value: Value) -> Value:
+        """Return the next coordinates, with all that crosses beside them."""
+        _, name, beside = split(value)
+        x, _, _ = split(super().forward(value))
+        return {**beside, name: self.subspace.encode(x, lengthened(beside["tokens"]))}
 
 
 class SubspaceLinear(nn.Module):

@@ -157,7 +157,7 @@ def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_
     frontier = next(figure for figure in figures(drawn) if figure.key.endswith("frontier"))
     points = [series for series in frontier.panels[0].series if series.texts]
     assert {value for series in points for value in series.y} == {0.9, 0.85}
-    undrawn = frontier.caption.partition("Not drawn")[2]
+    undrawn = frontier.caption.partition("are not drawn: ")[2]
     assert "(30.0 %)" in undrawn
     assert "(10.0 %)" in undrawn
     rows = {row[1].text: row[0].text for row in table(drawn, "job1-settings").rows}

@@ -204,7 +204,7 @@ def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
 
 @pytest.mark.parametrize("delay", [1, 2])
 def test_what_was_sent_arrives_after_the_delay(delay) -> None:
-    """Where replicas stand still during an exchange, its delay changes nothing."""
+    """The delay of an exchange changes nothing if the replicas take no steps meanwhile."""
     one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
     still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
     for step in range(12):
