@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raysim.notation import check_integer
+from raysim.notation import check_choice, check_integer
 from raysim.workloads.splits import DataShape
 
 
@@ -48,21 +48,26 @@ def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
     return model
 
 
-def resnet18(shape: DataShape) -> nn.Sequential:
+def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
     """Return ResNet-18 for small images (He et al. 2016, 1512.03385), laid out as in kuangliu/pytorch-cifar.
 
-    The first convolution is 3x3 with stride 1, there is no max-pooling. 11,173,962 parameters for 10 classes.
+    The first convolution is 3x3 with stride 1, there is no max-pooling. 11,173,962 parameters for 10 classes. `width` is the
+    number of channels of the first convolution and of layer1; layer2 to layer4 have 2, 4 and 8 times as many. `norm` follows
+    every convolution: "batch", or "group" for GroupNorm (Wu and He 2018, 1803.08494), with which the output of a sample
+    depends on no other sample: of 8 channels a group, or of all channels where 8 does not divide them.
 
     >>> from raysim.workloads.splits import DataShape
     >>> model = resnet18(DataShape((3, 32, 32), "float32", 10))
     >>> sum(parameter.numel() for parameter in model.parameters())
     11173962
     """
-    return _resnet("resnet18", shape, BasicBlock, (2, 2, 2, 2))
+    return _resnet("resnet18", shape, BasicBlock, (2, 2, 2, 2), width, norm)
 
 
-def resnet101(shape: DataShape) -> nn.Sequential:
+def resnet101(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
     """Return ResNet-101 for small images, of bottleneck blocks, laid out as `resnet18` is. 42,512,970 parameters for 10 classes.
+
+    `width` and `norm` as of `resnet18`; a layer's outputs have four times as many channels.
 
     >>> from raysim.workloads.splits import DataShape
     >>> import torch
@@ -71,35 +76,44 @@ def resnet101(shape: DataShape) -> nn.Sequential:
     >>> sum(parameter.numel() for parameter in model.parameters())
     42512970
     """
-    return _resnet("resnet101", shape, Bottleneck, (3, 4, 23, 3))
+    return _resnet("resnet101", shape, Bottleneck, (3, 4, 23, 3), width, norm)
 
 
 def _resnet(
-    name: str, shape: DataShape, block: type[BasicBlock] | type[Bottleneck], counts: Sequence[int]
+    name: str,
+    shape: DataShape,
+    block: type[BasicBlock] | type[Bottleneck],
+    counts: Sequence[int],
+    width: int,
+    norm: str,
 ) -> nn.Sequential:
     """Return four layers of `counts` residual blocks; the first of a layer halves height and width, but in the first layer."""
     channels, _, _ = _image_shape(name, shape)
+    width = check_integer("model.width", width, 1)
+    make_norm = _NORMS[check_choice("model.norm", norm, list(_NORMS))]
     stem: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-        "bn1": nn.BatchNorm2d(64),
+        "conv1": nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        "bn1": make_norm(width),
         "relu": nn.ReLU(),
     }
     layers: dict[str, nn.Module] = {"conv1": nn.Sequential(OrderedDict(stem))}
-    inputs = 64
-    for index, (width, count) in enumerate(zip((64, 128, 256, 512), counts, strict=True), start=1):
-        outputs = width * block.expansion
-        blocks = [block(inputs, width, 1 if index == 1 else 2)]
-        blocks += [block(outputs, width, 1) for _ in range(count - 1)]
+    inputs = width
+    for index, count in enumerate(counts, start=1):
+        middle = width << (index - 1)
+        outputs = middle * block.expansion
+        blocks = [block(inputs, middle, 1 if index == 1 else 2, make_norm)]
+        blocks += [block(outputs, middle, 1, make_norm) for _ in range(count - 1)]
         layers[f"layer{index}"] = nn.Sequential(*blocks)
         inputs = outputs
     layers["linear"] = nn.Sequential(MeanOverSpace(), nn.Linear(inputs, shape.num_classes))
     return nn.Sequential(OrderedDict(layers))
 
 
-def vgg16(shape: DataShape) -> nn.Sequential:
+def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
     """Return VGG-16 (Simonyan and Zisserman 2015, 1409.1556), thirteen convolutions and three linear layers, without BatchNorm.
 
     The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
+    `width` is the number of channels of the first block; all other layers shrink or grow with it.
 
     >>> from raysim.workloads.splits import DataShape
     >>> import torch
@@ -110,17 +124,20 @@ def vgg16(shape: DataShape) -> nn.Sequential:
     """
     channels, _, _ = _image_shape("vgg16", shape)
     layers: dict[str, nn.Module] = {}
-    for index, (outputs, count) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
+    width = check_integer("model.width", width, 1)
+    hidden = 64 * width
+    for index, (factor, count) in enumerate(((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)), start=1):
+        outputs = factor * width
         block: list[nn.Module] = []
         for _ in range(count):
             block += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
             channels = outputs
         layers[f"block{index}"] = nn.Sequential(*block, nn.MaxPool2d(2, ceil_mode=True))
     layers["hidden1"] = nn.Sequential(
-        nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout(0.5)
+        nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(outputs * 7 * 7, hidden), nn.ReLU(), nn.Dropout(0.5)
     )
-    layers["hidden2"] = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(0.5))
-    layers["head"] = nn.Linear(4096, shape.num_classes)
+    layers["hidden2"] = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.5))
+    layers["head"] = nn.Linear(hidden, shape.num_classes)
     model = nn.Sequential(OrderedDict(layers))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -133,20 +150,30 @@ def vgg16(shape: DataShape) -> nn.Sequential:
     return model
 
 
+Norm = Callable[[int], nn.Module]  # from a number of channels
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(1 if channels % 8 else channels // 8, channels)
+
+
+_NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
+
+
 class BasicBlock(nn.Module):
     """Two convolutions and a way around them, projected where the shape changes."""
 
     expansion = 1
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
+        self.bn1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.bn2 = norm(outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (batch, channel, height, width), not negative."""
@@ -159,18 +186,18 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         outputs = self.expansion * width
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = norm(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
+        self.bn3 = norm(outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (batch, channel, height, width), not negative."""

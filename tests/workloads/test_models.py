@@ -107,6 +107,34 @@ def test_resnet18_pools_as_the_papers_average_over_4x4():
         assert torch.allclose(model[5][0](features), F.avg_pool2d(features, 4).flatten(1), atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [3, 16])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnet18_has_the_parameters_of_the_formula_at_any_width(width, norm):
+    model = build_model("resnet18", {"width": width, "norm": norm}, CIFAR, seed=0)
+    convolutions = 9 * (3 * width + 4 * width**2)  # the stem and layer1
+    norms = 5 * width
+    for inputs, outputs in ((width, 2 * width), (2 * width, 4 * width), (4 * width, 8 * width)):
+        convolutions += 9 * (inputs * outputs + 3 * outputs**2) + inputs * outputs
+        norms += 5 * outputs
+    assert sum(parameter.numel() for parameter in model.parameters()) == convolutions + 2 * norms + 8 * width * 10 + 10
+
+
+def test_with_group_norm_a_sample_depends_on_no_other():
+    x = inputs_of(CIFAR, batch=3)
+    outputs = {}
+    for norm in ("batch", "group"):
+        model = build_model("resnet18", {"width": 8, "norm": norm}, CIFAR, seed=0).train()
+        outputs[norm] = torch.allclose(model(x)[:2], model(x[:2]), atol=1e-5)
+    assert outputs == {"batch": False, "group": True}
+
+
+def test_vgg16_is_that_of_the_papers_at_a_narrower_width():
+    model = build_model("vgg16", {"width": 4}, CIFAR, seed=0)
+    sizes = [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert sizes == [4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 32, 32, 32]
+    assert [module.out_features for module in model.modules() if isinstance(module, nn.Linear)] == [256, 256, 10]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_gpt_has_the_parameters_of_the_formula(tied):
     blocks, width, length, tokens = 3, 32, 16, 256
@@ -293,7 +321,14 @@ def test_a_model_of_ones_own_is_refused_in_one_sentence(own):
             "Unknown model 'cnm'. Known: cnn, gpt, gpt2, hf, lstm, mlp, resnet101, resnet18, vgg16; your own is written",
         ),
         ("cnn", {"wdth": 3}, DIGITS, "Unknown option `model.wdth` of `cnn`. Known: model.width."),
-        ("resnet18", {"width": 3}, CIFAR, "Unknown option `model.width` of `resnet18`. Known: none."),
+        (
+            "resnet18",
+            {"depth": 3},
+            CIFAR,
+            "Unknown option `model.depth` of `resnet18`. Known: model.norm, model.width.",
+        ),
+        ("resnet18", {"width": 0}, CIFAR, "`model.width` must be an integer of at least 1, but got 0."),
+        ("resnet18", {"norm": "layer"}, CIFAR, "`model.norm` must be one of batch, group, but got 'layer'."),
         ("cnn", {"width": 0}, DIGITS, "`model.width` must be an integer of at least 1, but got 0."),
         ("cnn", {"width": "wide"}, DIGITS, "`model.width` must be an integer of at least 1, but got 'wide'."),
         (
