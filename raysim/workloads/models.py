@@ -60,7 +60,8 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
 
     `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
     data's shape if it has an argument `shape`. It returns an `nn.Sequential` of layers, a model of transformers, or any module
-    that torch.fx can trace. Raises ValueError with the wrong option, or the rule that the model breaks.
+    that torch.fx can trace. `{seed}` in `path`, of models that have it, stands for the seed: weights of its own for each.
+    Raises ValueError with the wrong option, or the rule that the model breaks.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
@@ -74,6 +75,8 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
             f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.{near}"
         )
     arguments = bind_model(name, function, options)
+    if name in MODELS and isinstance(path := arguments.get("path"), str):
+        arguments["path"] = path.replace("{seed}", str(seed))
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
     if function in _SIZED:

@@ -332,6 +332,19 @@ def test_weights_that_do_not_match_are_refused(tmp_path):
         hf(PICTURES._replace(input_shape=(3, 32, 32)), path=str(tmp_path / "vit"))
 
 
+def test_seed_in_the_path_stands_for_the_seed_of_the_run(tmp_path):
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        load_model(TEXT, config=LLAMA).save_pretrained(tmp_path / f"weights-{seed}")
+    path = str(tmp_path / "weights-{seed}")
+    for seed in (0, 1):
+        found = build_model("hf", {"path": path}, TEXT, seed).state_dict()
+        expected = hf(TEXT, path=str(tmp_path / f"weights-{seed}")).state_dict()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match=r"`model\.path` must be a folder that exists or a hub name, but got '.*weights-2'\."):
+        build_model("hf", {"path": path}, TEXT, seed=2)
+
+
 def test_weights_that_know_a_tokenizer_are_not_fed_bytes(tmp_path):
     by_bytes = TEXT._replace(num_classes=256)
     load_model(by_bytes, config={**LLAMA, "vocab_size": 300}).save_pretrained(tmp_path)
