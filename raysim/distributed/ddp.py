@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.distributed.exchange import Channel, ReplicaError, check_alike, replica_group, run_rounds
+from raysim.distributed.exchange import Channel, ReplicaError, build_alike, replica_group, run_rounds
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
 from raysim.replication import parse_replica_method
 from raysim.replication.base import ReplicaContext, ReplicaMethod
@@ -145,12 +145,13 @@ class Gradients:
         index, last, buffer = bucket.index(), bucket.is_last(), bucket.buffer()
 
         def work() -> None:
-            try:
-                with torch.cuda.stream(stream), torch.no_grad():
-                    self._average(index, held, last=last)
-            except Exception as error:
-                self._broken = error if isinstance(error, ReplicaError) else ReplicaError(str(error))
-            future.set_result(buffer)
+            with torch.cuda.stream(stream):
+                try:
+                    with torch.no_grad():
+                        self._average(index, held, last=last)
+                except Exception as error:
+                    self._broken = error if isinstance(error, ReplicaError) else ReplicaError(str(error))
+                future.set_result(buffer)  # on the stream that wrote the buffer, which readers of the future wait for
 
         def checked(done: torch.futures.Future[Tensor]) -> Tensor:
             if self._broken is not None:
@@ -218,21 +219,18 @@ class Gradients:
 
     def _agreed(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
         """Return the method that the notation writes; raises the same ValueError on every rank where one cannot go on."""
-        method, error = None, None
-        try:
-            method = parse_replica_method(self.notation)
-            self._check(method, shapes)
-        except ValueError as refused:
-            error = str(refused)
         settings = {
-            "the method": repr(method),
+            "the method": self.notation,
             "parameters": shapes,
             "`momentum`": self._momentum,
             "`steps_per_epoch`": self._steps_per_epoch,
             "`seed`": self._seed,
         }
-        check_alike(self._channel.group, "average gradients", error, settings)
-        assert method is not None
+        return build_alike(self._channel.group, "average gradients", lambda: self._checked(shapes), settings)
+
+    def _checked(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
+        method = parse_replica_method(self.notation)
+        self._check(method, shapes)
         return method
 
     def _check(self, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]]) -> None:

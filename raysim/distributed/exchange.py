@@ -8,8 +8,8 @@ step to step, a round costs one message to each rank and no padding.
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import distributed as dist
 from raysim.codecs.message import Message
 from raysim.pipeline.mail import Parts
 from raysim.pipeline.replicas import Exchange, Group
+
+T = TypeVar("T")
 
 _LENGTH = struct.Struct("<q")  # negative where an error sentence takes the place of messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
@@ -117,6 +119,21 @@ def check_alike(group: dist.ProcessGroup, verb: str, error: str | None, settings
                 raise ValueError(
                     f"All ranks must {verb} alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
                 )
+
+
+def build_alike(group: dist.ProcessGroup, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
+    """Return the result of `build`, which every rank of a group calls; raises the same ValueError on every rank.
+
+    Arguments as of `check_alike`, whose errors are raised too.
+    """
+    found: list[T] = []
+    error = None
+    try:
+        found.append(build())
+    except ValueError as refused:
+        error = str(refused)
+    check_alike(group, verb, error, settings)
+    return found[0]
 
 
 def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
-from raysim.distributed.exchange import Channel, replica_group, run_rounds
+from raysim.distributed.exchange import Channel, build_alike, replica_group, run_rounds
 from raysim.pipeline.link import pack_state, unpack_state
 from raysim.pipeline.replicas import Exchange
 from raysim.random import derive_key
@@ -35,8 +36,17 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
     Called on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
     including small tensors. A rank's own share is exact.
 
-    Raises ValueError where the method cannot be a reduce-scatter, or the model has no module of FSDP2.
+    Raises ValueError where the method cannot be a reduce-scatter, the model has no module of FSDP2, or ranks differ: the same
+    sentence on every rank.
     """
+    group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)
+    if group is None:
+        return _compress(model, method, seed)
+    settings = {"the method": method, "`seed`": seed}
+    return build_alike(group, "reduce gradients", lambda: _compress(model, method, seed), settings)
+
+
+def _compress(model: nn.Module, method: str, seed: int) -> ShardedGradients:
     parsed = parse_replica_method(method)
     if not isinstance(parsed, Gathered) or parsed != Gathered(parsed.compressor) or parsed.compressor.codec.by_matrix:
         raise ValueError(
@@ -70,9 +80,13 @@ class ShardedGradients:
         return {"method": repr(self.method), "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError where it is of another method."""
+        """Load the `state_dict` of the same rank; raises ValueError where it is of another method or model."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
+        if len(state["states"]) != len(self._reductions):
+            raise ValueError(
+                f"`model` must have {len(state['states'])} modules of FSDP2, as in the checkpoint, but has {len(self._reductions)}."
+            )
         for reduction, kept in zip(self._reductions, state["states"], strict=True):
             reduction.step, reduction.state = kept["step"], unpack_state(kept["memory"], torch.device("cpu"))
 

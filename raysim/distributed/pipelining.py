@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from raysim.compressors import Context
+from raysim.distributed.exchange import build_alike
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
 from raysim.nn.ends import DIRECTIONS, Ends
 from raysim.nn.link import parse_methods
@@ -258,13 +260,18 @@ def compress_stages(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     replica: int = 0,
+    group: dist.ProcessGroup | None = None,
 ) -> dict[int, nn.Module]:
     """Return stages for `torch.distributed.pipelining.PipelineStage` between which packets travel, by their index.
 
     `stages`: the stages of this rank, by index, or all stages. `shapes`: of a microbatch's activation at each boundary. `forward`
     and `backward` are one notation for all boundaries or a list with one each. `replica` numbers parallel pipelines.
 
-    Raises ValueError where a codec's packets have no fixed size, or the numbers of stages, shapes and notations do not fit.
+    Where torch.distributed is initialised, all ranks of `group` (by default all ranks) call this, with the same arguments but for
+    `stages` and `replica`.
+
+    Raises ValueError where a codec's packets have no fixed size, the numbers of stages, shapes and notations do not fit, or ranks
+    differ: the same sentence on every rank.
 
     >>> first, second = nn.Linear(8, 8), nn.Linear(8, 2)
     >>> compress_stages([first, second], [(4, 8)], forward="TopK(0.25)", num_microbatches=2)[0]
@@ -275,23 +282,15 @@ def compress_stages(
     """
     held = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
     last = len(shapes)
-    notations = [[text] * last if isinstance(text, str) else list(text) for text in (forward, backward)]
-    for field, given in zip(DIRECTIONS, notations, strict=True):
-        if len(given) != last:
-            raise ValueError(
-                f"`{field}` must be one notation or a list of one a boundary ({last}), but got {len(given)}."
-            )
-    for index in held:
-        if not 0 <= index <= last:
-            raise ValueError(
-                f"`stages` must have indices from 0 to {last}, as `shapes` has {last} boundaries, but got {index}."
-            )
+    notations = {
+        field: [text] * last if isinstance(text, str) else list(text)
+        for field, text in zip(DIRECTIONS, (forward, backward), strict=True)
+    }
 
     def end(kind: type[SendPacket] | type[ReceivePacket], boundary: int) -> nn.Module:
         return kind(
             shapes[boundary],
-            notations[0][boundary],
-            notations[1][boundary],
+            *(notations[field][boundary] for field in DIRECTIONS),
             dtype=dtype,
             boundary=boundary,
             num_microbatches=num_microbatches,
@@ -299,16 +298,44 @@ def compress_stages(
             replica=replica,
         )
 
-    wrapped: dict[int, nn.Module] = {}
-    for index, stage in held.items():
+    def wrapped(index: int, stage: nn.Module) -> nn.Module:
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         if index > 0:
             parts["receive"] = end(ReceivePacket, index - 1)
         parts["stage"] = stage
         if index < last:
             parts["send"] = end(SendPacket, index)
-        wrapped[index] = nn.Sequential(parts)
-    return wrapped
+        return nn.Sequential(parts)
+
+    def build() -> dict[int, nn.Module]:
+        _check_stages(held, notations, last)
+        return {index: wrapped(index, stage) for index, stage in held.items()}
+
+    if group is None and not dist.is_initialized():
+        return build()
+    settings = {f"`{field}`": texts for field, texts in notations.items()} | {
+        "`shapes`": [tuple(shape) for shape in shapes],
+        "`num_microbatches`": num_microbatches,
+        "`dtype`": str(dtype),
+        "`seed`": seed,
+    }
+    everyone = group or dist.group.WORLD
+    assert everyone is not None
+    return build_alike(everyone, "compress stages", build, settings)
+
+
+def _check_stages(stages: Iterable[int], notations: Mapping[str, Sequence[str]], last: int) -> None:
+    """Raise ValueError where the numbers of stages and notations do not fit `last` boundaries."""
+    for field, given in notations.items():
+        if len(given) != last:
+            raise ValueError(
+                f"`{field}` must be one notation or a list of one a boundary ({last}), but got {len(given)}."
+            )
+    for index in stages:
+        if not 0 <= index <= last:
+            raise ValueError(
+                f"`stages` must have indices from 0 to {last}, as `shapes` has {last} boundaries, but got {index}."
+            )
 
 
 def _rows(x: Tensor) -> int:

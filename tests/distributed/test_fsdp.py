@@ -8,8 +8,29 @@ from torch import nn
 from raysim.distributed import fsdp
 
 
-def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(tmp_path):
-    for rank in run_ranks("fsdp_jobs:everything", 2, tmp_path):
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks("fsdp_jobs:everything", 2, tmp_path_factory.mktemp("fsdp"))
+
+
+SENTENCES = [
+    "All ranks must reduce gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
+    "`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got PowerSGD(2).",
+    "`method` must be TopK(0.1), as in the checkpoint, but got TopK(0.2).",
+    "`model` must have 3 modules of FSDP2, as in the checkpoint, but has 2.",
+    "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
+]
+
+
+def test_every_rank_is_told_the_same_sentence(ranks):
+    for rank in ranks:
+        for said, sentence in zip(rank["refusals"], SENTENCES, strict=True):
+            assert said is not None, sentence
+            assert sentence in said
+
+
+def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(ranks):
+    for rank in ranks:
         for law in ("closed form", "resumed"):
             one, other = rank[law]
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), law

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import RankError, run_ranks
 from torch import nn
 
 from raysim.distributed.frames import Frame, FrameError, read_frame, write_frame
@@ -23,8 +23,27 @@ JOBS = {
 }
 
 
-def test_stages_end_as_in_one_process(tmp_path):
-    ranks = run_ranks("pipelining_jobs:all_jobs", 2, tmp_path, JOBS)
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks("pipelining_jobs:all_jobs", 2, tmp_path_factory.mktemp("pipelining"), JOBS)
+
+
+SENTENCES = [
+    "All ranks must compress stages alike, but `forward` on rank 1 is ['TopK(0.2)'], and on rank 0 ['TopK(0.1)'].",
+    "`forward` cannot be Nonzero",
+    "All ranks must compress stages alike, but `seed` on rank 1 is 1, and on rank 0 0.",
+    "`backward` must be one notation or a list of one a boundary (1), but got 2.",
+]
+
+
+def test_every_rank_is_told_the_same_sentence(ranks):
+    for rank in ranks:
+        for said, sentence in zip(rank["refusals"], SENTENCES, strict=True):
+            assert said is not None, sentence
+            assert sentence in said
+
+
+def test_stages_end_as_in_one_process(ranks):
     for name in JOBS:
         assert [rank[name]["same"] for rank in ranks] == [True, True], name
     assert ranks[0]["1F1B"]["packets"] == [[20, 20]]  # 5 steps of 4 microbatches, and none of the rehearsal
@@ -43,6 +62,14 @@ def test_a_packet_that_was_cast_is_refused():
     with pytest.raises(FrameError) as refused:
         modules[1](rounded)
     assert "its check word does not fit" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_packet_that_was_cast_ends_every_rank(tmp_path):
+    """The rank that finds it says so, and its neighbour does not wait for it."""
+    with pytest.raises(RankError) as ended:
+        run_ranks("pipelining_jobs:cast", 2, tmp_path, timeout_s=90)
+    assert "its check word does not fit" in str(ended.value)
 
 
 def test_a_gradient_that_was_changed_is_refused():

@@ -73,6 +73,43 @@ def in_one_process(world_size, notation, steps):
     return [p.detach() for p in model.parameters()]
 
 
+def sharded(world_size, *layers):
+    model = build()
+    mesh = init_device_mesh("cpu", (world_size,))
+    for layer in layers:
+        fully_shard(model[layer], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def refusals(rank, world_size):
+    """Return the sentences that this rank is given."""
+
+    def broken():
+        model = sharded(world_size, 0)
+        fsdp.compress(model, "Quantize(4)")
+        model(batch(0, rank) * (float("nan") if rank == 1 else 1.0)).sum().backward()
+
+    def other_checkpoint(model, method):
+        kept = fsdp.compress(sharded(world_size, 0, 2), "TopK(0.1)").state_dict()
+        fsdp.compress(model, method).load_state_dict(kept)
+
+    cases = [
+        lambda: fsdp.compress(sharded(world_size, 0), "TopK(0.1)" if rank == 0 else "TopK(0.2)"),
+        lambda: fsdp.compress(sharded(world_size, 0), "TopK(0.1)" if rank == 0 else "PowerSGD(2)"),
+        lambda: other_checkpoint(sharded(world_size, 0, 2), "TopK(0.2)"),
+        lambda: other_checkpoint(sharded(world_size, 0), "TopK(0.1)"),
+        broken,
+    ]
+    said = []
+    for case in cases:
+        try:
+            case()
+            said.append(None)
+        except (ValueError, RuntimeError) as error:
+            said.append(str(error))
+    return said
+
+
 def everything(rank, world_size):
     steps = (0, 4)
     method = "ErrorFeedback(TopK(0.1))"
@@ -83,4 +120,5 @@ def everything(rank, world_size):
         ],
         "resumed": [train(rank, world_size, method, steps)[0], train(rank, world_size, method, steps, kept=[2])[0]],
         "bytes": [train(rank, world_size, text, steps)[1] for text in ("Cast('bfloat16')", "Quantize(4)")],
+        "refusals": refusals(rank, world_size),
     }

@@ -96,6 +96,39 @@ def train(rank, world_size, schedule, num_stages, forward, backward, evaluates=F
     }
 
 
+def cast(rank, world_size):
+    """Train a pipeline whose last stage gets packets that were rounded to bfloat16."""
+    modules = compress_stages(
+        {rank: stage(rank, 2)}, [(ROWS, WIDTH)], forward="TopK(0.1)", num_microbatches=MICROBATCHES
+    )
+    if rank == 1:
+        modules[1].receive.register_forward_pre_hook(lambda module, given: (given[0].bfloat16().float(),))
+    running = pipelining.Schedule1F1B(
+        PipelineStage(modules[rank], rank, 2, torch.device("cpu")), n_microbatches=MICROBATCHES, loss_fn=loss_of
+    )
+    x, target = batch(0)
+    running.step(*((x,) if rank == 0 else ()), target=target if rank == 1 else None)
+
+
+def refusals(rank, world_size):
+    """Return the sentences that this rank is given."""
+    cases = [
+        {"forward": "TopK(0.1)" if rank == 0 else "TopK(0.2)"},
+        {"forward": "TopK(0.1)" if rank == 0 else "Nonzero"},
+        {"seed": rank},
+        {"backward": ["Identity"] * (1 + rank)},
+    ]
+    said = []
+    for case in cases:
+        try:
+            compress_stages({rank: nn.ReLU()}, [(ROWS, WIDTH)], num_microbatches=MICROBATCHES, **case)
+            said.append(None)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
 def all_jobs(rank, world_size, jobs):
-    """Return what each of several jobs returns, by name."""
-    return {name: train(rank, world_size, *arguments) for name, arguments in jobs.items()}
+    """Return what each of several jobs returns, by name, and the refusals."""
+    found = {name: train(rank, world_size, *arguments) for name, arguments in jobs.items()}
+    return {**found, "refusals": refusals(rank, world_size)}
