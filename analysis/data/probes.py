@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.data.settings import DENSE
+
 LIMIT = (
     "A probe measures bytes, error and time, not whether training stays sound under a candidate: its errors are not fed into the "
     "training. For that, train the same candidates in raysim at a smaller size, over seeds:"
@@ -25,6 +27,20 @@ def is_probe(row: Mapping[Any, Any]) -> bool:
 def are_probes(runs: pd.DataFrame) -> pd.Series[bool]:
     """Return `is_probe` of each run of a frame."""
     return runs["probe"].astype(str) == "True" if "probe" in runs else pd.Series(False, runs.index)
+
+
+def candidate_name(row: Mapping[Any, Any]) -> str:
+    """Return the name of the candidate that a run of a probe tried.
+
+    >>> candidate_name({"forward": "TopK(0.1)", "replica_gradient": "SignSGD", "num_stages": 2})
+    'TopK(0.1), replicas SignSGD'
+    """
+    both = int(row["num_stages"]) > 1
+    links, replicas = (str(row[key]) for key in ("forward", "replica_gradient"))
+    words = [links] if links != DENSE else []
+    if replicas != DENSE:
+        words.append(f"replicas {replicas}" if both else replicas)
+    return ", ".join(words) or "dense"
 
 
 def cost_words(row: Mapping[Any, Any]) -> str:
@@ -52,10 +68,11 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
         changes = [
             f"{key}={row[key]}"
             for key in ("forward", "backward", "replica_gradient")
-            if row.get(key) not in (None, "Identity")
+            if row.get(key) not in (None, DENSE)
         ]
         if int(row["num_replicas"]) > 1:
-            changes = ["num_stages=1", f"num_replicas={min(int(row['num_replicas']), 4)}", *changes]
+            stages, most = ("1", 4) if int(row["num_stages"]) == 1 else ("2", 2)
+            changes = [f"num_stages={stages}", f"num_replicas={min(int(row['num_replicas']), most)}", *changes]
         words = shlex.join(["raysim", "train", SMALLER, *changes])
         seeds = " ".join(map(str, SEEDS))
         commands.append(f"for s in {seeds}; do {words} seed=$s --out {FOLDER}/{place}-s$s; done")

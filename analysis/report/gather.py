@@ -17,9 +17,9 @@ from analysis.comparison.evidence import Setting as How
 from analysis.comparison.evidence import contexts, setting_of
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import job_of, titles
-from analysis.data.probes import is_probe
+from analysis.data.probes import candidate_name, is_probe
 from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, DENSE
+from analysis.data.settings import COMPRESSION
 from analysis.pricing.estimates import Estimate
 from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
@@ -127,8 +127,8 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     probed = is_probe(runs.iloc[0].to_dict())
     for row in runs.to_dict("records"):
         how, setting = setting_of(row), row["setting"]
-        if probed:  # of one notation
-            names.append(next((one for one in (how.forward, how.replica_gradient) if one != DENSE), "dense"))
+        if probed:
+            names.append(candidate_name(row))
             continue
         words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
         words += [

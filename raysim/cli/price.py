@@ -150,7 +150,7 @@ def _replay_probe(
     """Price the candidates of a probe beside dense; `alone` are the options that are for one run."""
     from analysis import beside
     from analysis import replay as price
-    from analysis.data.probes import LIMIT, cost_words, smaller_runs
+    from analysis.data.probes import LIMIT, candidate_name, cost_words, smaller_runs
     from raysim.show.probes import probe_figures, show_probe
 
     for option, value in alone.items():
@@ -161,7 +161,8 @@ def _replay_probe(
     replays = beside(candidates, folder, **options)
     frame = price(replays, networks, against=replays[0], split=False)
     commands = smaller_runs([one.row for one in replays])
-    figures = probe_figures(replays, frame, cost_words(replays[0].row), LIMIT, commands)
+    named = {candidate_name(one.row): one for one in replays}
+    figures = probe_figures(named, frame, cost_words(replays[0].row), LIMIT, commands)
     show_probe(folder, replays, figures)
     if json_file is not None:
         write_json(figures, json_file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -72,40 +72,52 @@ class LinkCandidate:
 
 
 class GradientCandidate:
-    """A replica method that averages the gradients of all ranks of a group, into nothing."""
+    """A replica method that averages the gradients of all ranks of a group, stage by stage, into nothing."""
 
     def __init__(self, notation: str) -> None:
         self.method = parse_replica_method(notation)
-        self._memory: Memory = {}
-        self._measured = Measured()
+        self._memories: dict[int, Memory] = {}  # by stage
+        self._links: list[dict[str, Any]] = []
+        self._transfers: list[dict[str, Any]] = []
+
+    def begin_step(self) -> None:
+        """Forget the figures of a step that broke off."""
+        self._links, self._transfers = [], []
 
     def average(self, gradients: Gradients, channel: Channel, context: ReplicaContext) -> Gradients:
-        """Return the average, and keep the figures of it; raises ReplicaError on all ranks where it fails on one."""
+        """Return the average of a stage's gradients, and keep its figures.
+
+        Raises ReplicaError on all ranks where it fails on one.
+        """
+        stage = context.stage
         count = sum(gradient.numel() for gradient in gradients.values())
-        group = replica_group(channel.size, self.method.num_rounds(channel.size))
-        rounds = self.method.average(gradients, self._memory, context)
+        group = replica_group(channel.size, self.method.num_rounds(channel.size), stage)
+        rounds = self.method.average(gradients, self._memories.get(stage, {}), context)
         table = self.method.table(gradients)
         exchange = Exchange(group, channel.rank, rounds, table, max_values=max(CONTROL_VALUES, count))
-        averaged: Averaged = run_rounds(exchange, channel, repr(self.method))
-        self._memory = averaged.memory
-        row = {
-            "replica": channel.rank,
-            "stage": 0,
-            "direction": "replica_gradient",
-            "codec": repr(self.method),
-            "rounds": exchange.num_rounds,
-            "packets": exchange.packets,
-            "wire_bytes": exchange.wire_bytes,
-            "dense_bytes": ring_bytes(count, channel.size),
-            "encode_s": exchange.codec_s,
-        }
-        self._measured = Measured(links=[row], transfers=[transfer._asdict() for transfer in exchange.transfers])
+        averaged: Averaged = run_rounds(exchange, channel, (repr(self.method), stage))
+        self._memories[stage] = averaged.memory
+        self._links.append(
+            {
+                "replica": channel.rank,
+                "stage": stage,
+                "direction": "replica_gradient",
+                "codec": repr(self.method),
+                "rounds": exchange.num_rounds,
+                "packets": exchange.packets,
+                "wire_bytes": exchange.wire_bytes,
+                "dense_bytes": ring_bytes(count, channel.size),
+                "encode_s": exchange.codec_s,
+            }
+        )
+        self._transfers += [transfer._asdict() for transfer in exchange.transfers]
         return averaged.gradients
 
-    def end_step(self, fidelity: float) -> Measured:
-        """Return the figures of the step; `fidelity` is of the average beside the dense mean."""
-        measured, self._measured = self._measured, Measured()
-        return measured._replace(links=[{**row, "fidelity": fidelity} for row in measured.links])
+    def end_step(self, fidelities: Mapping[int, float]) -> Measured:
+        """Return the figures of the step; `fidelities` are of each stage's average beside the dense mean."""
+        return Measured(
+            links=[{**row, "fidelity": fidelities[row["stage"]]} for row in self._links], transfers=self._transfers
+        )
 
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:

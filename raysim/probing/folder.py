@@ -61,8 +61,9 @@ def _actions(sample: Sample, measured: Measured) -> list[dict[str, Any]]:
             if op == "F"
             else (("backward", stage - 1), ("backward", stage))
         )
-        sent = measured.messages.get((replica, *here, microbatch))
-        received = measured.messages.get((replica, *before, microbatch))
+        alone = op == "W"  # sends and receives nothing
+        sent = None if alone else measured.messages.get((replica, *here, microbatch))
+        received = None if alone else measured.messages.get((replica, *before, microbatch))
         encode_s, decode_s = sent.encode_s if sent else 0.0, received.decode_s if received else 0.0
         end = now + decode_s + spent.wall + encode_s
         rows.append(

@@ -5,32 +5,26 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.distributed.exchange import Channel, check_alike
+from raysim.distributed.exchange import Channel, build_alike
 from raysim.nn.ends import DIRECTIONS
 from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
 from raysim.probing.folder import write_candidate
-from raysim.probing.sample import together
+from raysim.probing.sample import Sample, has_halves, in_one_part, together
 from raysim.probing.station import GradientStation, Sampling, Station
-
-
-class PipelineStage(Protocol):
-    """A stage of `torch.distributed.pipelining`."""
-
-    submod: nn.Module
-    stage_index: int
-    num_stages: int
-    group: dist.ProcessGroup | None
+from raysim.probing.stopwatch import PipelineStage
+from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.families import Custom, parse_schedule
 
 
 class Job(NamedTuple):
@@ -92,10 +86,23 @@ class Probe:
                 "to be priced.",
                 stacklevel=2,
             )
+        samples = self._as_scheduled(samples)
         for place, setting in enumerate(self._settings):
-            text = setting["replica_gradient"] if setting["forward"] == DENSE else setting["forward"]
-            name = f"{place}-{re.sub(r'[^A-Za-z0-9.]+', '-', text).strip('-')}"
+            texts = [text for text in (setting["forward"], setting["replica_gradient"]) if text != DENSE] or [DENSE]
+            name = f"{place}-{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(texts)).strip('-')}"
             write_candidate(self.folder / name[:200], self._facts(setting), samples, place)
+
+    def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
+        if not self._sampling.has_halves(len(self._job.cuts) + 1):
+            return [in_one_part(sample) for sample in samples]
+        if samples and not has_halves(samples):
+            warnings.warn(
+                f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
+                "seconds are counted in the backward before them.",
+                stacklevel=3,
+            )
+        return list(samples)
 
     @property
     def overhead(self) -> float:
@@ -119,18 +126,20 @@ class Probe:
     def _facts(self, setting: Mapping[str, str]) -> dict[str, Any]:
         job, sampling = self._job, self._sampling
         rows = max(station.num_rows for station in self._stations)
+        num_stages, schedule = len(job.cuts) + 1, parse_schedule(sampling.schedule)
+        custom = isinstance(schedule, Custom)
         return {
             "probe_every": sampling.every,
             "probe_overhead": self.overhead,
             "model": job.model,
             "data": "own",
-            "num_stages": len(job.cuts) + 1,
+            "num_stages": num_stages,
             "cuts": list(job.cuts),
             "num_microbatches": sampling.num_microbatches,
             "num_replicas": job.num_replicas,
             "batch_size": rows * sampling.num_microbatches * job.num_replicas,
             "schedule": sampling.schedule,
-            "schedule_rows": None,
+            "schedule_rows": rows_to_csv(schedule.rows(num_stages, sampling.num_microbatches)) if custom else None,
             **setting,
             "shared_indices": False,
             "seed": sampling.seed,
@@ -163,7 +172,7 @@ def probe(
     A module in one process: activations and gradients at the modules named in `cuts`, as if it were cut into stages there, by
     each of `candidates` (links in both directions). A `PipelineStage` of torch's pipelines, or a list of those of this rank: the
     same at the boundaries of its stages, on all ranks. A DistributedDataParallel model: the gradients of its replicas, by each of
-    `gradients` (replica methods), on all ranks.
+    `gradients` (replica methods), on all ranks; with `cuts`, also the links of every replica, and each candidate with each method.
 
     `num_microbatches` calls of the model make a step. `schedule` prices the step. Memories keyed by sample need
     `raysim.nn.samples`. Bytes, error and seconds are measured. The effect of a candidate on the training's quality is not.
@@ -172,7 +181,7 @@ def probe(
     """
     sampling = Sampling(Path(out), steps, every, num_microbatches, schedule, seed)
     if isinstance(model, DistributedDataParallel):
-        return probe_gradients(model.module, gradients, model.process_group, sampling, links=[*cuts, *candidates])
+        return probe_replicas(model.module, cuts, candidates, gradients, model.process_group, sampling)
     if not isinstance(model, nn.Module):
         stages = list(model) if isinstance(model, Sequence) else [model]
         return _probe_stages(stages, candidates, sampling, others=[*cuts, *gradients])
@@ -183,47 +192,62 @@ def probe(
 
 def probe_cuts(model: nn.Module, cuts: Sequence[str], candidates: Sequence[str], sampling: Sampling) -> Probe:
     """Return the probe of a module in one process, at named cuts."""
-    known = dict(model.named_modules())
     if not cuts:
         raise ValueError("`cuts` must name at least one module of the model, but got none.")
-    for cut in cuts:
-        if not cut or cut not in known:
-            raise ValueError(f"`cuts` must name modules of the model, as in `model.named_modules()`, but got {cut!r}.")
+    modules = _modules(model, cuts)
     sampling.check(len(cuts) + 1)
-    links = [(direction, boundary) for boundary in range(len(cuts)) for direction in DIRECTIONS]
-    tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
-    station = Station(model, [known[cut] for cut in cuts], tried, sampling, num_stages=len(cuts) + 1)
+    tried = _link_candidates(candidates, len(cuts))
+    station = Station(model, modules, tried, sampling, num_stages=len(cuts) + 1)
     return Probe([station], _of_links(tried), Job(type(model).__name__, cuts, _device(model)), sampling)
 
 
-def probe_gradients(
+def probe_replicas(
     model: nn.Module,
+    cuts: Sequence[str],
+    candidates: Sequence[str],
     gradients: Sequence[str],
     group: dist.ProcessGroup,
     sampling: Sampling,
-    links: Sequence[str] = (),
 ) -> Probe:
-    """Return the probe of the gradients of a model that is replicated on all ranks of a group."""
+    """Return the probe of a model that is replicated on all ranks of a group: of its gradients, and of its links at `cuts`."""
 
     def build() -> Probe:
-        if links:
+        if candidates and not cuts:
             raise ValueError(
-                "`cuts` and `candidates` must be left out for DistributedDataParallel, of which the gradients are probed: give "
-                "model.module on one rank to probe its links."
+                "`cuts` must name at least one module of the model where `candidates` are given, but got none."
             )
-        if not gradients:
+        if not gradients and not cuts:
             raise ValueError("`gradients` must name at least one replica method, but got none.")
-        sampling.check(1)
+        modules = _modules(model, cuts)
+        sampling.check(len(cuts) + 1)
         channel = Channel(group, torch.device(_device(model)))
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-        tried = [GradientCandidate(text) for text in _with_dense(gradients)]
-        for one in tried:
+        links = _link_candidates(candidates, len(cuts), channel.rank)
+        methods = [GradientCandidate(text) for text in _with_dense(gradients)]
+        for one in methods:
             check_gradients(one.method, shapes, channel.size)
-        settings = [{**dict.fromkeys(DIRECTIONS, DENSE), "replica_gradient": repr(one.method)} for one in tried]
-        job = Job(type(model).__name__, [], _device(model), channel.size)
-        return Probe([GradientStation(model, tried, sampling, channel)], settings, job, sampling, group)
+        settings = [{**link, "replica_gradient": repr(one.method)} for link in _of_links(links) for one in methods]
+        job = Job(type(model).__name__, cuts, _device(model), channel.size)
+        station = GradientStation(model, modules, links, methods, sampling, channel)
+        return Probe([station], settings, job, sampling, group)
 
-    return _alike(group, build, {"`gradients`": list(gradients), **_told(sampling)})
+    told = {"`cuts`": list(cuts), "`candidates`": list(candidates), "`gradients`": list(gradients), **_told(sampling)}
+    return build_alike(group, "probe", build, told)
+
+
+def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
+    """Return the modules that are named; raises ValueError where there is none of a name."""
+    known = dict(model.named_modules())
+    for cut in cuts:
+        if not cut or cut not in known:
+            raise ValueError(f"`cuts` must name modules of the model, as in `model.named_modules()`, but got {cut!r}.")
+    return [known[cut] for cut in cuts]
+
+
+def _link_candidates(notations: Sequence[str], num_cuts: int, replica: int = 0) -> list[LinkCandidate]:
+    """Return the candidates at all boundaries of a replica, after the dense one."""
+    links = [(direction, boundary) for boundary in range(num_cuts) for direction in DIRECTIONS]
+    return [LinkCandidate(text, links, replica) for text in _with_dense(notations)]
 
 
 def _probe_stages(
@@ -239,7 +263,7 @@ def _probe_stages(
             raise ValueError("`cuts` and `gradients` must be left out for stages of a pipeline, which are cut already.")
         if num_stages < 2:
             raise ValueError("A pipeline of at least 2 stages has links to probe, but got 1 stage.")
-        sampling.check(num_stages)
+        sampling.check(num_stages, times_halves=True)
         stations = []
         for stage in stages:
             index = stage.stage_index
@@ -249,26 +273,12 @@ def _probe_stages(
                 )
             links = [("forward", index)] * (index < num_stages - 1) + [("backward", index - 1)] * (index > 0)
             tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
-            stations.append(
-                Station(stage.submod, [], tried, sampling, first=index, num_stages=num_stages, rehearses=True)
-            )
+            stations.append(Station(stage.submod, [], tried, sampling, first=index, num_stages=num_stages, stage=stage))
         cuts = [f"stage {boundary}" for boundary in range(num_stages - 1)]
         job = Job(type(stages[0].submod).__name__, cuts, _device(stages[0].submod))
         return Probe(stations, _of_links(tried), job, sampling, group)
 
-    return _alike(group, build, {"`candidates`": list(candidates), **_told(sampling)})
-
-
-def _alike(group: dist.ProcessGroup, build: Callable[[], Probe], settings: Mapping[str, Any]) -> Probe:
-    """Return a probe that all ranks make alike; raises the same ValueError on every rank where one cannot."""
-    found, error = None, None
-    try:
-        found = build()
-    except ValueError as refused:
-        error = str(refused)
-    check_alike(group, "probe", error, settings)
-    assert found is not None
-    return found
+    return build_alike(group, "probe", build, {"`candidates`": list(candidates), **_told(sampling)})
 
 
 def _told(sampling: Sampling) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     """The figures of one step."""
 
     seconds: Mapping[tuple[int, int, str, int], Seconds]
-    """Of the compute, by replica, stage, "F" or "B", and microbatch."""
+    """Of the compute, by replica, stage, "F", "B" or "W", and microbatch."""
     measured: Sequence[Measured]
     """Of every candidate."""
 
@@ -48,14 +48,29 @@ def together(parts: Iterable[Samples]) -> list[Sample]:
     return [_joined([part[step] for part in every]) for step in sorted(steps)]
 
 
+def joined(parts: Sequence[Measured]) -> Measured:
+    """Return the figures of one candidate that were measured in several places."""
+    return Measured(
+        {key: sent for one in parts for key, sent in one.messages.items()},
+        [row for one in parts for row in one.links],
+        [row for one in parts for row in one.transfers],
+    )
+
+
+def has_halves(samples: Iterable[Sample]) -> bool:
+    """Return whether some backward was timed in two parts, of inputs and of weights."""
+    return any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
+
+
+def in_one_part(sample: Sample) -> Sample:
+    """Return a sample with every backward in one part, the seconds of both together."""
+    seconds: dict[tuple[int, int, str, int], Seconds] = {}
+    for (replica, stage, op, microbatch), spent in sample.seconds.items():
+        key = (replica, stage, "F" if op == "F" else "B", microbatch)
+        seconds[key] = seconds.get(key, Seconds()).plus(spent)
+    return sample._replace(seconds=seconds)
+
+
 def _joined(parts: Sequence[Sample]) -> Sample:
     seconds = {key: spent for part in parts for key, spent in part.seconds.items()}
-    measured = [
-        Measured(
-            {key: sent for one in of_candidate for key, sent in one.messages.items()},
-            [row for one in of_candidate for row in one.links],
-            [row for one in of_candidate for row in one.transfers],
-        )
-        for of_candidate in zip(*(part.measured for part in parts), strict=True)
-    ]
-    return Sample(seconds, measured)
+    return Sample(seconds, [joined(each) for each in zip(*(part.measured for part in parts), strict=True)])

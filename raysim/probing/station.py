@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from raysim.codecs import NonFiniteError
@@ -18,8 +20,8 @@ from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
 from raysim.nn.samples import UNKNOWN, Samples, current, of_microbatch
 from raysim.probing.candidates import GradientCandidate, LinkCandidate
-from raysim.probing.sample import Measured, Sample
-from raysim.probing.stopwatch import Seconds, Stopwatch
+from raysim.probing.sample import Measured, Sample, joined
+from raysim.probing.stopwatch import PipelineStage, Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.base import ReplicaContext
 from raysim.schedules.families import parse_schedule
@@ -36,18 +38,23 @@ class Sampling:
     schedule: str = "1F1B"
     seed: int = 0
 
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError where a field breaks its rule."""
+    def has_halves(self, num_stages: int) -> bool:
+        """Return whether the schedule has backwards in two parts, of inputs and of weights."""
+        rows = parse_schedule(self.schedule).rows(num_stages, self.num_microbatches)
+        return any(action.op == "W" for row in rows for action in row)
+
+    def check(self, num_stages: int, *, times_halves: bool = False) -> None:
+        """Raise ValueError where a field breaks its rule; `times_halves`: backwards in two parts can be timed."""
         for field in ("steps", "every", "num_microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"`{field}` must be at least 1, but got {getattr(self, field)}.")
         try:
-            rows = parse_schedule(self.schedule).rows(num_stages, self.num_microbatches)
+            halves = self.has_halves(num_stages)
         except ValueError as refused:
             raise ValueError(f"`schedule`: {refused}") from None
-        if any(action.op == "W" for row in rows for action in row):
+        if halves and not times_halves:
             raise ValueError(
-                f"`schedule` must have a backward in one part, as a probe times it, but got {self.schedule}. Use 1F1B or GPipe."
+                f"`schedule` must have backwards in one part, as this training has, but got {self.schedule}. Use 1F1B or GPipe."
             )
         if self.out.exists() and any(self.out.iterdir()):
             raise ValueError(f"`out` must be a new or empty folder, but {self.out} holds files.")
@@ -57,8 +64,8 @@ class Station:
     """A module that is watched: it says which microbatches are sampled, and keeps the samples.
 
     A step ends with the first forward after `num_microbatches` backwards, or with `end_step`. A step is dropped where forwards
-    and backwards are not as many, or a tensor held NaN or infinity. torch's pipelines rehearse before their first step
-    (`rehearses`), so that step is passed over.
+    and backwards are not as many, or a tensor held NaN or infinity. `stage` is the one of torch's pipelines that has the module:
+    they rehearse before their first step, so that step is passed over.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class Station:
         first: int = 0,
         num_stages: int,
         replica: int = 0,
-        rehearses: bool = False,
+        stage: PipelineStage | None = None,
     ) -> None:
         self.module = module
         self.candidates = candidates
@@ -82,7 +89,8 @@ class Station:
         self.overhead_s = 0.0
         self._cuts, self._first, self._num_stages = cuts, first, num_stages
         self._step = 0  # of the training
-        self._first_step = int(rehearses)
+        self._stage = stage
+        self._first_step = int(stage is not None)
         self._taken = 0  # steps that were begun to be sampled
         self._forwards = 0  # of the step
         self._spoiled = False
@@ -91,7 +99,9 @@ class Station:
     def open(self) -> None:
         """Compile the kernels of the candidates, and put the hooks on."""
         warm({method.codec for candidate in self.candidates for method in candidate.methods.values()})
-        self._watch = Stopwatch(self.module, self._cuts, self, first=self._first, num_stages=self._num_stages)
+        self._watch = Stopwatch(
+            self.module, self._cuts, self, first=self._first, num_stages=self._num_stages, stage=self._stage
+        )
 
     def close(self, *, ends: bool) -> None:
         """Take the hooks off; `ends`: the last step too is kept if it is whole."""
@@ -173,15 +183,23 @@ class Station:
 class GradientStation(Station):
     """A replica of a model whose local gradients are watched: at the end of a sampled step all ranks average them, into nothing.
 
-    The first candidate is dense: its average is what the others are held against.
+    Every link candidate is recorded with every replica method. The first method is dense: its average is what the others are held
+    against. A parameter belongs to the stage between cuts that the backward has come to when its gradient is whole.
     """
 
     def __init__(
-        self, module: nn.Module, candidates: Sequence[GradientCandidate], sampling: Sampling, channel: Channel
+        self,
+        module: nn.Module,
+        cuts: Sequence[nn.Module],
+        links: Sequence[LinkCandidate],
+        methods: Sequence[GradientCandidate],
+        sampling: Sampling,
+        channel: Channel,
     ) -> None:
-        super().__init__(module, [], [], sampling, num_stages=1, replica=channel.rank)
+        super().__init__(module, cuts, links, sampling, num_stages=len(cuts) + 1, replica=channel.rank)
         self._gradients: dict[str, Tensor] = {}  # of this rank alone, summed over the microbatches of the step
-        self._methods, self._channel = candidates, channel
+        self._parts: dict[str, int] = {}  # stages of parameters
+        self._methods, self._channel = methods, channel
         self._handles: list[RemovableHandle] = []
 
     def open(self) -> None:
@@ -198,10 +216,34 @@ class GradientStation(Station):
         super().close(ends=ends)
 
     def measured(self, *, whole: bool) -> list[Measured] | None:
+        links = super().measured(whole=whole and not self._spoiled)
         found, self._gradients = self._gradients, {}
-        if not whole:
+        told: list[Any] = [None] * self._channel.size
+        dist.all_gather_object(told, (links is not None, self._parts), group=self._channel.group)
+        if links is None or not all(well for well, _ in told):  # then no rank keeps the step
             return None
-        gradients = {name: found.get(name, torch.zeros_like(p)) for name, p in self._parameters.items()}
+        self._parts = told[0][1]
+        stages: dict[int, dict[str, Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            gradient = found.get(name, torch.zeros_like(parameter))
+            stages.setdefault(self._parts.get(name, 0), {})[name] = gradient
+        for method in self._methods:
+            method.begin_step()
+        try:
+            with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
+                averages = [self._averaged(method, stages) for method in self._methods]
+        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
+            return None
+        fidelities = [
+            {stage: _fidelity(average[stage], averages[0][stage]) for stage in stages} for average in averages
+        ]
+        averaged = [method.end_step(each) for method, each in zip(self._methods, fidelities, strict=True)]
+        return [joined([link, each]) for link in links for each in averaged]
+
+    def _averaged(
+        self, method: GradientCandidate, stages: Mapping[int, dict[str, Tensor]]
+    ) -> dict[int, Mapping[str, Tensor]]:
+        """Return the average of the gradients of each stage."""
         context = ReplicaContext(
             replica=self._channel.rank,
             num_replicas=self._channel.size,
@@ -209,19 +251,18 @@ class GradientStation(Station):
             epoch=0,
             steps_per_epoch=max(1, self._taken + 1),
             seed=self.sampling.seed,
+            num_stages=self._num_stages,
         )
-        try:
-            with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
-                averages = [method.average(gradients, self._channel, context) for method in self._methods]
-        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
-            return None
-        fidelities = [_fidelity(average, averages[0]) for average in averages]
-        return [method.end_step(fidelity) for method, fidelity in zip(self._methods, fidelities, strict=True)]
+        return {
+            stage: method.average(stages[stage], self._channel, context._replace(stage=stage))
+            for stage in sorted(stages)
+        }
 
     def _keeper(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:
             if self._sampled:
                 with self._aside():
+                    self._parts.setdefault(name, self._watch.part)
                     if name in self._gradients:
                         self._gradients[name] += gradient.detach()
                     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -33,23 +35,46 @@ class Listener(Protocol):
         """Look at an activation ("forward") or gradient ("backward") that crosses a boundary."""
 
 
+class PipelineStage(Protocol):
+    """A stage of `torch.distributed.pipelining`."""
+
+    submod: nn.Module
+    stage_index: int
+    num_stages: int
+    group: dist.ProcessGroup | None
+    backward_weight_one_chunk: Callable[..., None]
+
+
 class Stopwatch:
     """Times the forward and backward of every part of a module, and shows the tensors that leave a part.
 
     The parts are the stages `first` to `first + len(cuts)` of `num_stages`. Where they are not all, the module's input and output
-    cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated.
+    cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated; `part` is the stage that the
+    backward has come to.
+
+    Schedules without a bubble let torch's `stage` compute the gradients of weights apart, which no hook of autograd shows. They
+    do so by the stage's method `backward_weight_one_chunk`, which is wrapped until `remove`.
     """
 
     def __init__(
-        self, module: nn.Module, cuts: Sequence[nn.Module], listener: Listener, *, first: int = 0, num_stages: int
+        self,
+        module: nn.Module,
+        cuts: Sequence[nn.Module],
+        listener: Listener,
+        *,
+        first: int = 0,
+        num_stages: int,
+        stage: PipelineStage | None = None,
     ) -> None:
-        self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F" or "B", and a microbatch
+        self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F", "B" or "W", and a microbatch
         self.backwards = 0
+        self.part = first + len(cuts)
         self._listener = listener
         self._first, self._last, self._num_stages = first, first + len(cuts), num_stages
         self._watched: int | None = None  # the microbatch whose forward runs
         self._backward: int | None = None  # the microbatch whose backward runs
         self._awaited = False  # whether a backward has begun that has not accumulated a gradient yet
+        self._apart = False  # whether gradients of weights are computed apart
         self._began = Seconds()
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._device = trained[0].device if trained else torch.device("cpu")
@@ -60,10 +85,16 @@ class Stopwatch:
             *(p.register_post_accumulate_grad_hook(self._accumulated) for p in trained),  # type: ignore[no-untyped-call]
         ]
 
+        self._stage = stage
+        if stage is not None:
+            stage.backward_weight_one_chunk = self._timed(stage.backward_weight_one_chunk)
+
     def remove(self) -> None:
         """Take all hooks off."""
         for handle in self._handles:
             handle.remove()
+        if self._stage is not None:
+            del self._stage.backward_weight_one_chunk  # the one of its class is seen again
 
     def skip(self, spent: Seconds) -> None:
         """Leave seconds that have just passed out of the part that runs."""
@@ -95,6 +126,7 @@ class Stopwatch:
 
         def arrived(gradient: Tensor) -> None:
             handle.remove()  # torch's pipelines receive into the same tensor again
+            self.part = boundary
             self._add(boundary + 1, "B", microbatch)
             self._listener.leaving("backward", boundary, microbatch, gradient.detach())
             self._mark()
@@ -112,9 +144,9 @@ class Stopwatch:
         fresh = [True]  # until the first of the results gets its gradient
 
         def began(gradient: Tensor) -> None:
-            if fresh:
+            if fresh and not self._apart:
                 fresh.clear()
-                self._awaited, self._backward = True, microbatch
+                self._awaited, self._backward, self.part = True, microbatch, self._last
                 self._mark()
 
         for leaf in tree_leaves(output):
@@ -123,6 +155,8 @@ class Stopwatch:
 
     def _accumulated(self, parameter: Tensor) -> None:
         """Count the microbatch, and the time since the last mark for the first stage; other stages end at their boundary."""
+        if self._apart:
+            return
         if self._awaited:
             self._awaited = False
             self.backwards += 1
@@ -131,6 +165,30 @@ class Stopwatch:
         if self._first == self._last or (self._first + 1, "B", self._backward) in self.seconds:
             self._add(self._first, "B", self._backward)
             self._mark()
+
+    def _timed(self, compute: Callable[..., None]) -> Callable[..., None]:
+        """Return the method of a stage that computes the gradients of weights for a microbatch, with its time taken."""
+
+        def timed(microbatch: int, *args: Any, **kwargs: Any) -> None:
+            with self._weights(microbatch):
+                compute(microbatch, *args, **kwargs)
+
+        return timed
+
+    @contextmanager
+    def _weights(self, microbatch: int) -> Iterator[None]:
+        watched = (self._last, "F", microbatch) in self.seconds
+        if watched:
+            self._mark()
+        self._apart = True
+        yield
+        self._apart = False
+        self.backwards += 1
+        if watched:
+            self.seconds.setdefault(
+                (self._last, "B", microbatch), Seconds()
+            )  # the first stage has no input to differentiate
+            self._add(self._last, "W", microbatch)
 
     def _now(self) -> Seconds:
         if self._device.type == "cuda":

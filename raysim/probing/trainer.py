@@ -10,14 +10,14 @@ from torch import distributed as dist
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from raysim.probing.probes import Probe, probe_cuts, probe_gradients
+from raysim.probing.probes import Probe, probe_cuts, probe_replicas
 from raysim.probing.station import Sampling
 
 
 class ProbeCallback(TrainerCallback):
     """Probes a training of the Hugging Face Trainer, which is not changed.
 
-    Give `cuts` and `candidates` for a training in one process, or `gradients` for one on several ranks. A step has
+    Give `cuts` and `candidates` for a training in one process; for one on several ranks `gradients`, or both. A step has
     `gradient_accumulation_steps` microbatches; steps of fewer, at the end of an epoch, are not sampled. The other arguments
     are those of `raysim.probe`, whose errors are raised when the training begins.
     """
@@ -49,8 +49,8 @@ class ProbeCallback(TrainerCallback):
                 return  # replicas have the same links
             self.probe = probe_cuts(model, self._cuts, self._candidates, sampling)
         elif dist.is_initialized() and dist.group.WORLD is not None:
-            self.probe = probe_gradients(
-                model, self._gradients, dist.group.WORLD, sampling, links=[*self._cuts, *self._candidates]
+            self.probe = probe_replicas(
+                model, self._cuts, self._candidates, self._gradients, dist.group.WORLD, sampling
             )
         else:
             raise ValueError("`gradients` must be left out for a training in one process, which has no replicas.")

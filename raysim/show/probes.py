@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 FIDELITIES = {
     "forward": "fidelity forward",
-    "backward": "backward",
-    "replica_gradient": "fidelity",
+    "backward": "fidelity backward",
+    "replica_gradient": "fidelity average",
 }
 
 
 def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any]) -> None:
     """Print the `probe_figures` of a probe's candidates: a table for each network, then what the probe cannot say."""
     out, first = console(), candidates[0]
-    shape = f"{first.num_stages} stages" if first.num_stages > 1 else f"{first.num_replicas} replicas"
+    counts = {"stages": first.num_stages, "replicas": first.num_replicas}
+    shape = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count > 1)
     calls = f"{first.num_microbatches} microbatch{'' if first.num_microbatches == 1 else 'es'}"
     out.print(
         f"{folder}: {shape} of {first.row['model']}, {calls}, {first.row['schedule']}\n"
@@ -59,18 +60,20 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
 
 
 def probe_figures(
-    candidates: Sequence[Replay], frame: pd.DataFrame, cost: str, limit: str, commands: Sequence[str]
+    candidates: Mapping[str, Replay], frame: pd.DataFrame, cost: str, limit: str, commands: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the prices and errors of a probe's candidates, dense first; `frame` has their rows in turn, for each network."""
+    """Return the prices and errors of a probe's candidates by name, dense first.
+
+    `frame` has their rows in turn, for each network.
+    """
     rows = frame.to_dict("records")
     count = len(rows) // len(candidates)
-    found = []
+    found, named = [], list(candidates.items())
     for place, row in enumerate(rows):
-        one, dense = candidates[place // count], rows[place % count]
+        (name, one), dense = named[place // count], rows[place % count]
         sent, dense_sent = (each["wire_bytes"] + each["replica_bytes"] for each in (row, dense))
         means = one.recording.links.groupby("direction", observed=True)["fidelity"].mean()
-        settings = [one.row[key] for key in FIDELITIES if one.row[key] != "Identity"]
-        facts = {"candidate": settings[0] if settings else "dense", "bytes": sent, "factor": dense_sent / sent}
-        errors = {f"{name}_fidelity": None if is_missing(means.get(name)) else means[name] for name in FIDELITIES}
+        facts = {"candidate": name, "bytes": sent, "factor": dense_sent / sent}
+        errors = {f"{kind}_fidelity": None if is_missing(means.get(kind)) else means[kind] for kind in FIDELITIES}
         found.append(facts | errors | plain_row(row))
     return {"candidates": found, "cost": cost, "limit": limit, "commands": list(commands)}

@@ -175,9 +175,11 @@ SENTENCES = [
     "All ranks must probe alike, but `gradients` on rank 1 is ['PowerSGD(2)'], and on rank 0 ['PowerSGD(1)'].",
     "`gradients` cannot be MARINA(QSGD(7)): a probe sees gradients alone, and this method needs more. Use `raysim.train`.",
     "`gradients` must name at least one replica method, but got none.",
-    "`cuts` and `candidates` must be left out for DistributedDataParallel, of which the gradients are probed",
+    "`cuts` must name modules of the model, as in `model.named_modules()`, but got 'nine'.",
+    "`cuts` must name at least one module of the model where `candidates` are given, but got none.",
+    "`schedule` must have backwards in one part, as this training has, but got ZBH1. Use 1F1B or GPipe.",
     "TopKk",
-    "`schedule` must have a backward in one part, as a probe times it, but got ZBH1. Use 1F1B or GPipe.",
+    "`cuts` and `gradients` must be left out for stages of a pipeline, which are cut already.",
     "All ranks must probe alike, but `every` on rank 1 is 2, and on rank 0 1.",
     "Every stage must train a parameter, by which a probe counts steps, but stage 0 has none.",
 ]
@@ -189,7 +191,7 @@ def ranks(request, tmp_path_factory):
     return run_ranks("probe_jobs:everything", request.param, folder, folder), folder
 
 
-@pytest.mark.parametrize("job", ["pipeline", "replicas"])
+@pytest.mark.parametrize("job", ["pipeline", "zero_bubble", "replicas", "both"])
 def test_trainings_on_several_ranks_are_not_touched(job, ranks):
     assert [rank["same"][job] for rank in ranks[0]] == [True] * len(ranks[0])
 
@@ -231,6 +233,51 @@ def test_gradients_of_replicas_are_priced(ranks):
     assert (slow.drop("0-Identity") > 2).all()
 
 
+def test_halves_of_backwards_are_timed_apart(ranks):
+    """torch's first stage has no input to differentiate, and computes its whole backward with the gradients of weights."""
+    results = load(ranks[1] / "zero_bubble")
+    assert results.problems == []
+    num_stages, actions = 2 * len(ranks[0]), results.actions
+    found = actions.groupby(["run", "step"], observed=True)[["stage", "op", "microbatch"]].nunique()
+    assert (found == [num_stages, 3, 4]).all().all()
+    seconds = actions.groupby(["op", "stage"], observed=True)["compute_wall_s"].min()
+    assert (seconds["W"] > 0).all()
+    assert (seconds["B"] > 0).tolist() == [stage > 0 for stage in range(num_stages)]
+    slow = replay(results, ["1mbps"], against="dense").set_index("run")["speedup"]
+    assert (slow.drop("0-Identity") > 2).all()
+
+
+def test_links_and_gradients_are_probed_together(ranks):
+    """Every link candidate is priced with every replica method, and a stage averages the gradients of its own parameters."""
+    results = load(ranks[1] / "both")
+    assert results.problems == []
+    size, runs = len(ranks[0]), results.runs.set_index("run")
+    links, replicas = CANDIDATES_OF_RANKS[0], "ErrorFeedback(TopK(0.05))"
+    assert sorted(zip(runs["forward"], runs["replica_gradient"], strict=True)) == sorted(
+        (one, other) for one in ("Identity", links) for other in ("Identity", replicas)
+    )
+    assert (runs["num_stages"] == 2).all()
+    assert (runs["num_replicas"] == size).all()
+    rows = results.links.groupby(["run", "direction"], observed=True)[["replica", "step"]].nunique()
+    assert (rows == [size, 3]).all().all()
+    dense = results.links[(results.links["run"] == "0-Identity") & (results.links["direction"] == "replica_gradient")]
+    values = 64 * 64 + 64  # of a stage's one linear layer
+    assert dense.groupby("stage")["dense_bytes"].unique().tolist() == [[2 * (size - 1) * 4 * values // size]] * 2
+    slow = replay(results, ["1mbps"], against="dense").set_index("run")["step_s"]
+    names = {(row.forward != "Identity", row.replica_gradient != "Identity"): run for run, row in runs.iterrows()}
+    assert slow[names[True, True]] < min(slow[names[True, False]], slow[names[False, True]])
+    assert max(slow[names[True, False]], slow[names[False, True]]) < slow[names[False, False]]
+    done = run_command("replay", ranks[1] / "both", "--network", "1mbps")
+    assert done.exit_code == 0, done.output
+    assert f"2 stages and {size} replicas of Sequential" in done.output
+
+
+def test_a_step_in_which_one_rank_finds_nan_is_left_out_by_all(ranks):
+    results = load(ranks[1] / "spoiled")
+    assert results.problems == []
+    assert results.runs["steps_done"].tolist() == [2] * 4
+
+
 def test_every_rank_is_told_the_same_sentence(ranks):
     for rank in ranks[0]:
         for said, sentence in zip(rank["refusals"], SENTENCES, strict=True):
@@ -261,7 +308,7 @@ def test_replay_prices_all_candidates_and_says_what_a_probe_cannot(probed, tmp_p
 
 
 def test_the_commands_that_judge_candidates_are_valid(probed, ranks):
-    for folder in (probed[2], ranks[1] / "replicas"):
+    for folder in (probed[2], ranks[1] / "replicas", ranks[1] / "both"):
         *commands, report = smaller_runs(load(folder).runs.to_dict("records"))
         assert len(commands) == len(load(folder).runs)
         assert report == "raysim report results/probed"

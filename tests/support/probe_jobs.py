@@ -3,7 +3,7 @@
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
 import raysim
@@ -24,18 +24,33 @@ def layers(seed):
 
 def pipeline(rank, world_size, out=None):
     """Return this rank's losses and parameters of a pipeline of one stage a rank, with a probe around it if `out` is given."""
-    module = layers(rank)
-    stage = PipelineStage(module, rank, world_size, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return staged([rank], world_size, Schedule1F1B, out)
+
+
+def zero_bubble(rank, world_size, out=None):
+    """Return the same of two stages a rank, which compute the gradients of weights apart."""
+    return staged([rank, 2 * world_size - 1 - rank], 2 * world_size, ScheduleZBVZeroBubble, out, schedule="ZBH1")
+
+
+def staged(owned, num_stages, kind, out, **options):
+    modules = [layers(index) for index in owned]
+    stages = [
+        PipelineStage(module, index, num_stages, torch.device("cpu"))
+        for module, index in zip(modules, owned, strict=True)
+    ]
+    running = kind(
+        stages if len(stages) > 1 else stages[0], n_microbatches=MICROBATCHES, loss_fn=nn.functional.mse_loss
+    )
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
     losses = []
 
     def loop():
         for step in range(STEPS):
             found = []
             x = batch(step)
-            last = rank == world_size - 1
-            schedule.step(*((x,) if rank == 0 else ()), target=x if last else None, losses=found if last else None)
+            last = num_stages - 1 in owned
+            running.step(*((x,) if 0 in owned else ()), target=x if last else None, losses=found if last else None)
             optimizer.step()
             optimizer.zero_grad()
             losses.extend(loss.item() for loss in found)
@@ -43,13 +58,23 @@ def pipeline(rank, world_size, out=None):
     if out is None:
         loop()
     else:
-        with raysim.probe(stage, candidates=CANDIDATES, out=out, steps=2, every=2, num_microbatches=MICROBATCHES):
+        settings = {"steps": 2, "every": 2, "num_microbatches": MICROBATCHES, **options}
+        with raysim.probe(stages, candidates=CANDIDATES, out=out, **settings):
             loop()
-    return losses, [p.detach() for p in module.parameters()]
+    return losses, [p.detach() for p in parameters]
 
 
 def replicas(rank, world_size, out=None):
-    """Return this rank's losses and parameters under DDP, with a probe around it if `out` is given."""
+    """Return this rank's losses and parameters under DDP, with a probe of its gradients around it if `out` is given."""
+    return replicated(rank, out, gradients=GRADIENTS)
+
+
+def both(rank, world_size, out=None):
+    """Return the same with a probe of gradients and of the links at a cut."""
+    return replicated(rank, out, cuts=["1"], candidates=CANDIDATES[:1], gradients=GRADIENTS[:1])
+
+
+def replicated(rank, out, **probed):
     model = DistributedDataParallel(layers(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -68,9 +93,20 @@ def replicas(rank, world_size, out=None):
     if out is None:
         loop()
     else:
-        with raysim.probe(model, gradients=GRADIENTS, out=out, steps=3, every=1, num_microbatches=2):
+        with raysim.probe(model, out=out, steps=3, every=1, num_microbatches=2, **probed):
             loop()
     return losses, [p.detach() for p in model.parameters()]
+
+
+def spoiled(rank, out):
+    """Probe three steps, in the second of which one rank alone finds NaN."""
+    model = DistributedDataParallel(layers(0))
+    settings = {"cuts": ["1"], "candidates": CANDIDATES[:1], "gradients": GRADIENTS[:1], "every": 1}
+    with raysim.probe(model, out=out, **settings):
+        for step in range(3):
+            x = batch(step, rank) * (float("nan") if (rank, step) == (1, 1) else 1.0)
+            model(x).square().mean().backward()
+            model.zero_grad()
 
 
 def refusals(rank, world_size, folder):
@@ -82,9 +118,11 @@ def refusals(rank, world_size, folder):
         (model, {"gradients": ["PowerSGD(2)" if rank else "PowerSGD(1)"]}),
         (model, {"gradients": ["MARINA(QSGD(7))"]}),
         (model, {}),
-        (model, {"cuts": ["0"], "gradients": ["SignSGD"]}),
+        (model, {"cuts": ["0" if rank else "nine"], "gradients": ["SignSGD"]}),
+        (model, {"candidates": ["TopK(0.1)"], "gradients": ["SignSGD"]}),
+        (model, {"gradients": ["SignSGD"], "schedule": "ZBH1"}),
         (stage, {"candidates": ["TopKk(0.1)" if rank == 1 else "TopK(0.1)"]}),
-        (stage, {"candidates": ["TopK(0.1)"], "schedule": "ZBH1"}),
+        (stage, {"candidates": ["TopK(0.1)"], "gradients": ["SignSGD"]}),
         (stage, {"candidates": ["TopK(0.1)"], "every": 1 + rank}),
         (frozen, {"candidates": ["TopK(0.1)"]}),
     ]
@@ -101,9 +139,11 @@ def refusals(rank, world_size, folder):
 def everything(rank, world_size, folder):
     """Return whether each training is the same with a probe, bit for bit, and the refusals."""
     same = {}
-    for name, train in (("pipeline", pipeline), ("replicas", replicas)):
+    for train in (pipeline, zero_bubble, replicas, both):
+        name = train.__name__
         losses, parameters = train(rank, world_size)
         probed, ends = train(rank, world_size, folder / name)
         dist.barrier()
         same[name] = losses == probed and all(map(torch.equal, parameters, ends))
+    spoiled(rank, folder / "spoiled")
     return {"same": same, "refusals": refusals(rank, world_size, folder)}
