@@ -18,7 +18,7 @@ from raysim.bench.workload import engine_step_s
 from raysim.config import RunConfig, make_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine
+from raysim.engine.ray import RayEngine, equal_share
 from raysim.pipeline.plan import Workload, prepare
 
 GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "tied": False}
@@ -43,7 +43,7 @@ def gpu_config(num_stages: int, device: str = "cuda", **changes: Any) -> RunConf
             "optimizer": {"name": "adamw", "learning_rate": 3e-4},
             "dtype": "bfloat16",
             "device": device,
-            "gpus_per_stage": 1 / num_stages if device == "cuda" else 0,
+            "gpus_per_stage": equal_share(num_stages) if device == "cuda" else 0,
         }
         | changes
     )

@@ -147,7 +147,7 @@ def count_at_least(x: Tensor, floor: float) -> int:
     if kernels.gpu_serve(x):
         from raysim.codecs.kernels.triton import select as on_gpu
 
-        return int(on_gpu.count_at_least(x, _pattern(floor, x.dtype)))
+        return transfers.integer(on_gpu.count_at_least(x, _pattern(floor, x.dtype)))
     return int(((x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)).sum())
 
 

@@ -2,7 +2,7 @@
 
 A codec that runs on a GPU returns as soon as its work is queued. Within a `Flight` the arrays of its packet are memory into which
 bytes are still being copied, on a stream of their own, and errors that the codec found are known only when the bytes have landed.
-Without a flight every copy and every check waits for the device.
+Bytes come up to the device on another stream. Without a flight every copy and every check waits for the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Flight:
     """
 
     def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[str, torch.cuda.Stream] = {}  # by direction, so that packets pass each other
         self._bytes_pending = False
         self._flags: list[tuple[Tensor, Exception]] = []
 
@@ -60,9 +60,10 @@ class Flight:
     def up(self, host: Tensor, device: torch.device | str) -> Tensor:
         """Return the bytes of `host` on the device, for work that is queued from now on; they may still be being copied."""
         pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
-        stream, reader = self._side(torch.device(device)), torch.cuda.current_stream(device)
+        stream, reader = self._stream("up", torch.device(device)), torch.cuda.current_stream(device)
         with torch.cuda.stream(stream):
-            x = pinned.to(device, non_blocking=True)
+            x = torch.empty(host.shape, dtype=host.dtype, device=device)
+            x.copy_(pinned, non_blocking=True)
         reader.wait_stream(stream)
         x.record_stream(reader)
         return x
@@ -88,7 +89,7 @@ class Flight:
 
     def _copied(self, x: Tensor) -> Tensor:
         host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-        stream = self._side(x.device)
+        stream = self._stream("down", x.device)
         stream.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(stream):
             host.copy_(x, non_blocking=True)
@@ -96,14 +97,14 @@ class Flight:
         return host
 
     def _wait(self) -> None:
-        if self._stream is not None:
+        if "down" in self._streams:
             _waits[0] += 1
-            self._stream.synchronize()
+            self._streams["down"].synchronize()
 
-    def _side(self, device: torch.device) -> torch.cuda.Stream:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._stream
+    def _stream(self, direction: str, device: torch.device) -> torch.cuda.Stream:
+        if direction not in self._streams:
+            self._streams[direction] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[direction]
 
 
 def current() -> Flight | None:
@@ -134,6 +135,12 @@ def to_device(host: Tensor, device: torch.device | str) -> Tensor:
         return flight.up(host, device)
     _waits[0] += torch.device(device).type == "cuda"
     return host.to(device)
+
+
+def integer(x: Tensor) -> int:
+    """Return the one integer that a tensor holds; the host waits for it."""
+    _waits[0] += x.is_cuda
+    return int(x)
 
 
 def synchronize(device: torch.device) -> None:

@@ -33,6 +33,10 @@ class InlineEngine(Engine):
     def device_kind(self) -> str:
         return "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
+    def device_forecast_bytes(self) -> int:
+        """Return the forecast of peak memory of all workers, whose process is this one."""
+        return sum(memory.total_bytes for memory in self.all_memories)
+
     def start(self) -> None:
         data, device = self.workload.data, self.device_kind
         self.workers = [

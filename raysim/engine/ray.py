@@ -31,6 +31,7 @@ from raysim.pipeline.plan import Workload
 # Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
+GRAINS = 10_000  # of a resource in Ray
 LISTEN_S = 5.0  # seconds that the driver waits at a stretch, before it looks whether the head is there
 PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
 PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
@@ -250,7 +251,7 @@ class RayEngine(Engine):
             return config.gpus_per_stage
         if config.device == "cuda" and total < 1:
             raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
-        return 1 / -(-self.num_workers // int(total)) if total >= 1 and config.device != "cpu" else 0.0
+        return equal_share(-(-self.num_workers // int(total))) if total >= 1 and config.device != "cpu" else 0.0
 
     def _stop_actors(self) -> None:
         import ray
@@ -354,8 +355,20 @@ def free_resources() -> dict[str, dict[str, float]]:
     return {node: available.get(node, {}) for node in total_resources()}
 
 
+def equal_share(count: int) -> float:
+    """Return the share of a GPU that `count` stages have each, in the ten-thousandths in which Ray counts.
+
+    Ray rounds to the nearest: of six times a sixth it would make more than one.
+
+    >>> equal_share(4), equal_share(6)
+    (0.25, 0.1666)
+    """
+    return (GRAINS // count) / GRAINS
+
+
 def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
     """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
+    gpus = round(gpus * GRAINS) / GRAINS
     fits = free.get("CPU", 0.0) / cpus
     if gpus:
         whole, rest = divmod(free.get("GPU", 0.0), 1)

@@ -41,7 +41,7 @@ class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary.
 
     `max_values`: of the largest message; one that claims more is refused. `beside`: whether tensors cross beside the
-    compressed one, see `raysim.values`. `stopwatch`: of the worker, by default its own.
+    compressed one, see `raysim.values`. `stopwatch`: of the worker, by default one of the link's own, for its `device`.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class Link:
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
-        self.device = device
         self.state: State = {}
         self.stopwatch = stopwatch or Stopwatch(device)
+        self._shares_stopwatch = stopwatch is not None
+        self.device = device
         self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # when the codec began and ended, of the last message
         self.last_wire_bytes = 0
         self.last_dense_bytes = 0
@@ -73,6 +74,17 @@ class Link:
         self._unpublished: list[State] = []
         self._told: Context | None = None  # with the last message that was sent
         self._account = self._empty_account()
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which messages are decoded; one that a model has been moved to is measured by a clock of its own."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        self._device = device
+        if not self._shares_stopwatch and device != self.stopwatch.device:
+            self.stopwatch = Stopwatch(device)
 
     def send(self, value: Value, context: Context, *, measure: bool = False) -> Message:
         """Return the message of a value and update the memory; with `measure`, also account the error at the receiver.
@@ -109,9 +121,8 @@ class Link:
 
     @property
     def last_codec_s(self) -> float:
-        """The seconds that the codec took for the last message; a GPU must have done the work."""
-        start, end = self.last_coded
-        return self.stopwatch.seconds(end) - self.stopwatch.seconds(start)
+        """The seconds that the codec took for the last message; waits for a GPU that is still at it."""
+        return Stopwatch.between(*self.last_coded)
 
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message of this link; raises ValueError where it is malformed."""
@@ -148,8 +159,8 @@ class Link:
     ) -> LinkAccount:
         """Commit the changes that wait for the step's end, let the compressor decide, and return the account of the step.
 
-        A GPU must have done the work of the step. `step_s`, `floor`, `sensitivity`: signals of the step before, see `Context`.
-        `batch_size`: samples of a step, over all replicas.
+        Waits for a GPU that has not done the work of the step. `step_s`, `floor`, `sensitivity`: signals of the step before, see
+        `Context`. `batch_size`: samples of a step, over all replicas.
         """
         for changes in self._unpublished:
             self.compressor.commit(self.state, changes)
@@ -160,8 +171,7 @@ class Link:
             changes, decisions = self.compressor.end_step(self.state, told)
             self.compressor.commit(self.state, changes)
             self._account = self._account._replace(decisions=tuple(decisions))
-        seconds = self.stopwatch.seconds
-        codec_s = sum(seconds(end) - seconds(start) for start, end in self._coded)
+        codec_s = sum(Stopwatch.between(*moments) for moments in self._coded)
         self._coded.clear()
         account, self._account = self._account._replace(codec_s=codec_s), self._empty_account()
         if measure and self.sender and self.state:

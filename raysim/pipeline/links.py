@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError, derive_key, transfers
+from raysim.codecs.base import DTYPES
 from raysim.codecs.message import Message
 from raysim.codecs.selection import Support
 from raysim.compressors import Context
@@ -57,6 +58,20 @@ class Links:
             if any(abs(action.stage - stage) <= 1 for stage in stages)
         }
         self.begin()
+
+    def warm(self) -> None:
+        """Compile the kernels of a GPU, which are made for the shapes of messages, before a step is timed."""
+        dtype = DTYPES[self.plan.config.dtype]
+        for (boundary, _, sender), link in self.ends.items():
+            shape = self.plan.boundary_shapes[boundary]
+            x = torch.linspace(-1, 1, math.prod(shape), device=self.device).view(shape).to(dtype)
+            for codec in dict.fromkeys(entry.codec for entry in link.compressor.entries()):
+                packet = codec.encode(x, key=1)
+                if sender:
+                    for memory in (None, torch.zeros(shape, device=self.device)):
+                        codec.encode_with_residual(x.clone(), dtype, key=1, memory=memory)
+                else:
+                    packet.decode(self.device)
 
     def begin(self) -> None:
         """Begin a step."""

@@ -15,6 +15,7 @@ class Stopwatch:
     """Marks moments without waiting for the device, and tells their seconds when it has come past them."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._on_gpu = device.type == "cuda"
         self.begin()
 
@@ -34,7 +35,16 @@ class Stopwatch:
             return moment
         return self._start_s + float(self._start.elapsed_time(moment)) / 1e3
 
+    @staticmethod
+    def between(start: Moment, end: Moment) -> float:
+        """Return the seconds from one moment to another of the same clock; waits for a GPU that has not come past them."""
+        if isinstance(start, float) or isinstance(end, float):
+            return float(end) - float(start)  # type: ignore[arg-type]
+        if not end.query():  # type: ignore[no-untyped-call]
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event

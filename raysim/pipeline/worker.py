@@ -79,6 +79,8 @@ class Worker:
         self.replica, place = divmod(index, len(plan.rows))
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # of an earlier worker of this process
         self.stages = {
             s: Stage(
                 module,
@@ -103,6 +105,8 @@ class Worker:
         self.flight = Flight()
         self._overlaps = self.flight.takes(self.device)  # packets leave the device while it computes
         self.links = Links(plan, self.replica, list(self.stages), self.device, self.stopwatch)
+        if self._overlaps:
+            self.links.warm()
         self.inference = Inference(plan, self.replica, self.stages, self.links, data, self.device)
         self._apart = {
             action._replace(op="B") for action in plan.rows[place] if action.op == "W"
@@ -249,6 +253,7 @@ class Worker:
             stage.load(under(f"stage.{index}.", tensors))
         self.links.load(under("link.", tensors))
         self.averaging.load(under("replicas.", tensors))
+        self.flight = Flight()  # without the flags of a step that broke off
         self._begin(step)
 
     def clock_s(self) -> float:

@@ -141,6 +141,7 @@ def test_fields_of_every_width(width: int) -> None:
     expected = pack(values, width)
     with on_gpu():
         assert patterns(pack(values.to(DEVICE), width)) == patterns(expected)
+        assert patterns(pack(values.to(DEVICE).repeat_interleave(2)[::2], width)) == patterns(expected)
         assert torch.equal(unpack(expected.to(DEVICE), 1003, width).cpu(), values)
 
 

@@ -21,7 +21,7 @@ from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
 from raysim.engine.cluster import node_address
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine, assign
+from raysim.engine.ray import RayEngine, assign, equal_share, room_for
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.state import unpack_tensors
@@ -81,13 +81,16 @@ def engine(ray):
         ),
     ],
 )
-def test_engines_agree_bit_for_bit(engine, small, run):
+def test_engines_agree_bit_for_bit(engine, small, monkeypatch, run):
     config = small(**RUNS[run])
     inline = InlineEngine(prepare(config))
     inline.start()
     on_ray = engine(config)
+    answers, calls = on_ray._fetch, []
+    monkeypatch.setattr(on_ray, "_fetch", lambda refs: (calls.extend(refs), answers(refs))[1])
     for step in range(3):
         one, other = inline.step(step), on_ray.step(step)
+        assert len(calls) == 2 * on_ray.num_workers * (step + 1)  # whatever the schedule
         for mine, theirs in zip(one, other, strict=True):
             assert mine.losses == theirs.losses
             for accounts in ("links", "groups"):
@@ -399,6 +402,14 @@ def test_a_gpu_that_is_not_there_is_refused(ray, small, tmp_path):
 )
 def test_neighbours_are_placed_side_by_side(room, count, placement, expected):
     assert "".join(assign(room, count, placement, first="a")) == expected
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_equal_shares_fit_on_a_gpu_as_ray_rounds_them(count):
+    share = equal_share(count)
+    assert count * round(10_000 * share) <= 10_000
+    assert room_for({"CPU": 64.0, "GPU": 1.0}, 1.0, share) == count
+    assert room_for({"CPU": 64.0, "GPU": 1.0}, 1.0, 1 / count) * round(10_000 / count) <= 10_000
 
 
 @pytest.mark.parametrize(

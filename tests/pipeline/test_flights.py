@@ -9,6 +9,7 @@ from pipelines import DROPOUT, RUNS, TIED
 from raysim.codecs import kernels, transfers
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.state import unpack_tensors
+from raysim.pipeline.stopwatch import Stopwatch
 
 pytest.importorskip("triton")
 if DEVICE == "cuda":
@@ -86,3 +87,74 @@ def test_divergence_is_found_where_it_is_without_waiting(small, late):
     expected = broken()
     with late():
         assert broken() == expected
+
+
+def test_flags_of_a_step_that_broke_off_are_forgotten_with_it(small, late):
+    with late():
+        worker = start(small(forward="Quantize(4)")).workers[0]
+        with worker.flight.open():
+            transfers.check(torch.ones(1, dtype=torch.int32), ValueError("of the broken step"))
+        worker.load(0, worker.state())
+        worker.flight.settle()
+
+
+def test_kernels_are_compiled_before_a_step(small, late, monkeypatch):
+    """Triton compiles a kernel for the types and constants that it is launched with."""
+    made = set()
+
+    def noted(kernel, programs, *arguments, **constants):
+        types = tuple(x.dtype if isinstance(x, torch.Tensor) else type(x) for x in arguments)
+        made.add((kernel.__name__, types, tuple(sorted(constants.items()))))
+        kernel[(programs,)](*arguments, **constants)
+
+    for module in ("fields", "hadamard", "positions", "select", "uniform"):
+        monkeypatch.setattr(f"raysim.codecs.kernels.triton.{module}.launch", noted)
+    with late():
+        engine = start(small(**COMPRESSED, num_microbatches=1))
+        before = set(made)
+        for step in range(2):
+            engine.step(step)
+    assert before
+    assert made == before
+
+
+class Event:
+    """An event of a GPU that has come as far as it was waited for."""
+
+    recorded, come, waits = 0, 0, 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        Event.recorded += 1
+        self.number = Event.recorded
+
+    def query(self):
+        return self.number <= Event.come
+
+    def synchronize(self):
+        Event.waits += 1
+        Event.come = max(Event.come, self.number)
+
+    def elapsed_time(self, end):
+        assert self.query()
+        assert end.query(), "An event is read before the GPU has come past it."
+        return 1.0 * (end.number - self.number)
+
+
+def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr("raysim.pipeline.worker.Stopwatch", lambda device: Stopwatch(torch.device("cuda")))
+    monkeypatch.setattr("raysim.pipeline.worker.synchronize", lambda device: setattr(Event, "come", Event.recorded))
+    engine = start(small(**COMPRESSED, profile_every_steps=1))
+    actions = [action for step in range(2) for report in engine.step(step) for action in report.actions]
+    assert actions
+    assert all(action.end_s > action.start_s for action in actions)
+    assert Event.waits == 0
+    first, last = (Event(enable_timing=True) for _ in range(2))
+    for event in (first, last):
+        event.record(None)
+    assert Stopwatch.between(first, last) == 1e-3
+    assert Event.waits == 1

@@ -24,6 +24,26 @@ def called(tmp_path, monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("bench codecs --device cuda", "`--device` = cuda needs a GPU, and torch finds none here."),
+        ("bench pipeline --device cuda", "`--device` = cuda needs a GPU, and torch finds none here."),
+        ("bench pipeline --device tpu", "`--device` must be cpu or cuda, but got 'tpu'."),
+        ("train digits-cnn device=cuda --engine inline", "`device` = 'cuda' needs a GPU, and torch finds none here."),
+        (
+            "train digits-cnn device=cuda gpus_per_stage=0",
+            "`gpus_per_stage` must be more than 0 with `device` = 'cuda'",
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(called, monkeypatch, words, sentence):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = called(*words.split())
+    assert done.exit_code == 2, done.output
+    assert sentence in " ".join(done.output.split())
+
+
 def test_training_prints_links_and_evaluations(tmp_path):
     done = raysim(
         *["train", "digits-cnn", "steps=5", "forward=TopK(0.1)", "backward=Quantize(8)"],

@@ -30,8 +30,10 @@ def _pack(values, packed, count, num_bytes, WIDTH: tl.constexpr, ROWS: tl.conste
 @triton.jit
 def _pack_wide(values, packed, count, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Write a byte each, which overlaps two fields of more than 8 bits at most."""
-    target = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    offset = target.to(tl.int64) * 8
+    target = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(
+        0, BLOCK
+    )  # of wide fields there are more bytes than 32 bits count
+    offset = target * 8
     first = offset // WIDTH
     inside = target < num_bytes
     here = tl.load(values + first, mask=inside & (first < count), other=0)
@@ -68,7 +70,7 @@ def pack(values: Tensor, width: int) -> Tensor:
     packed = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
     if not num_bytes:
         return packed
-    sizes = len(values), num_bytes
+    values, sizes = values.contiguous(), (len(values), num_bytes)
     if width <= 8:
         launch(_pack, blocks(len(values), 8 * _ROWS), values, packed, *sizes, WIDTH=width, ROWS=_ROWS)
     else:

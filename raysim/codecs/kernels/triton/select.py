@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
+from raysim.codecs.transfers import integer
 
 _SHORT = 4096  # values of a row that one program holds
 _BLOCK = 4096
@@ -67,6 +68,7 @@ def _select_short(
     tl.store(positions + target, place.to(tl.int64), mask=keep)
     tl.store(values + target, bits, mask=keep)
     if CLEAR:
+        tl.debug_barrier()  # behind the sum, which another thread may have stored
         tl.store(total + place, tl.zeros([ROWS, BLOCK], total.dtype.element_ty), mask=keep)
 
 
@@ -235,7 +237,7 @@ def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)
     counts = _counted(bits, mask, thresholds)
-    count = int(counts.sum())
+    count = integer(counts.sum())
     positions = torch.empty(count, dtype=torch.int64, device=x.device)
     values = torch.empty(count, dtype=bits.dtype, device=x.device)
     _compacted(bits, mask, thresholds, torch.full_like(thresholds, 2**31 - 1), counts, positions, values, count, False)
