@@ -341,7 +341,9 @@ def test_seed_in_the_path_stands_for_the_seed_of_the_run(tmp_path):
         found = build_model("hf", {"path": path}, TEXT, seed).state_dict()
         expected = hf(TEXT, path=str(tmp_path / f"weights-{seed}")).state_dict()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-    with pytest.raises(ValueError, match=r"`model\.path` must be a folder that exists or a hub name, but got '.*weights-2'\."):
+    with pytest.raises(
+        ValueError, match=r"`model\.path` must be a folder that exists or a hub name, but got '.*weights-2'\."
+    ):
         build_model("hf", {"path": path}, TEXT, seed=2)
 
 
