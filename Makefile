@@ -44,7 +44,7 @@ docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 picture: .venv/installed-dev
-	$(BIN)/raysim report results/demo -o build/report.html --network 20mbps --network 100mbps --network 500mbps --network 1gbps+20ms
+	$(BIN)/raysim report results/demo -o build/report.html --network 20mbps --network 100mbps --network 500mbps --network 1gbps+20ms --only
 	$(BIN)/python docs/make_picture.py build/report.html
 
 golden: .venv/installed-dev

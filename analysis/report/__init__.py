@@ -27,12 +27,13 @@ def compose(
     folder: Path | str,
     networks: Sequence[Network | str] = NETWORKS,
     *,
+    first: str | None = None,
     compute: str = "auto",
     profile: Path | str | None = None,
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
-    `compute` and `profile` are as for `Replay`.
+    `first` is the name of the network that is chosen at first. `compute` and `profile` are as for `Replay`.
     Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
     """
     from analysis.report import (
@@ -49,16 +50,18 @@ def compose(
         runs,
         summary,
         tradeoff,
+        typed,
     )
 
     known = [parse_network(one) if isinstance(one, str) else one for one in networks]
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
-    material = gather(results, {repr(one): one for one in known}, compute, profile)
+    material = gather(results, {repr(one): one for one in known}, compute, profile, first=first)
     topics = (tradeoff, quality, curves, links, decisions, gantt, parallel)
     sections = [
         summary.section(material),
+        typed.section(material),
         *([probes.section(material)] if material.probes else []),
         *(
             [_of_job(job, topics, material) for job in material.jobs]
@@ -94,11 +97,12 @@ def write_report(
     *,
     form: str = "html",
     networks: Sequence[Network | str] = NETWORKS,
+    first: str | None = None,
     compute: str = "auto",
     profile: Path | str | None = None,
 ) -> Page:
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
-    page = compose(folder, networks, compute=compute, profile=profile)
+    page = compose(folder, networks, first=first, compute=compute, profile=profile)
     if form == "html":
         from analysis.report.html import write_html
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from analysis.pricing.estimates import Estimate
 from analysis.report.figures import ByNetwork, Figure, on_network
 
 
@@ -17,10 +18,26 @@ class Text(NamedTuple):
     """"paragraph", "lead" (the sentence to remember), "note" (limits of figures), "code" (shell commands) or "python"."""
 
 
+class Nodes(NamedTuple):
+    """Prices of a setting at the nodes of a grid of networks, latency by latency within each bandwidth."""
+
+    step_s: Sequence[Estimate]
+    speedup: Sequence[Estimate]
+    """Over `dense_step_s`; empty without a dense setting."""
+    dense_step_s: Sequence[float]
+
+
+class Typed(NamedTuple):
+    """A price on the network that the reader types, which the page interpolates: the "step" or the "speedup" of a setting."""
+
+    nodes: Nodes
+    part: str
+
+
 class Cell(NamedTuple):
     """A cell: its text, and the value to sort by where that differs."""
 
-    text: str | ByNetwork
+    text: str | ByNetwork | Typed
     value: Any = None
     code: bool = False
 
@@ -37,7 +54,8 @@ class Column(NamedTuple):
 @dataclass(frozen=True)
 class Table:
     """A table. `live` ones can be sorted and filtered on the page. `current` is the column that names a row's network,
-    `verdict` the one that says whether it is "supported", "contradicted" or "undecided"."""
+    `verdict` the one that says whether it is "supported", "contradicted" or "undecided". A `typed` one is filled in on the page, for
+    the network that the reader types, under a sentence that names the setting to use there."""
 
     key: str
     caption: str
@@ -46,6 +64,7 @@ class Table:
     live: bool = False
     current: int | None = None
     verdict: int | None = None
+    typed: bool = False
 
 
 class Heading(NamedTuple):
@@ -65,6 +84,8 @@ class Section:
     title: str
     blocks: Sequence[Block] = ()
     absent: str = ""
+    interactive: bool = False
+    """True if it means nothing without a browser."""
 
 
 class Page(NamedTuple):

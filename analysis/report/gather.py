@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,21 +38,35 @@ class Price(NamedTuple):
     replay: Replay
 
 
+class MeanPrice(NamedTuple):
+    """The price of a setting by network, as in `Setting`."""
+
+    step_s: Mapping[str, Estimate]
+    speedup: Mapping[str, Estimate]
+    dense_step_s: Mapping[str, float]
+
+
 Prices = Mapping[str, Price]
 Judged = Mapping[str, Mapping[str, Any]]  # the row of `safe_set`, by run
 
 
 def gather(
-    results: Results, networks: Mapping[str, Network], compute: str = "auto", profile: Path | str | None = None
+    results: Results,
+    networks: Mapping[str, Network],
+    compute: str = "auto",
+    profile: Path | str | None = None,
+    *,
+    first: str | None = None,
 ) -> Material:
     """Return the material of the sections."""
     names = list(networks)
-    material = Material(results, networks, FIRST if FIRST in networks else names[0], compute, profile)
+    chosen_first = first or (FIRST if FIRST in networks else names[0])
+    material = Material(results, networks, chosen_first, compute, profile)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
     if not len(ended):
         return material
     chosen = results.select(ended)
-    prices = _prices(chosen, networks, compute, profile)
+    prices = prices_of(chosen, networks, compute, profile)
     judged = _judged(chosen)
     each = [job_of(row) for row in ended.to_dict("records")]
     jobs = [
@@ -63,12 +77,18 @@ def gather(
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
 
-def _prices(results: Results, networks: Mapping[str, Network], compute: str, profile: Path | str | None) -> Prices:
-    """Return the price of each run's step; a run that cannot be priced is left out, and named in the problems."""
+def prices_of(
+    results: Results,
+    networks: Mapping[str, Network],
+    compute: str,
+    profile: Path | str | None,
+    runs: Iterable[str] | None = None,
+) -> Prices:
+    """Return the price of each run's step, or of `runs` alone; a run that cannot be priced is left out, and named in the problems."""
     chosen = list(networks.values())
     partners = dense_partners(results)
     found = {}
-    for run in results.runs["run"].astype(str):
+    for run in results.runs["run"].astype(str) if runs is None else runs:
         try:
             one = results.replay(run, compute=compute, profile=profile)
             dense = results.replay(partners[run], compute=compute, profile=profile) if run in partners else None
@@ -158,14 +178,7 @@ def _setting(
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
     mine = {str(run): prices[run] for run in runs["run"] if run in prices}
-    step_s = _by_network([one.step_s for one in mine.values()], networks)
-    against = [one for one in mine.values() if one.speedup]
-    speedup = _by_network([one.speedup for one in against], networks)
-    dense_step_s = {
-        network: float(np.mean([one.dense_step_s[network] for one in against])) for network in networks if against
-    }
-    for network, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
-        speedup[network] = speedup[network].at(dense_s / step_s[network].value)
+    price = mean_price(list(mine.values()), networks)
     return Setting(
         name=name,
         forward=how.forward,
@@ -180,12 +193,22 @@ def _setting(
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
         priced=next(iter(mine), None),
         notes=next(iter(mine.values())).replay.notes if mine else (),
-        step_s=step_s,
-        dense_step_s=dense_step_s,
-        speedup=speedup,
+        **price._asdict(),
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
         skill=_skill(well, metric.measure),
     )
+
+
+def mean_price(prices: Sequence[Price], networks: Iterable[str]) -> MeanPrice:
+    """Return the price of a setting, the mean over its runs."""
+    names = list(networks)
+    against = [one for one in prices if one.speedup]
+    step_s = _by_network([one.step_s for one in prices], names)
+    speedup = _by_network([one.speedup for one in against], names)
+    dense_step_s = {name: float(np.mean([one.dense_step_s[name] for one in against])) for name in names if against}
+    for name, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
+        speedup[name] = speedup[name].at(dense_s / step_s[name].value)
+    return MeanPrice(step_s, speedup, dense_step_s)
 
 
 def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str]) -> dict[str, Estimate]:

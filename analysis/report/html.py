@@ -16,8 +16,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from analysis.report.blocks import Block, Cell, Column, Heading, Page, Section, Table, Text
+from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Page, Section, Table, Text, Typed
 from analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
+from analysis.report.material import WORTH
+from analysis.report.typed import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
@@ -37,6 +39,7 @@ class _Writer:
         self.spans: list[list[str]] = []  # texts by network, in the order of its networks
         self.values: list[list[Any]] = []
         self.figures: dict[str, Any] = {}
+        self.nodes: dict[int, Nodes] = {}  # prices that the page interpolates, by id
 
     def write(self, plotly: str) -> str:
         page = self.page
@@ -48,12 +51,14 @@ class _Writer:
             "values": self.values,
             "figures": self.figures,
             "strings": list(self.strings),
+            "grid": {"bandwidths_bps": BANDWIDTHS_BPS, "latencies_s": LATENCIES_S, "worth": WORTH},
+            "nodes": [_of_nodes(nodes) for nodes in self.nodes.values()],
         }
-        css, script = _own("page.css"), _own("page.js")
+        css, script, typed = _own("page.css"), _own("page.js"), _own("typed.js")
         policy = "; ".join(
             [
                 "default-src 'none'",
-                f"script-src {_hash(plotly)} {_hash(script)}",
+                f"script-src {_hash(plotly)} {_hash(script)} {_hash(typed)}",
                 "style-src 'unsafe-inline'",  # plotly's, and ours
                 "img-src data: blob:",
                 "base-uri 'none'",
@@ -91,6 +96,7 @@ class _Writer:
 <script type="application/json" id="data">{_json(data)}</script>
 <script>{plotly}</script>
 <script>{script}</script>
+<script>{typed}</script>
 </body>
 </html>
 """
@@ -102,9 +108,16 @@ class _Writer:
             f'<option value="{escape(n)}"{" selected" if n == self.page.network else ""}>{escape(n)}</option>'
             for n in self.page.networks
         )
+        typed = ""
+        if any(isinstance(block, Table) and block.typed for section in self.page.sections for block in section.blocks):
+            typed = (
+                '<label for="typed">or on</label> <input id="typed" placeholder="300mbps+8ms" size="14" autocomplete="off" '
+                'spellcheck="false" aria-describedby="wrong"> '
+            )
         return (
             '<p class="control"><label for="network">Times on the network</label> '
-            f'<select id="network" autocomplete="off">{options}</select> <span id="said" class="unseen" role="status"></span></p>'
+            f'<select id="network" autocomplete="off">{options}</select> {typed}'
+            '<span id="said" class="unseen" role="status"></span> <span id="wrong" role="alert"></span></p>'
         )
 
     def _problems(self) -> str:
@@ -137,8 +150,11 @@ class _Writer:
             return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
-    def _changing(self, text: str | ByNetwork, *, code: bool = False) -> str:
-        """Return a text as HTML; one by network is marked, and the script changes it."""
+    def _changing(self, text: str | ByNetwork | Typed, *, code: bool = False) -> str:
+        """Return a text as HTML; one that depends on the network is marked, and a script changes it."""
+        if isinstance(text, Typed):
+            self.nodes.setdefault(id(text.nodes), text.nodes)
+            return f'<span data-nodes="{list(self.nodes).index(id(text.nodes))}" data-part="{text.part}"></span>'
         if not isinstance(text, ByNetwork):
             return f"<code>{escape(text)}</code>" if code else _prose(text)
         self.spans.append([_prose(text.values[network]) for network in self.page.networks])
@@ -160,8 +176,11 @@ class _Writer:
                 f'<span role="status" data-count="{table.key}">{len(table.rows)} of {len(table.rows)}</span></p>'
             )
         live = " data-live" if table.live else ""
+        lead = hidden = ""
+        if table.typed:
+            lead, live, hidden = f'<p class="lead" id="{table.key}-lead" hidden></p>', " data-typed", " hidden"
         return (
-            f'{filter_}<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.key}-caption">'
+            f'{lead}{filter_}<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.key}-caption"{hidden}>'
             f'<table id="{table.key}"{live}><caption id="{table.key}-caption"><span>{_prose(table.caption)}</span></caption>'
             f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
         )
@@ -261,6 +280,15 @@ class _Writer:
         if isinstance(labels, ByNetwork):
             return {"by": [self._labels(labels.values[network]) for network in self.page.networks]}
         return [self.strings.setdefault(label, len(self.strings)) for label in labels]
+
+
+def _of_nodes(nodes: Nodes) -> dict[str, Any]:
+    """Return prices as lists over the grid; the ends of a speed-up's interval as shares of it, which stays a ratio of steps."""
+    return {
+        "step": [_numbers(one) for one in zip(*nodes.step_s, strict=True)],
+        "dense": _numbers(nodes.dense_step_s),
+        "shares": [_numbers(getattr(one, end) / one.value for one in nodes.speedup) for end in ("low", "high")],
+    }
 
 
 def _class(column: Column) -> str:

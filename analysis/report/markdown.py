@@ -37,7 +37,8 @@ def _lines(page: Page) -> Iterator[str]:
         yield "## Not in this report"
         yield "\n".join(f"- {_prose(one)}" for one in page.problems)
     for section in page.sections:
-        yield from _section(section, page.network)
+        if not section.interactive:
+            yield from _section(section, page.network)
 
 
 def _section(section: Section, network: str) -> Iterator[str]:

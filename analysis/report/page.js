@@ -308,6 +308,15 @@
     for (const figure of all("figure[id]")) if (!figure.dataset.drawn || changes(figure)) drawSoon(figure);
   }
 
+  /** Keep the chosen network in the address, so that a link to the page, or loading it again, shows the same. */
+  function keep(name) {
+    const address = new URL(location.href);
+    address.searchParams.set("network", name);
+    history.replaceState(null, "", address);
+  }
+
+  const say = (sentence) => (document.getElementById("said").textContent = sentence);
+
   // Figures far down the page are drawn when they come near, when the browser is idle, or before printing.
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.stale) drawNow(entry.target);
@@ -361,10 +370,8 @@
   if (select)
     select.addEventListener("change", () => {
       choose();
-      const address = new URL(location.href);
-      address.searchParams.set("network", select.value);
-      history.replaceState(null, "", address);
-      document.getElementById("said").textContent = `Times are now for ${select.value}.`;
+      keep(select.value);
+      say(`Times are now for ${select.value}.`);
     });
   if (matchMedia("(max-width: 60rem)").matches) document.querySelector("nav details").open = false;
 
@@ -382,6 +389,6 @@
     for (const plot of all(".plot")) Plotly.relayout(plot, { width: null, autosize: true });
   });
 
-  globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)) };
+  globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)), data, all, asked, keep, say };
   choose();
 })();

@@ -71,6 +71,9 @@ def report(
         str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
     ] = "html",
     network: Networks = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="Leave out the presets that stand beside the networks given.")
+    ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
     ] = None,
@@ -81,12 +84,15 @@ def report(
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 
+    Networks that are given stand before the presets in the page's control; another can be typed on the page.
     For example: raysim report results -o report.html
     """
     for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
-    networks = parse_networks(network) if network else None
+    if only and not network:
+        fail("`--only` must go with one `--network` or more.", 2)
+    given = parse_networks(network) if network else []
     from raysim.places import in_bucket, local_path
 
     here = Path() if in_bucket(folder) else local_path(folder)
@@ -102,15 +108,21 @@ def report(
     from analysis.report import NETWORKS, write_report
     from raysim.show.terminal import console
 
+    own = [repr(one) for one in given]
+    unlike = next((repr(one) for one in given if given[own.index(repr(one))] != one), None)
+    if unlike is not None:
+        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
+    networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))]
+    first = own[0] if own else None
     try:
         with console().status(f"reading {folder}"):
             page = write_report(
-                folder, target, form=form, networks=networks or NETWORKS, compute=compute, profile=profile
+                folder, target, form=form, networks=networks, first=first, compute=compute, profile=profile
             )
     except AnalysisError as error:
         fail(str(error), 2)
     for problem in page.problems:
         typer.echo(f"- {problem}")
     typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
-    for sentence in page.decisions([repr(one) for one in networks] if networks else [page.network]):
+    for sentence in page.decisions(own or [page.network]):
         typer.echo(sentence)

@@ -21,8 +21,10 @@ from analysis.report.figures import ByNetwork, Figure
 from analysis.report.gather import gather
 from analysis.report.html import write_html
 from analysis.report.markdown import write_markdown
+from analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from analysis.report.material import WORTH, Job, Metric, Setting, Spread
 from analysis.report.reproduce import recipe
+from analysis.report.typed import BANDWIDTHS_BPS, GRID, LATENCIES_S
 from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
@@ -123,7 +125,7 @@ def test_what_comes_from_runs_is_never_markup(runs, html, tmp_path):
     outline = Outline(write_html(written))
     assert {tag for tag, _ in outline.elements} <= {tag for tag, _ in Outline(html).elements}
     assert not any(name.startswith("on") for _, attributes in outline.elements for name in attributes)
-    assert len(outline.all("script")) == 3
+    assert len(outline.all("script")) == 4
     assert SPITE.replace("`", "") in "".join(outline.text).replace("`", "")
     write_markdown(written, tmp_path / "md")
     markdown = (tmp_path / "md" / "report.md").read_text()
@@ -432,6 +434,47 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
     assert said in text
 
 
+@pytest.mark.slow
+def test_own_networks_stand_before_the_presets(runs, tmp_path):
+    (tmp_path / "mine.toml").write_text("bandwidth_bps = 3e8\nlatency_s = 0.008\n")
+    out = tmp_path / "report.html"
+    result = command(runs, "--out", out, "--network", tmp_path / "mine.toml", "--network", "1gbps")
+    assert result.exit_code == 0, result.output
+    options = re.findall(r'<option value="([^"]+)"( selected)?>', out.read_text())
+    assert [name for name, _ in options] == ["mine", "1gbps", *(one for one in MATERIAL_NETWORKS if one != "1gbps")]
+    assert [name for name, selected in options if selected] == ["mine"]
+    assert result.output.count("\nOn ") == 2
+
+
+def interpolated(values, network):
+    """Return the plain reference of the page's interpolation: linear in latency and in seconds a bit."""
+    pairs = []
+    for nodes, value in ((BANDWIDTHS_BPS, network.bandwidth_bps), (LATENCIES_S, network.latency_s)):
+        place = min(max(i for i, one in enumerate(nodes) if one <= value), len(nodes) - 2)
+        low, high = (1 / nodes[place], 1 / nodes[place + 1]) if nodes is BANDWIDTHS_BPS else nodes[place : place + 2]
+        share = ((1 / value if nodes is BANDWIDTHS_BPS else value) - low) / (high - low)
+        pairs.append(((place, 1 - share), (place + 1, share)))
+    return sum(a * b * values[row * len(LATENCIES_S) + column] for row, a in pairs[0] for column, b in pairs[1])
+
+
+def test_a_typed_network_is_priced_as_a_simulated_one(page, runs):
+    """At the nodes it is the price of the other tables; between them at most a twentieth above the simulation, and never below."""
+    typed, settings = table(page, "job1-typed"), table(page, "job1-settings")
+    nodes = {row[0].text: row[1].text.nodes for row in typed.rows}
+    assert [*nodes] == [row[0].text for row in settings.rows]
+    for row in settings.rows:
+        for network in ("100mbps", "1gbps"):
+            place = list(GRID).index(network)
+            assert nodes[row[0].text].step_s[place].value == row[5].value.values[network]
+    asked = [parse_network(text) for text in ("1.5mbps", "7mbps+2ms", "45mbps+60ms", "333mbps+0.4ms", "77gbps+250ms")]
+    results = load(runs)
+    for name, prefix in (("dense", "dense"), ("TopK(0.1) / Identity", "topk")):
+        each = [results.replay(f"{prefix}-s{seed}").step_seconds(asked).mean(axis=1) for seed in SEEDS]
+        values = [one.value for one in nodes[name].step_s]
+        for network, simulated in zip(asked, sum(each) / len(each), strict=True):
+            assert 1 - 1e-9 < interpolated(values, network) / simulated < 1.05
+
+
 def test_bad_input_is_one_sentence(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -450,6 +493,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         assert result.stderr.strip() == f"raysim: {said}"
     assert command(runs, "--out", tmp_path / "none" / "report.html").exit_code == 2
     assert command(runs, "--network", "slow").exit_code == 2
+    assert command(runs, "--only").stderr.strip() == "raysim: `--only` must go with one `--network` or more."
     assert not list((tmp_path / "empty").iterdir())
     with pytest.raises(AnalysisError, match="no run in"):
         compose(tmp_path / "empty")
@@ -502,6 +546,7 @@ def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
         "1gbps",
         "--network",
         "free",
+        "--only",
     )
     assert result.exit_code == 0, result.output
     text = (tmp_path / "md" / "report.md").read_text()

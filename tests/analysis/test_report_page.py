@@ -107,7 +107,8 @@ def test_the_network_control_changes_the_numbers(opened, report):
     after = column(page, "job1-runs", 12)
     assert len(after) == len(steps) == 200
     assert after != steps
-    row = next(row for row in report[0].sections[10].blocks[0].rows if row[0].text == "trials/0-s1")
+    listed = next(section for section in report[0].sections if section.key == "runs").blocks[0]
+    row = next(row for row in listed.rows if row[0].text == "trials/0-s1")
     place = column(page, "job1-runs", 1).index("trials/0-s1")
     assert (steps[place], after[place]) == (row[11].text.values["1gbps"], row[11].text.values["100mbps"])
     assert page.locator("#job1-recommended tr.current th").inner_text() == "100mbps"
@@ -223,6 +224,43 @@ def test_the_network_is_kept_in_the_address(opened):
     page.wait_for_function("window.raysimReport !== undefined")
     assert page.get_by_label("Times on the network").input_value() == "100mbps"
     assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
+
+
+@pytest.mark.slow
+def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
+    from analysis.report.typed import GRID
+    from analysis.report.words import seconds, speedup, step_time
+
+    page = opened()
+    table = next(block for one in report[0].sections for block in one.blocks if getattr(block, "typed", False))
+
+    def typed(text):
+        page.get_by_label("or on").fill(text)
+        page.keyboard.press("Enter")
+
+    for network in ("10mbps+10ms", "200mbps", "5gbps+100ms"):  # nodes, where the page has to show the simulation itself
+        typed(network)
+        place = list(GRID).index(network)
+        nodes = [row[1].text.nodes for row in table.rows]
+        assert column(page, table.key, 2) == [step_time(one.step_s[place]) for one in nodes]
+        assert column(page, table.key, 3)[1:] == [speedup(one.speedup[place]) for one in nodes[1:]]
+        lead = page.locator(f"#{table.key}-lead").inner_text()
+        assert lead.startswith(f"On {network}, ")
+        assert seconds(nodes[0].step_s[place].value) in lead  # of dense, whatever is recommended
+    typed("300mbps+8ms")
+    between = column(page, table.key, 2)
+    page.reload()
+    page.wait_for_function("window.raysimReport !== undefined")
+    assert page.get_by_label("or on").input_value() == "300mbps+8ms"
+    assert column(page, table.key, 2) == between
+    for text, sentence in (("300", "Type a bandwidth and a latency"), ("1kbps", "Prices reach from 1mbps")):
+        typed(text)
+        assert page.get_by_role("alert").inner_text().startswith(sentence)
+        assert not page.locator(f"#{table.key}").is_visible()
+    typed("100mbps")  # a network of the page itself
+    assert page.get_by_label("Times on the network").input_value() == "100mbps"
+    assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
+    assert not page.locator(f"#{table.key}").is_visible()
 
 
 def test_ticks_of_an_axis_never_repeat(opened):

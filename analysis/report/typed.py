@@ -1,0 +1,89 @@
+"""Prices on a network that the reader types: the page interpolates between networks that are simulated here.
+
+The seconds of a step are interpolated linearly in latency and in seconds a bit. Where the schedule alone orders every wire, a step is
+the longest of paths that are linear in both, so the interpolation is never below the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.data.results import Results
+from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
+from analysis.report.gather import mean_price, prices_of
+from analysis.report.material import Job, Material, Setting
+from raysim.network.topology import Network
+from raysim.records import FINISHED
+
+BANDWIDTHS_BPS = (*(step * 10.0**decade for decade in range(6, 11) for step in (1, 2, 5)), 1e11)
+LATENCIES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+GRID = {
+    repr(network): network
+    for network in (Network(bandwidth, latency) for bandwidth in BANDWIDTHS_BPS for latency in LATENCIES_S)
+}
+COLUMNS = (
+    Column("setting"),
+    Column("step", number=True),
+    Column("speed-up", number=True),
+    Column("on", number=True),
+    Column("off", number=True),
+    Column("verdict"),
+)
+
+
+def section(material: Material) -> Section:
+    """Return a table a job of the settings that figures name and of all safe ones, to be priced on the page."""
+    key, title = "typed-network", "A network of your own"
+    jobs = [job for job in material.jobs if job.priced]
+    if not jobs:
+        return Section(key, title, absent="No trained run here can be priced.", interactive=True)
+    ended = material.results.runs[material.results.runs["status"].isin(FINISHED)]
+    results = material.results.select(ended)
+    blocks: list[Block] = [
+        Text(
+            "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
+            f"{len(GRID)} simulated networks, from 1 Mbit/s to 100 Gbit/s and up to 300 ms. For the simulation itself, and for "
+            "networks of other kinds, give the network, or its file, to `raysim report` by `--network`."
+        )
+    ]
+    for job in jobs:
+        blocks += [Heading(job.title)] if len(jobs) > 1 else []
+        blocks.append(_table(job, material, results))
+    return Section(key, title, blocks, interactive=True)
+
+
+def _table(job: Job, material: Material, results: Results) -> Table:
+    named = [one for one in job.named if one.step_s]  # dense first
+    settings = [*named, *(one for one in job.priced if one.verdict == "safe" and one not in named)]
+    rows = []
+    for setting in settings:
+        nodes = _nodes(setting, material, results)
+        rows.append(
+            [
+                Cell(setting.name, code=True),
+                Cell(Typed(nodes, "step")),
+                Cell("1" if setting.dense else Typed(nodes, "speedup") if nodes.speedup else "unknown"),
+                *(Cell(job.metric.write(*setting.quality[mode][:2])) for mode in ("on", "off")),
+                Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
+            ]
+        )
+    return Table(
+        f"{job.key}-typed",
+        f"{job.title}: the settings that figures name, and all that are shown to be safe, on the typed network. Steps and speed-ups "
+        f"over dense have their 90 % intervals in brackets. Compute: {job.source}.",
+        COLUMNS,
+        rows,
+        typed=True,
+    )
+
+
+def _nodes(setting: Setting, material: Material, results: Results) -> Nodes:
+    prices = prices_of(results, GRID, material.compute, material.profile, setting.runs)
+    price = mean_price(list(prices.values()), GRID)
+    return Nodes(_listed(price.step_s), _listed(price.speedup), _listed(price.dense_step_s))
+
+
+def _listed(values: Mapping[str, Any]) -> list[Any]:
+    """Return values in the order of the grid."""
+    return [values[network] for network in GRID] if values else []
