@@ -16,7 +16,7 @@ from analysis.data.jobs import Job, device_kind, job_of
 from analysis.data.settings import SYNCHRONOUS
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
-from raysim.network.profile import profiles_from_actions
+from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import RecordsError, Run

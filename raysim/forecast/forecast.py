@@ -10,17 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
+from raysim.forecast.structure import data_of, structure_of
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory, format_bytes
@@ -31,25 +30,14 @@ from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_real
 from raysim.pipeline.exchanges import exchange_delay, exchange_period
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
 from raysim.pipeline.plan import task_of
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
-from raysim.workloads.data import DATASETS, load_data
-from raysim.workloads.models import MODELS, bind_model, build_model, make_structure
-from raysim.workloads.options import bind_options
 from raysim.workloads.partition import partition
-from raysim.workloads.splits import DataShape
-
-CIFAR = {
-    "cifar10": (DataShape((3, 32, 32), "float32", 10), 50_000),
-    "cifar100": (DataShape((3, 32, 32), "float32", 100), 50_000),
-}
-WIKITEXT2 = (50_257, 2_391_884)  # tokens that GPT-2 knows, and that the training text has: as the tokeniser counts them
-GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,12 +201,12 @@ def _forecast(
     transport: Transport,
 ) -> Forecast:
     notes: list[str] = []
-    shape, num_samples = _data_of(config, notes)
+    shape, num_samples = data_of(config, notes)
     if num_samples < config.batch_size:
         raise ConfigError(
             f"`batch_size` must be at most the number of training samples ({num_samples}), but got {config.batch_size}."
         )
-    model = _structure(config, shape, notes)
+    model = structure_of(config, shape, notes)
     size = config.microbatch_size
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     loss = task_of(config, shape).loss
@@ -341,63 +329,3 @@ def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int
                 all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
             )
     return np.concatenate(found)
-
-
-def _data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
-    """Return the shape and number of training samples; of the sets that come from the hub without fetching them."""
-    name, options = config.data.name, config.data.options
-    if name not in (*CIFAR, "wikitext2") or options.get("path") is not None:
-        data = load_data(name, options, config.seed)
-        return data.shape, len(data.train)
-    options = bind_options("data", name, DATASETS[name], options)
-    notes.append(f"Data: {name} by its published size, not read.")
-    if name in CIFAR:
-        shape, count = CIFAR[name]
-    else:
-        length = check_integer("data.length", options.get("length", 1024), 1)
-        shape, count = DataShape((length,), "int64", WIKITEXT2[0]), WIKITEXT2[1] // length
-    wanted = options.get("train_samples")
-    return shape, count if wanted is None else check_integer("data.train_samples", wanted, 1, count)
-
-
-def _structure(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequential:
-    """Return the model with parameters that have a shape and take no memory; models of the user's own are built for real."""
-    name, options = config.model.name, config.model.options
-    if name not in MODELS:
-        return build_model(name, options, shape, config.seed)
-    arguments = bind_model(name, MODELS[name], options)
-    if name == "gpt2":
-        path = str(arguments.get("path", "gpt2"))
-        if path not in GPT2 or Path(path).exists():
-            return build_model(name, options, shape, config.seed)
-        notes.append(f"Model: {path} by its published size, its weights not read.")
-        blocks, width, heads = GPT2[path]
-        name, arguments = (
-            "gpt",
-            {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
-        )
-    return _hollow(make_structure(name, MODELS[name], {"shape": shape, **arguments}))
-
-
-def _hollow(model: nn.Sequential) -> nn.Sequential:
-    """Replace the parameters of the meta device by CPU tensors that expand one number to the whole shape.
-
-    The count runs on CPU tensors, since a CPU's kernels save the tensors that a real run would save. Expanded tensors are copied
-    as they are, without their full memory.
-    """
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in made:
-                hollow = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
-                hollow.__deepcopy__ = partial(_itself, hollow)  # type: ignore[method-assign]
-                made[id(parameter)] = hollow
-            module.register_parameter(name, made[id(parameter)])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            kept = name not in module._non_persistent_buffers_set
-            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype), persistent=kept)
-    return model
-
-
-def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
-    return parameter

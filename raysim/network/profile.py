@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -304,58 +304,6 @@ class Profile:
             raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
 
 
-def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) -> dict[int, Profile]:
-    """Return one profile for each recorded step, by step, from the columns of `actions.parquet` as arrays.
-
-    Read are step, replica, stage, op ("F", "B", "W"; rows of other ops are left out), microbatch, decode_s, compute_wall_s,
-    compute_cpu_s, encode_s, wire_bytes, dense_bytes. Every step must hold every action once, W at most once. `overheads`
-    are further fields of `Profile`, such as `call_s` from a calibration.
-    """
-    taken = {
-        "decode_s": "decode_s",
-        "compute_s": "compute_wall_s",
-        "cpu_s": "compute_cpu_s",
-        "encode_s": "encode_s",
-        "wire_bytes": "wire_bytes",
-        "dense_bytes": "dense_bytes",
-    }
-    keys = ("step", "replica", "stage", "op", "microbatch")
-    for name in (*keys, *taken.values()):
-        if name not in columns:
-            raise ValueError(f"`columns` must hold {name!r}, but got {sorted(columns)}.")
-    letters = np.asarray(columns["op"]).astype(str)
-    chosen = np.isin(letters, list(OPS))
-    if not chosen.any():
-        raise ValueError("`columns` must hold at least one forward or backward, but got none.")
-    op = np.array([OPS.index(letter) for letter in letters[chosen]])
-    step, replica, stage, microbatch = (
-        np.asarray(columns[name])[chosen].astype(np.int64) for name in ("step", "replica", "stage", "microbatch")
-    )
-    values = {name: _numbers(np.asarray(columns[column])[chosen]) for name, column in taken.items()}
-    shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
-    index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
-    lacking = np.indices(shape)[2].reshape(-1) == OPS.index("W")  # which takes nothing where backward is in one part
-    profiles: dict[int, Profile] = {}
-    for number in np.unique(step):
-        here = step == number
-        counts = np.bincount(index[here], minlength=math.prod(shape))
-        false = counts != 1
-        false[lacking & (counts == 0)] = False
-        if false.any():
-            wrong = int(np.flatnonzero(false)[0])
-            r, s, o, m = (int(part) for part in np.unravel_index(wrong, shape))
-            raise ValueError(
-                f"Step {number} must hold every action once, but got {s}{OPS[o]}{m} of replica {r} {counts[wrong]} times."
-            )
-        arrays: dict[str, Any] = {}
-        for name, column in values.items():
-            whole = np.zeros(math.prod(shape))
-            whole[index[here]] = column[here]
-            arrays[name] = whole.reshape(shape)
-        profiles[int(number)] = Profile(**({"source": f"recorded step {number}"} | arrays | overheads))
-    return profiles
-
-
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
     """Return the mean of profiles of one shape, such as the profiles of a run's recorded steps without the first ones."""
     if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
@@ -378,13 +326,6 @@ def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vo
     """
     tokens = batch * sequence
     return float(tokens * (num_blocks * (24 * width**2 + 4 * sequence * width) + 2 * width * vocabulary))
-
-
-def _numbers(column: NDArray[Any]) -> Floats:
-    """Return a column as numbers, null as zero: an action without a packet has no bytes."""
-    if column.dtype == object:
-        column = np.array([0.0 if value is None else float(value) for value in column])
-    return np.nan_to_num(column.astype(np.float64))
 
 
 def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:

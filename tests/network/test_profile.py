@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from raysim.network.calibrate import read_overheads
 from raysim.network.devices import DEVICES
 from raysim.network.presets import parse_network
-from raysim.network.profile import Profile, gpt_forward_flops, mean_profile, profiles_from_actions
+from raysim.network.profile import Profile, gpt_forward_flops, mean_profile
+from raysim.network.recorded import profiles_from_actions
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.schedules.families import ZBH1, GPipe, OneFOneB, Schedule

@@ -1,0 +1,278 @@
+"""The words of docs/notation.md that are in no class: an example, the source and the use of each name, and the sections.
+
+`generate_notation.py` makes the page of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """An example of a notation, the source of its method, and when to use it."""
+
+    example: str
+    source: str
+    use: str
+
+
+RUDAKOV = "Rudakov et al. 2023, arXiv:2401.07788"
+OPTIMUS = "Song et al. 2023 (Optimus-CC), arXiv:2301.09830"
+HIVEMIND = "hivemind; Petals, arXiv:2209.01188"
+
+ENTRIES = {
+    "codec": {
+        "Identity": Entry("Identity", "", "The dense baseline that every other setting is compared with."),
+        "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
+        "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows whose scales differ too much for float16."),
+        "Quantize": Entry(
+            "Quantize(4)", RUDAKOV, "A first choice for activations and gradients on slow links: 4 to 8 bits."
+        ),
+        "FixedPoint": Entry(
+            "FixedPoint(8)",
+            "Wang et al. 2022 (AC-SGD), arXiv:2206.01299",
+            "Comparison with AQ-SGD's published quantiser.",
+        ),
+        "NonUniform": Entry(
+            "NonUniform(4)",
+            "Lloyd 1957, Max 1960; hivemind",
+            "Few bits for values whose distribution is far from uniform.",
+        ),
+        "DAQ": Entry(
+            "DAQ(4)", "Hong et al. 2022 (DAQ, WACV)", "Few bits for convolutional features with different channels."
+        ),
+        "TAHQuant": Entry(
+            "TAHQuant",
+            "He et al. 2025, arXiv:2506.01352",
+            "3 to 4 bits for activations of language models with outliers.",
+        ),
+        "MX": Entry(
+            "MX('e2m1')", "OCP Microscaling formats", "Block floating point, as accelerators store it: 4 or 8 bits."
+        ),
+        "Mean": Entry(
+            "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec that share a sign."
+        ),
+        "Natural": Entry(
+            "Natural", "Horváth et al. 2019, arXiv:1905.10988", "An unbiased codec for DIANA and MARINA: 9 bits."
+        ),
+        "QSGD": Entry("QSGD(4)", "Alistarh et al. 2017, arXiv:1610.02132", "An unbiased codec with a choice of bits."),
+        "TernGrad": Entry(
+            "TernGrad", "Wen et al. 2017, arXiv:1705.07878", "Gradients in 2 bits, unbiased after clipping."
+        ),
+        "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
+        "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
+        "TinyScript": Entry("TinyScript(4)", "Fu et al. 2020 (ICML)", "Unbiased rounding for heavy-tailed values."),
+        "TopK": Entry(
+            "TopK(0.1)", RUDAKOV, "Tensors of few large and many small values. On gradients, use error feedback."
+        ),
+        "Nonzero": Entry("Nonzero", "", "Lossless, for activations after a ReLU."),
+        "RandomK": Entry(
+            "RandomK(0.1)", "Stich et al. 2018, arXiv:1809.07599", "Sparsity without positions on the wire."
+        ),
+        "Threshold": Entry(
+            "Threshold(0.01)", "Xu et al. 2021 (GRACE, ICDCS)", "Values whose scale is known in advance."
+        ),
+        "EstimatedTopK": Entry(
+            "EstimatedTopK(0.1, 'sampled')",
+            "Lin et al. 2018, arXiv:1712.01887; Fang et al. 2019; Shi et al. 2019; Abdelmoniem et al. 2021",
+            "Measures what published threshold estimates lose; `TopK` is exact and no slower here.",
+        ),
+        "LowRank": Entry(
+            "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
+        ),
+        "ATOMO": Entry("ATOMO(4)", "Wang et al. 2018, arXiv:1806.04090", "An unbiased low-rank codec."),
+        "ErrorBounded": Entry(
+            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
+        ),
+        "ZFP": Entry(
+            "ZFP(0.01)", "Lindstrom 2014 (ZFP)", "Smooth images; elsewhere `ErrorBounded` is smaller and faster."
+        ),
+        "Entropy": Entry(
+            "Entropy(Quantize(4))", "", "A lossless stage after any codec, where bytes cost more than compute."
+        ),
+        "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression where no error is tolerable."),
+        "Hadamard": Entry("Hadamard(Quantize(4))", "", "Few bits where single outliers stretch the range."),
+        "Outliers": Entry(
+            "Outliers(Quantize(4))",
+            "Dettmers et al. 2022, arXiv:2208.07339",
+            "Few bits where whole channels are outliers.",
+        ),
+    },
+    "compressor": {
+        "Plain": Entry("TopK(0.1)", "", "Any codec without a memory; written as the codec alone."),
+        "ErrorFeedback": Entry(
+            "ErrorFeedback(Quantize(4))",
+            f"Seide et al. 2014; {RUDAKOV}",
+            "Gradients. On activations of shuffled data use `key='sample'`.",
+        ),
+        "MixedErrorFeedback": Entry("MixedErrorFeedback(TopK(0.1))", RUDAKOV, "Comparison with plain error feedback."),
+        "NoiseFeedback": Entry("NoiseFeedback(TopK(0.1))", "", "The control of an experiment on error feedback."),
+        "EF21": Entry("EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Messages that change slowly."),
+        "AQSGD": Entry(
+            "AQSGD(Quantize(4))",
+            "Wang et al. 2022, arXiv:2206.01299",
+            "Activations of fine-tuning over several epochs, with memory for a copy of each sample.",
+        ),
+        "WarmStart": Entry(
+            "WarmStart(LowRank(4))", f"Vogels et al. 2019, arXiv:1905.13727; {OPTIMUS}", "Low rank at a smaller error."
+        ),
+        "LazyErrorPropagation": Entry(
+            "LazyErrorPropagation(LowRank(4))", OPTIMUS, "Backward links: the error goes with the next microbatch."
+        ),
+        "Epilogue": Entry(
+            "Epilogue(LowRank(4))", OPTIMUS, "Backward links: compresses only the messages that nothing hides."
+        ),
+        "GraVAC": Entry(
+            "GraVAC(ladder='bits')",
+            "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
+            "A link whose best strength is unknown or changes during training. Needs a clock.",
+        ),
+        "ACGC": Entry(
+            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
+        ),
+    },
+    "replica method": {
+        "Gathered": Entry(
+            "ErrorFeedback(TopK(0.1))",
+            "",
+            "Any codec or error feedback on replica gradients; written as the codec alone.",
+        ),
+        "PowerSGD": Entry(
+            "PowerSGD(4)", "Vogels et al. 2019, arXiv:1905.13727", "Many replicas: its bytes do not grow with them."
+        ),
+        "DGC": Entry(
+            "DGC(0.01)", "Lin et al. 2018, arXiv:1712.01887", "SGD with momentum at densities of 0.01 and below."
+        ),
+        "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
+        "GTopK": Entry("GTopK(0.01)", "Shi et al. 2019, arXiv:1901.04359", "Sparse gradients among many replicas."),
+        "EF21": Entry(
+            "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
+        ),
+        "DIANA": Entry("DIANA(QSGD(4))", "Mishchenko et al. 2019, arXiv:1901.09269", "Unbiased codecs."),
+        "MARINA": Entry(
+            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs where compute is cheap."
+        ),
+        "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
+        "PowerGossip": Entry(
+            "PowerGossip(2)",
+            "Vogels et al. 2020, arXiv:2008.01425",
+            "The slowest links: replicas may differ from one another.",
+        ),
+        "DiLoCo": Entry(
+            "DiLoCo(100)",
+            "Douillard et al. 2023, arXiv:2311.08105",
+            "Links so slow that replicas should speak once in many steps.",
+        ),
+        "MuLoCo": Entry("MuLoCo(30)", "Thérien et al. 2025, arXiv:2505.23725", "The same with `optimizer.name=muon`."),
+        "StreamingDiLoCo": Entry(
+            "StreamingDiLoCo(100, fragments=4)",
+            "Douillard et al. 2025, arXiv:2501.18512",
+            "The same where the peak of an exchange matters, or its time should be hidden (`delay`).",
+        ),
+        "SparseLoCo": Entry(
+            "SparseLoCo(30)",
+            "Sarfi et al. 2025, arXiv:2508.15706",
+            "The fewest bytes of all: sparse changes in two bits.",
+        ),
+        "SPARTA": Entry(
+            "SPARTA", "exo-explore/gym (code)", "A few values in every step, which keep replicas near each other."
+        ),
+        "DeMo": Entry(
+            "DeMo",
+            "Peng et al. 2024, arXiv:2411.19870",
+            "Comparison with signSGD and DGC: frequencies of the momentum.",
+        ),
+        "Accordion": Entry(
+            "Accordion(TopK(0.1), TopK(0.01))",
+            "Agarwal et al. 2020, arXiv:2010.16248",
+            "Training with critical phases, such as decays of the learning rate.",
+        ),
+        "GraVAC": Entry(
+            "GraVAC(10, 1000)",
+            "Tyagi, Swany 2023, arXiv:2305.12201",
+            "A strength that adapts to what the gradient keeps. Needs a clock.",
+        ),
+    },
+    "schedule": {
+        "GPipe": Entry(
+            "GPipe",
+            "Huang et al. 2019, arXiv:1811.06965",
+            "The simplest reference; it holds all microbatches in memory.",
+        ),
+        "1F1B": Entry(
+            "1F1B", "Narayanan et al. 2021, arXiv:2104.04473", "The default. Raise `ahead` where links have latency."
+        ),
+        "Interleaved1F1B": Entry(
+            "Interleaved1F1B(2)",
+            "Narayanan et al. 2021, arXiv:2104.04473",
+            "Fast links: a smaller bubble for more packets.",
+        ),
+        "ZBH1": Entry("ZBH1", "Qi et al. 2023, arXiv:2401.10241", "A smaller bubble in the memory of 1F1B."),
+        "Custom": Entry(
+            "Custom('rows.csv')", "", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
+        ),
+    },
+    "weight policy": {
+        "Synchronous": Entry("Synchronous", "", "The reference: all stages read the same weights."),
+        "Stashed": Entry(
+            "Stashed",
+            "Narayanan et al. 2019 (PipeDream), arXiv:1806.03377",
+            "No bubble, small batches: one update a microbatch. With NAdam it is AsyncPP.",
+        ),
+        "DoubleBuffered": Entry(
+            "DoubleBuffered",
+            "Narayanan et al. 2021 (PipeDream-2BW), arXiv:2006.09503",
+            "A first choice: no bubble, a delay of one step, one copy of the weights.",
+        ),
+        "PipeMare": Entry(
+            "PipeMare(200)",
+            "Yang et al. 2019, arXiv:1910.05124",
+            "Many stages, whose stashed versions a deployment cannot keep.",
+        ),
+        "Predicted": Entry(
+            "Predicted",
+            "Chen et al. 2018 (SpecTrain), arXiv:1809.02839; Guan et al. 2019 (XPipe), arXiv:1911.04610",
+            "Long delays with momentum or Adam.",
+        ),
+    },
+}
+
+INTRODUCTION = """\
+# Notation
+
+Every codec, compressor, replica method, schedule and weight policy is written as a call, such as `ErrorFeedback(TopK(0.1))`. The
+same text is its name on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults are left out.
+
+This page is generated from the classes by `make notation`; a test compares the two. Sizes are counted on packets: *activations* are
+a normal tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* one without. A factor of 4 means a quarter of the bytes in float32.
+Headers of messages are not counted.
+"""
+
+SECTIONS = {
+    "codec": (
+        "Codecs",
+        "A codec is a stateless map from a tensor to a packet and back. It may be used as it is in `forward`, `backward` and "
+        "`replica_gradient`, or inside a compressor or a replica method.",
+    ),
+    "compressor": (
+        "Compressors",
+        "A compressor is a codec with a memory, for the links between stages (`forward` and `backward`). A message has the size "
+        "of a packet of the codec inside.",
+    ),
+    "replica method": (
+        "Replica methods",
+        "A replica method averages the gradients of a stage over replicas, or the parameters that their optimisers have stepped "
+        "(`replica_gradient`). The factor compares the bytes that one of two replicas sends with those of an all-reduce, for a "
+        "matrix of 512 x 512 in the eighth step; where replicas exchange in some steps only, in the mean of a period.",
+    ),
+    "schedule": (
+        "Schedules",
+        "A schedule orders the forwards and backwards of all microbatches (`schedule`). It changes time and memory, not the "
+        "result.",
+    ),
+    "weight policy": (
+        "Weight policies",
+        "A weight policy says which version of a stage's weights its passes read, and when the stage updates (`weights`), see "
+        "[asynchronous pipelines](asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+    ),
+}
