@@ -62,11 +62,22 @@ class Watch(tune.Callback):
         if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
             self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
 
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        row = self._sweep.search.row(trial.trial_id)
+        if row is not None:
+            print(f"trial {row.trial} starts again from its checkpoint: {_reason(trial)}", file=sys.stderr, flush=True)
+
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         lost = self._sweep.search.lost
-        if lost is not None and trial.error_file and Path(trial.error_file).is_file():
-            lost.error = f"{lost.error}: {last_reason(Path(trial.error_file).read_text(encoding='utf-8'))}"
+        if lost is not None:
+            lost.error = f"{lost.error}: {_reason(trial)}"
             self._sweep.rows.write()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()  # see LedgerSearch
+
+
+def _reason(trial: Trial) -> str:
+    """Return why a trial's process was lost the last time."""
+    file = trial.error_file
+    return last_reason(Path(file).read_text(encoding="utf-8")) if file and Path(file).is_file() else "its process ended"

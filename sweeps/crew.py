@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +17,13 @@ from raysim.engine.room import check_room
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.plan import Workload
 from raysim.workloads.data import Data
+
+LOOK_S = 1.0  # between two looks at the room of actors that start
+ROOM_S = 10.0  # how long a trial keeps its other rooms, where a lost one is not replaced
+
+
+class RoomLostError(Exception):
+    """The nodes that are left have no room for a stage whose node was lost: the trial must reserve anew."""
 
 
 class Crew:
@@ -41,6 +50,19 @@ class Crew:
                     )
                 )
         return self.actors
+
+    def await_start(self, answers: Sequence[Any], limit_s: float) -> None:
+        """Wait, `limit_s` at most, until all actors have answered, or one has failed.
+
+        Raises RoomLostError where the placement group lacks a lost bundle for `ROOM_S`. Several trials that each wait for a
+        part of what the others hold would wait for ever.
+        """
+        group, deadline, whole = _group(), time.monotonic() + limit_s, time.monotonic()
+        while ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S)[1] and time.monotonic() < deadline:
+            if ray.util.placement_group_table(group)["state"] == "CREATED":
+                whole = time.monotonic()
+            elif time.monotonic() - whole > ROOM_S:
+                raise RoomLostError(f"for {ROOM_S:g} s no node had room for its stages that were lost")
 
     @property
     def gpus(self) -> float:
@@ -83,7 +105,10 @@ class WarmEngine(RayEngine):
             self._crew.dismiss()
         plan = self.plan
         hosts = self._crew.gather(self.num_workers)
-        places = self._fetch([host.whereabouts.remote() for host in hosts])
+        self._nodes = []  # not known yet
+        answers = [host.whereabouts.remote() for host in hosts]
+        self._crew.await_start(answers, self.plan.config.timeout_s)
+        places = self._fetch(answers)
         order = sorted(range(len(hosts)), key=lambda index: places[index][0])  # neighbours side by side
         self._actors = [hosts[index] for index in order]
         self._nodes = [places[index][0] for index in order]

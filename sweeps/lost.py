@@ -45,4 +45,5 @@ def last_reason(text: str) -> str:
     last = text.rpartition("Failure # ")[2]
     if (found := re.search(r"[^.\n]*running low on memory", last)) is not None:
         return found[0].strip()
-    return next((line.strip() for line in reversed(last.splitlines()) if line.strip()), "")
+    line = next((line.strip() for line in reversed(last.splitlines()) if line.strip()), "")
+    return re.sub(r"^[\w.]+Error: ", "", line)

@@ -24,9 +24,8 @@ import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import HeadWatch
+from raysim.engine.init import init_ray
 from raysim.engine.ray import UNWATCHED
-from raysim.engine.signals import signals_after
-from raysim.engine.token import protect_token
 from raysim.records import RecordsError, Run
 from sweeps.callbacks import Stop, Watch
 from sweeps.entry import Entry, enter
@@ -121,6 +120,9 @@ class Sweep:
         with self._locked(), tune_settings(), ending_in_order(self._interrupt):
             try:
                 self._run(on_begin)
+            except KeyboardInterrupt:
+                if self.signal is None:  # of a caller; a start that a signal broke off has the signal's number
+                    raise
             except Exception as error:
                 self.reason = (
                     self.reason
@@ -283,17 +285,13 @@ class Sweep:
             joined = join_cluster(self.address, "`address`", self._abandon)
             self._head, dashboard_url = joined.watch, joined.dashboard_url
         else:
-            with signals_after():
-                context = ray.init(
-                    address="local",
-                    num_cpus=os.cpu_count(),
-                    include_dashboard=self.dashboard,
-                    dashboard_host="127.0.0.1",
-                    _system_config=None if self.dashboard else UNWATCHED,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-            protect_token()
+            context = init_ray(
+                address="local",
+                num_cpus=os.cpu_count(),
+                include_dashboard=self.dashboard,
+                dashboard_host="127.0.0.1",
+                _system_config=None if self.dashboard else UNWATCHED,
+            )
             dashboard_url = context.dashboard_url
         self.dashboard_url = f"http://{dashboard_url}" if dashboard_url else None
         try:

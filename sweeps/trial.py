@@ -25,7 +25,7 @@ from raysim.records import RecordsError, Run
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 from sweeps.board import Board
-from sweeps.crew import Crew, WarmEngine
+from sweeps.crew import Crew, RoomLostError, WarmEngine
 from sweeps.objectives import Figure, Objective, figures, priced
 from sweeps.refusals import find_refusal
 from sweeps.store import Store
@@ -104,6 +104,8 @@ class SweepTrial(tune.Trainable):
         for place, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, place)
+            except RoomLostError:
+                raise  # to Tune, which reserves room for the trial anew
             except Exception as failure:  # a model or a codec may fail in ways of its own: the sweep goes on
                 refusal = find_refusal(failure, self._store.local)
                 if refusal is not None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raysim.config import ConfigError
 from raysim.engine.head import HeadWatch
-from raysim.engine.signals import signals_after
-from raysim.engine.token import protect_token
+from raysim.engine.init import init_ray
 
 ANSWER_S = 3.0  # for the head to take a connection
 PROBE_S = 11.0  # for the cluster to say who its nodes are
@@ -46,11 +44,9 @@ def join_cluster(address: str, field: str, on_lost: Callable[[HeadWatch], None] 
     import ray
 
     try:
-        with signals_after():
-            context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        context = init_ray(address=address)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
-    protect_token()
     return Joined(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -19,11 +18,10 @@ from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.cluster import check_address, first_reason, join_cluster, lost_nodes, node_address
 from raysim.engine.head import HeadWatch
+from raysim.engine.init import init_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.room import check_room, host_memory_bytes
-from raysim.engine.signals import signals_after
 from raysim.engine.slow_start import Reach
-from raysim.engine.token import protect_token
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -46,6 +44,7 @@ class RayEngine(Engine):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._actors: list[Any] = []
+        self._nodes: list[str] = []  # of each worker, once they are placed
         self._called_init = False  # this engine called `ray.init`, and so calls `ray.shutdown`
         self._head: HeadWatch | None = None  # of a cluster that this engine joined
         self._private = False  # the Ray is this run's own: its CPUs are only counted
@@ -197,21 +196,12 @@ class RayEngine(Engine):
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
         try:
-            with signals_after():
-                ray.init(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _system_config=UNWATCHED,
-                )
+            init_ray(address="local", num_cpus=cpus, include_dashboard=False, _system_config=UNWATCHED)
         except (
             Exception
         ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
             ray.shutdown()
             raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
-        protect_token()
 
     def _place(self) -> list[str]:
         """Return the node of each worker, neighbours side by side.

@@ -298,6 +298,7 @@ def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "(raylet)" not in done.stdout + done.stderr
     run = Run(tmp_path / "run")
     assert (run.status, run.row["restarts"]) == ("finished", 2)
     same_records(run, train(small(num_stages=4, forward="TopK(0.3)"), engine="inline", out=tmp_path / "inline"))

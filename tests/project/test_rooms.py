@@ -51,6 +51,7 @@ ROOMS = {
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.engine.cluster": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.head": (set(), set()),
+    "raysim.engine.init": ({"engine"}, {"ray"}),
     "raysim.engine.occupancy": (set(), {"ray"}),
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),

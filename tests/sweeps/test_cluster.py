@@ -64,9 +64,9 @@ from ray.cluster_utils import Cluster
 from sweeps import runner
 from sweeps.reading import read_study
 
+study, out, bucket, *cpus = sys.argv[1:]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
-study, out, bucket = sys.argv[1:]
+nodes = [cluster.add_node(num_cpus=int(each)) for each in cpus]
 sweep = runner.Sweep(read_study(study), out=bucket if bucket != "-" else out, address=cluster.address)
 lost, places = [], []
 
@@ -74,8 +74,8 @@ lost, places = [], []
 class Killing(runner.Watch):
     def on_step_end(self, iteration, trials, **info):
         super().on_step_end(iteration, trials, **info)
-        checkpoints = list((sweep.folder / "trials" / "1-s0" / "checkpoints").glob("step-*"))
-        if not lost and checkpoints:
+        going = [row.runs[0] for row in sweep.ledger.running]
+        if not lost and len(going) == sweep.share.jobs and all(list(sweep.folder.glob(f"{one}/*/step-*")) for one in going):
             from ray._private.state import actors
             alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageActor"]
             places.extend(sorted({actor["Address"]["NodeID"] for actor in alive}))
@@ -96,19 +96,27 @@ finally:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bucket", [False, True])
-def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket):
+@pytest.mark.parametrize(
+    ("bucket", "cpus"),
+    [
+        pytest.param(False, ["2", "2"], id="of two trials that then hold a part each of what one needs"),
+        pytest.param(True, ["1", "1", "1"], id="of one trial"),
+    ],
+)
+def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket, cpus):
     base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10}
     path = write_study(tmp_path, trials=3, base=base, engine="ray")
     where = (tmp_path / "bucket").as_uri() if bucket else "-"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where],
+        [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where, *cpus],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=280,
         env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "(raylet)" not in done.stdout
+    assert done.stderr.count("is lost: the trials") == 1
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(said["places"]) == 3
     assert len(said["lost"]) == 1

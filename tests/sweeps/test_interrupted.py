@@ -117,3 +117,17 @@ def test_signals_before_anything_began_are_a_sentence(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 143
     assert done.stderr.strip() == "raysim: interrupted before anything began."
+
+
+def test_a_signal_that_breaks_off_the_start_of_ray_keeps_its_number(tmp_path, monkeypatch):
+    import ray
+
+    def break_off(**options):
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt  # see `signals_after`
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("sweeps.runner.init_ray", break_off)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Sweep(read_study(write_study(tmp_path)), out=tmp_path / "out").run()
+    assert caught.value.args == (signal.SIGTERM,)
