@@ -87,7 +87,8 @@ class Cluster(NamedTuple):
     def words(self, command: str, job: str) -> str:
         """Return the shell's command by which `ray job` does something with a job."""
         if self.url is not None:
-            return shlex.join(["ray", "job", *command.split(), "--address", self.url, job])
+            token = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
+            return token + shlex.join(["ray", "job", *command.split(), "--address", self.url, job])
         return f"ray exec {shlex.quote(str(self.file))} {shlex.quote(f'RAY_AUTH_MODE=token ray job {command} {job}')}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from studies import BASE, write_study
 
 SCRIPT = """
-import json, os, subprocess, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
@@ -28,16 +28,23 @@ def sweep(name, trials):
 
 def wait(seconds, done):
     deadline = time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline:
+    while not done():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
 try:
     first = sweep("first", 8)
-    wait(90, lambda: len(list((out / "first").glob("trials/*/parts"))) >= 2)  # all CPUs are taken
+    wait(120, lambda: len(list((out / "first").glob("trials/*/parts"))) == 2)  # all CPUs are taken
+    first.send_signal(signal.SIGSTOP)  # it keeps them: its trials may end, but it does not hear of that
     second = sweep("second", 2)
-    wait(90, lambda: list((out / "second").glob("trials/*")))
+    wait(120, lambda: "waiting for room" in (out / "second.log").read_text())
+    first.send_signal(signal.SIGCONT)
+    wait(120, lambda: list((out / "second").glob("trials/*")))
+    first.send_signal(signal.SIGSTOP)  # it cannot end before it has seen the node
     cluster.add_node(num_cpus=2)
+    time.sleep(6)
+    first.send_signal(signal.SIGCONT)
     print(json.dumps([first.wait(250), second.wait(250)]))
 finally:
     cluster.shutdown()

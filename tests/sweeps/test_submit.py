@@ -1,0 +1,153 @@
+"""A sweep sent to a cluster as a job: refusals before anything is sent, and jobs of a real Ray that the test starts."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from studies import BASE, write_study
+from typer.testing import CliRunner
+
+from raysim.cli import app
+
+SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]
+MODEL = """
+from math import prod
+
+from torch import nn
+
+
+def build(shape, width=4):
+    sizes = [prod(shape.input_shape), width, width, shape.num_classes]
+    return nn.Sequential(nn.Flatten(), *[nn.Linear(*pair) for pair in zip(sizes, sizes[1:])])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["quickstart", "--out", "/srv/x"],
+            "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`",
+        ),
+        (["quickstart", "--out", "/srv/x", "--cluster", "none.yaml"], "but none.yaml is no file."),
+        (["quickstart", "--out", "/srv/x", "--address", "head:6379"], "must be the URL of the cluster's dashboard"),
+        (["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "does not answer: Connection refused."),
+        (["quickstart", "--out", "results", "--address", "http://127.0.0.1:1"], "a job has no folder."),
+        (
+            ["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1", "--fetch", "new"],
+            "needs `--cluster FILE`",
+        ),
+        (["quickstart", "--out", "s3://b/x", "--address", "http://127.0.0.1:1", "--fetch", "."], ". is not empty."),
+        (["quickstar", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "Unknown study 'quickstar'. Known: "),
+        (["none.toml", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "there is no such file."),
+        (["small.toml", "--files", "other", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "lies elsewhere."),
+    ],
+)
+def test_a_job_that_cannot_be_sent_is_refused_in_one_sentence(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    done = CliRunner().invoke(app, ["submit", *words])
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def dashboard(buckets, tmp_path_factory):
+    """Start a Ray with a token that takes jobs, and return the URL of its dashboard; the token lies in a home of its own."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    head, jobs = (one.getsockname()[1] for one in sockets)
+    for one in sockets:
+        one.close()
+    words = ["start", "--head", "--block", "--num-cpus=4", f"--port={head}", f"--dashboard-port={jobs}"]
+    home = tmp_path_factory.mktemp("home")
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("0" * 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_AUTH_MODE", raising=False)
+        patch.setenv("HOME", str(home))
+        patch.setenv("RAY_TMPDIR", "/tmp/raysim-submit")
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        server = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            env={**os.environ, "RAY_AUTH_MODE": "token"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 60
+        while not _answers(jobs):
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{jobs}"
+        server.terminate()  # of `ray start --block`, which ends what it has started
+        server.wait(timeout=60)
+
+
+def _answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def shell(words):
+    return subprocess.run(words, shell=True, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_study_is_sent_with_its_modules_and_its_results_are_fetched(dashboard, buckets, tmp_path):
+    base = BASE | {"model": {"name": "mymodel:build", "width": 5}}
+    path, out = write_study(tmp_path, trials=2, base=base), f"{buckets.make()}/sweep"
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    words = [str(path), "--address", dashboard, "--out", out, "--fetch", str(tmp_path / "fetched")]
+    done = subprocess.run([*SUBMIT, *words], capture_output=True, text=True, timeout=240, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small: 2 trials" in done.stdout  # the sweep's output
+    assert f"results in {tmp_path / 'fetched'}" in done.stderr
+    assert pd.read_parquet(tmp_path / "fetched" / "trials.parquet")["status"].tolist() == ["finished"] * 2
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_gives_its_exit_code(dashboard, tmp_path):
+    words = [str(write_study(tmp_path)), "num_stagez=2", "--address", dashboard, "--out", str(tmp_path / "out")]
+    done = subprocess.run([*SUBMIT, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "num_stagez" in done.stdout  # the sentence of the job
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_job_and_says_how_to_follow_and_end_it(dashboard, tmp_path):
+    path, log = write_study(tmp_path, base=BASE | {"steps": 100_000, "evaluate_every_steps": 0}), tmp_path / "log"
+    words = [str(path), "--address", dashboard, "--out", str(tmp_path / "out"), "--jobs", "1"]
+    with log.open("w") as file:
+        sent = subprocess.Popen([*SUBMIT, *words], stdout=file, stderr=file, preexec_fn=as_on_a_terminal)
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "out").glob("trials/*/parts")):
+            assert sent.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        sent.send_signal(signal.SIGINT)
+        assert sent.wait(timeout=30) == 130
+    said = re.search(r"The job goes on. To follow it: (.*). To end it: (.*)\.\n", log.read_text())
+    assert said is not None, log.read_text()
+    follow, stop = said.groups()
+    status = follow.replace("logs --follow", "status")
+    assert status != follow
+    assert "RUNNING" in shell(status).stdout
+    assert shell(stop).returncode == 0
+    assert "was stopped" in shell(status).stdout
+
+
+def as_on_a_terminal():
+    """Have Ctrl-C end a process, as a shell's background process does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
