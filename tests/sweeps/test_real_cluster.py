@@ -155,12 +155,18 @@ def test_a_submitted_sweep_outlives_a_node(cluster, tmp_path):
         within(120, stages_everywhere)
         within(60, lambda: list(out.glob("trials/*/checkpoints/step-*")))
         cluster.power_off(SECOND)
+
+        def loss_said():
+            return f"node {cluster.address(SECOND)} is lost" in log.read_text()
+
+        print(f"the lost node is named {within(60, loss_said):.0f} s after its cable was pulled")
         job.wait(timeout=400)
     said = log.read_text()
     assert job.returncode == 0, said
-    assert f"node {cluster.address(SECOND)} is lost" in said
+    assert "(raylet)" not in said
     rows = pd.read_parquet(out / "trials.parquet")
-    assert rows["status"].tolist() == ["finished"] * 4, rows["error"].tolist()
+    assert set(rows["status"]) == {"finished"}, rows["error"].tolist()
+    assert rows["same_as"].isna().sum() == 4  # beside repetitions
     assert pd.read_parquet(cluster.home(DESK) / "fetched" / "trials.parquet").equals(rows)
 
 
@@ -190,7 +196,7 @@ def test_a_lost_head_is_a_sentence_for_a_run_and_a_sweep(cluster, tmp_path):
     def two_nodes():
         return re.search(r"/4\.0 CPU", cluster.run(HEAD, "ray status", **TOKEN).stdout)
 
-    within(120, two_nodes)
+    print(f"two nodes {within(90, two_nodes):.0f} s after the second `ray up` had returned")
     head = f"{cluster.address(HEAD)}:6379"
     cluster.run(DESK, f"ray start --address={head} --num-cpus=0", **TOKEN)
     base = BASE | {"steps": 5000, "checkpoint_every_steps": 10, "evaluate_every_steps": 0}
