@@ -30,6 +30,20 @@ def _gradients_milder(context: Context, settings: Iterable[Setting]) -> Iterator
                 yield Contrast("gradients need it milder", harsh, mild, Degradation(), "above", 0.0)
 
 
+def _asymmetry_of_range(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
+    for setting in settings:
+        forward, backward = (_bits_around_zero(setting.method(way)) for way in ("forward", "backward"))
+        if forward is None or backward is None or backward >= forward or setting[2:] != DENSE_RUN[2:]:
+            continue
+        swapped = Setting(setting.backward, setting.forward)
+        harsh, mild = (
+            Setting(f"Quantize({a:g})", f"Quantize({b:g})") for a, b in ((forward, backward), (backward, forward))
+        )
+        margin = context.margin
+        yield Contrast("between the least and the greatest value, they do", harsh, mild, Degradation(), "above", margin)
+        yield Contrast("around zero, gradients need no milder one", setting, swapped, Degradation(), "below", margin)
+
+
 def _ten_per_cent(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
     severe = SEVERE * context.margin
     for setting in settings:
@@ -89,6 +103,12 @@ def _separate_indices(context: Context, settings: Iterable[Setting]) -> Iterator
         yield Contrast("separate indices do harm", separate, shared, Degradation(), "above", context.margin)
 
 
+def _bits_around_zero(method: Method | None) -> float | None:
+    """Return the bits of a uniform quantiser whose range lies around zero, nothing else given; None for any other method."""
+    around = method is not None and method.name == "Quantize" and method.options == (("range", "absmax"),)
+    return method.strength if method is not None and around else None
+
+
 def _density_both_ways(setting: Setting) -> float | None:
     """Return the density of a setting that is TopK of one density both ways, at indices of its own or at shared ones."""
     forward = strength_of(setting.method("forward"), "TopK")
@@ -128,6 +148,18 @@ CLAIMS: tuple[Claim, ...] = (
         _gradients_milder,
         (Setting("TopK(0.1)", "TopK(0.3)"), Setting("Quantize(2)", "Quantize(6)")),
         pooled=True,
+    ),
+    Claim(
+        "asymmetry-of-range",
+        "Gradients need milder quantisation because of the quantiser's range: around zero they do not.",
+        "",
+        f"raysim, a hypothesis on the claim above of {RUDAKOV}",
+        "A range from the least to the greatest value has no level at zero, around which gradients lie; `range='absmax'` has. "
+        "The setting with fewer bits on gradients is compared with the same bits swapped, of each range. Supported where the "
+        "harm is surely above the margin with the first range and surely below with the second; contradicted where either "
+        "surely is not.",
+        _asymmetry_of_range,
+        (Setting("Quantize(6, range='absmax')", "Quantize(2, range='absmax')"),),
     ),
     Claim(
         "ten-per-cent",

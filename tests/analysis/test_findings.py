@@ -55,6 +55,9 @@ def both(text):
 
 AB, BA = Setting("TopK(0.1)", "TopK(0.5)"), Setting("TopK(0.5)", "TopK(0.1)")
 EF, PLAIN = both("ErrorFeedback(TopK(0.1))"), both("TopK(0.1)")
+MINMAX, MINMAX_SWAPPED = Setting("Quantize(6)", "Quantize(2)"), Setting("Quantize(2)", "Quantize(6)")
+ABSMAX = Setting("Quantize(6, range='absmax')", "Quantize(2, range='absmax')")
+ABSMAX_SWAPPED = Setting(ABSMAX.backward, ABSMAX.forward)
 AQ = Setting("AQSGD(TopK(0.1))", "TopK(0.1)")
 SHARED = Setting("TopK(0.1)", shared_indices=True)
 BACKWARD_EF = Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")
@@ -89,6 +92,7 @@ def measures(values=100.0, slowdown=1.0, factors=(), reach=0.0):
 # Claim; accuracies in points, with compression on, then off where that differs; what is measured besides.
 SUPPORTED = {
     "gradients-milder": ({AB: 90, BA: 85}, {}, None),
+    "asymmetry-of-range": ({MINMAX: 80, MINMAX_SWAPPED: 90, ABSMAX: 89, ABSMAX_SWAPPED: 89}, {}, None),
     "ten-per-cent": ({DENSE: 90, both("TopK(0.1)"): 88, both("TopK(0.05)"): 70, both("TopK(0.02)"): 60}, {}, None),
     "inference-compressed": ({PLAIN: 90}, {PLAIN: 80}, None),
     "feedback-no-better": ({PLAIN: 90, EF: 90, BACKWARD_EF: 89}, {}, None),
@@ -108,6 +112,10 @@ SUPPORTED = {
 }
 CONTRADICTED = {
     "gradients-milder": [({AB: 85, BA: 90}, {}, None)],
+    "asymmetry-of-range": [
+        ({MINMAX: 80, MINMAX_SWAPPED: 90, ABSMAX: 80, ABSMAX_SWAPPED: 90}, {}, None),
+        ({MINMAX: 90, MINMAX_SWAPPED: 90, ABSMAX: 90, ABSMAX_SWAPPED: 90}, {}, None),
+    ],
     "ten-per-cent": [
         ({DENSE: 90, both("TopK(0.1)"): 80, both("TopK(0.05)"): 70}, {}, None),
         ({DENSE: 90, both("TopK(0.1)"): 90, both("TopK(0.05)"): 88}, {}, None),
