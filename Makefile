@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign test-gpu lint types docs notation golden picture clean
+.PHONY: demo test test-slow test-cluster campaign test-gpu lint types docs notation findings golden picture clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -49,6 +49,9 @@ picture: .venv/installed-dev
 
 golden: .venv/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_golden.py
+
+findings: .venv/installed
+	$(BIN)/python docs/make_findings.py
 
 notation: .venv/installed
 	$(BIN)/python docs/generate_notation.py

@@ -48,10 +48,11 @@ def engine(ray):
 @pytest.mark.parametrize(
     "run",
     [
-        *["feedback", "gpt-tied-clip", "replicas-gravac"],
+        *["gpt-tied-clip", "replicas-gravac"],
         *(
             pytest.param(run, marks=pytest.mark.slow)
             for run in (
+                "feedback",
                 "batchnorm",
                 "zero-bubble-gpt",
                 "custom-tied-clip",
@@ -199,7 +200,8 @@ def test_a_stage_that_hangs_is_given_up(engine, small):
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("run", ["identity", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["identity", "custom"])
 def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
     codecs = {"forward": "AQSGD(TopK(0.3), warmup=0)", "backward": "ErrorFeedback(TopK(0.2))"}
     config = small(**{**RUNS[run], **codecs, "steps": 7})

@@ -1,0 +1,209 @@
+"""Write the tables and pictures of docs/findings from the runs in docs/findings/data.
+
+Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
+finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
+host. In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`, and in the index
+`overview`. All other lines are written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis import Finding, Results, findings, load, safe_set
+from raysim.records import FINISHED, SCHEMAS
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+PAGES = Path(__file__).with_name("findings")
+DATA = PAGES / "data"
+SMALL = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
+COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
+
+
+def keep(study: Path) -> None:
+    """Copy the finished runs of a study, small; runs that were kept before and are not there are left as they are."""
+    results = load(study)
+    target = DATA / tomllib.loads((study / "study.toml").read_text(encoding="utf-8"))["name"]
+    for file in (study / "study.toml", study / "confirm" / "study.toml"):
+        if file.is_file():
+            copy = target / file.relative_to(study)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    finished = results.runs[results.runs["status"].isin(FINISHED)]
+    for run in finished["run"].astype(str):
+        folder = target / run
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in ("run", *SCHEMAS):
+            source = Path(str(results.path(run))) / f"{table}.parquet"
+            if source.is_file():
+                _write_small(pq.read_table(source), folder / source.name)
+    print(
+        f"{target}: {len(finished)} runs, {sum(file.stat().st_size for file in target.rglob('*.parquet')) / 1e6:.2f} MB"
+    )
+
+
+def _write_small(table: pa.Table, path: Path) -> None:
+    if "host" in table.column_names:
+        place = table.column_names.index("host")
+        table = table.set_column(place, "host", pa.array([""] * len(table), table.schema.field("host").type))
+    text = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    pq.write_table(table, path, use_dictionary=text if len(table) > 1 else False, **SMALL)
+
+
+def blocks_of(results: Results) -> dict[str, str]:
+    """Return the blocks of a study's page, by name."""
+    return {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(results)}
+
+
+def decided(results: Results) -> list[Finding]:
+    """Return the findings that rest on runs of these results."""
+    return [one for one in findings(results) if any(comparison.effects for comparison in one.comparisons)]
+
+
+def _runs(results: Results) -> str:
+    runs = results.runs
+    seeds = sorted(set(runs["seed"].astype(int)))
+    began, hours = pd.to_datetime(runs["started_at"], utc=True), runs["seconds"].sum() / 3600
+    versions = ", ".join(
+        f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
+    )
+    return (
+        f"{len(runs)} runs of {runs['setting'].nunique()} settings on the seeds {', '.join(map(str, seeds))}, begun from "
+        f"{began.min():%Y-%m-%d %H:%M} to {began.max():%Y-%m-%d %H:%M} UTC; {hours:.1f} hours of training in all, on CPU; {versions}."
+    )
+
+
+def _settings(results: Results) -> str:
+    judged = safe_set(results).set_index("setting")
+    quality = judged["unit"].iloc[0] if len(judged) else ""
+    on, off = _columns(results)
+    means = results.runs.groupby("setting", sort=False)[[on, off, "compression_factor"]].mean()
+    name = on.removeprefix("final_").removesuffix("_on")
+    lines = [
+        f"| setting | seeds | {name} | {name}, compression off | fewer bytes | harm ({quality}) | bounds | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for setting in _order(results, judged):
+        mean = means.loc[setting]
+        cells = [_code(setting), "", f"{mean[on]:.4g}", f"{mean[off]:.4g}", f"{mean['compression_factor']:.1f}x"]
+        if setting in judged.index:
+            row = judged.loc[setting]
+            bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
+            verdict = row["verdict"] if not row["lacking"] else f"{row['verdict']}: {row['lacking']}"
+            cells[1] = str(row["seeds"])
+            cells += [f"{row['harm']:+.2f}", bounds, verdict]
+        else:
+            cells[1] = str((results.runs["setting"] == setting).sum())
+            cells += ["", "", "the reference"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _columns(results: Results) -> tuple[str, str]:
+    name = next(iter(results.measures))
+    return f"final_{name}_on", f"final_{name}_off"
+
+
+def _order(results: Results, judged: pd.DataFrame) -> list[str]:
+    """Return the settings, the references first and then by harm."""
+    harm = judged["harm"].to_dict()
+    settings = [str(one) for one in results.runs["setting"].drop_duplicates()]
+    return sorted(settings, key=lambda one: (one in harm, harm.get(one, 0.0)))
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def _verdicts(results: Results) -> str:
+    lines = ["| claim | verdict | because |", "|---|---|---|"]
+    lines += [f"| {one.claim.text} | **{one.verdict}** | {_plain(one.reason)} |" for one in decided(results)]
+    return "\n".join(lines)
+
+
+def _overview(pages: dict[str, Results]) -> str:
+    lines = ["| claim | source | where | verdict | seeds |", "|---|---|---|---|---|"]
+    for name, results in pages.items():
+        for one in decided(results):
+            source = one.claim.source.replace("|", "\\|")
+            lines.append(f"| {one.claim.text} | {source} | [{name}]({name}.md) | **{one.verdict}** | {one.seeds} |")
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw the harm of each setting with its one-sided bounds, beside the margin."""
+    judged = safe_set(results).dropna(subset="harm").sort_values("harm", ascending=False)
+    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.36 * len(judged)), layout="constrained")
+    for place, row in enumerate(judged.to_dict("records")):
+        colour = COLOURS[row["verdict"]]
+        low, high = row["harm_low"], row["harm_high"]
+        if math.isfinite(low):
+            axes.plot([low, high], [place, place], color=colour, linewidth=2)
+        axes.plot(row["harm"], place, "o", color=colour)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.axvline(judged["within"].iloc[0], color="black", linewidth=0.8, linestyle="--")
+    axes.set_xscale("symlog", linthresh=2)
+    axes.set_yticks(range(len(judged)), [str(one) for one in judged["setting"]], fontsize=8)
+    axes.set_xlabel(f"harm beside dense, {judged['unit'].iloc[0]} (dashed: the margin)")
+    for verdict, colour in COLOURS.items():
+        axes.plot([], [], "o-", color=colour, label=verdict)
+    axes.legend(loc="lower right", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def filled(text: str, blocks: dict[str, str]) -> str:
+    """Return a page with its blocks written anew; raises SystemExit where it lacks one."""
+    for name, block in blocks.items():
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda found, block=block: f"{found[1]}\n{block}\n\n{found[2]}",
+            text,
+            flags=re.S,
+        )
+        if count != 1:
+            raise SystemExit(f"A page of findings must have one block `<!-- {name} -->`, but got {count}.")
+    return text
+
+
+def pages() -> dict[str, Results]:
+    """Return the kept studies by the names of their pages."""
+    return {folder.name: load(folder) for folder in sorted(DATA.iterdir()) if folder.is_dir()}
+
+
+def written(studies: dict[str, Results]) -> dict[Path, str]:
+    """Return the text of every page."""
+    found = {}
+    for name, results in studies.items():
+        page = PAGES / f"{name}.md"
+        found[page] = filled(page.read_text(encoding="utf-8"), blocks_of(results))
+    index = PAGES / "index.md"
+    return found | {index: filled(index.read_text(encoding="utf-8"), {"overview": _overview(studies)})}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["keep"]:
+        keep(Path(sys.argv[2]))
+    else:
+        studies = pages()
+        for name, results in studies.items():
+            draw(results, PAGES.parent / "images" / "findings" / f"{name}.png")
+        for page, text in written(studies).items():
+            page.write_text(text, encoding="utf-8")
