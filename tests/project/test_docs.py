@@ -1,8 +1,8 @@
 """README and the pages in docs: their links lead somewhere, and their code blocks run as typed.
 
-A page is run from top to bottom in a folder of its own, in which `examples` is as in the checkout. Blocks of `sh` go to bash
-and blocks of `python` to one interpreter; a block with a title, as in ```toml title="mine.toml", is written to that file. The
-comment `<!-- not run: REASON -->` on the line before a block exempts it. Blocks of `text` show output, which differs from machine
+A page is run from top to bottom in a folder of its own, in which `examples` and `docs` are as in the checkout. Blocks of `sh`
+go to bash and blocks of `python` to one interpreter; a block with a title, as in ```toml title="mine.toml", is written to that file.
+The comment `<!-- not run: REASON -->` on the line before a block exempts it. Blocks of `text` show output, which differs from machine
 to machine, and are not compared.
 """
 
@@ -69,7 +69,8 @@ def runnable(page: Path) -> list[Block]:
 )
 def test_code_blocks_run(page, tmp_path):
     script = "import subprocess\nfrom pathlib import Path\n" + "\n".join(one.script for one in runnable(page))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "docs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "page.py").write_text(script, encoding="utf-8")
     environment = {
         **os.environ,

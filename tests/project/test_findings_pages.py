@@ -1,0 +1,82 @@
+"""The pages of docs/findings say what the runs beside them say, and `raysim findings` prints the same verdicts."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from configurations import SMALL
+from pandas.testing import assert_frame_equal
+from typer.testing import CliRunner
+
+from analysis import findings_frame, load
+from raysim import train
+from raysim.cli import app
+from raysim.config import make_config
+
+ROOT = Path(__file__).parents[2]
+MAKE = runpy.run_path(str(ROOT / "docs" / "make_findings.py"))
+STUDIES = sorted(folder.name for folder in MAKE["DATA"].iterdir())
+
+pytestmark = pytest.mark.slow
+
+
+def test_there_are_studies():
+    assert STUDIES
+
+
+def test_the_pages_are_what_the_runs_say():
+    for page, text in MAKE["written"](MAKE["pages"]()).items():
+        assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_picture_is_drawn_for_each_study(study, tmp_path):
+    MAKE["draw"](load(MAKE["DATA"] / study), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert (ROOT / "docs" / "images" / "findings" / f"{study}.png").is_file()
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
+    command = ["findings", str(MAKE["DATA"] / study), "--json", str(tmp_path / "found.json")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    page = (MAKE["PAGES"] / f"{study}.md").read_text(encoding="utf-8")
+    decided = MAKE["decided"](load(MAKE["DATA"] / study))
+    assert decided
+    for one in decided:
+        assert f"| {one.claim.text} | **{one.verdict}** |" in page
+        assert f"{one.verdict:<12} {one.claim.text}" in done.output
+    assert json.loads((tmp_path / "found.json").read_text())
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
+    results = load(MAKE["DATA"] / study)
+    assert results.problems == []
+    assert set(results.runs["status"]) == {"finished"}
+    assert set(results.runs["seed"]) <= set(results.planned_seeds(results.runs["study"].iloc[0]))
+    assert set(results.runs["host"].fillna("")) == {""}
+    size = sum(file.stat().st_size for file in (MAKE["DATA"] / study).rglob("*.parquet"))
+    assert size < 10_000_000
+
+
+def test_keeping_runs_changes_nothing_but_their_size(monkeypatch, tmp_path):
+    small_study, kept = tmp_path / "study", tmp_path / "kept"
+    for place, forward in enumerate(["Identity", "TopK(0.1)", "ErrorFeedback(TopK(0.1))"]):
+        for seed in (0, 1, 2):
+            config = make_config(SMALL | {"forward": forward, "backward": forward, "seed": seed, "steps": 20})
+            train(config, engine="inline", out=small_study / "trials" / f"{place}-s{seed}")
+    (small_study / "study.toml").write_text('name = "small"\nseeds = [0, 1, 2]\n')
+    monkeypatch.setitem(MAKE["keep"].__globals__, "DATA", kept)
+    MAKE["keep"](small_study)
+    (folder,) = kept.iterdir()
+    before, after = load(small_study), load(folder)
+    assert sorted(after.runs["run"]) == sorted(before.runs["run"])
+    for table in ("steps", "evals", "links", "actions"):
+        assert after.table(table).astype(str).equals(before.table(table).astype(str))
+    frames = [findings_frame(MAKE["decided"](results)) for results in (after, before)]
+    assert_frame_equal(*(frame.drop(columns="commands") for frame in frames))  # commands name the folder
+    size = {place: sum(file.stat().st_size for file in place.rglob("*.parquet")) for place in (small_study, folder)}
+    assert size[folder] < size[small_study]
