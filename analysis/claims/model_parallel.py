@@ -77,6 +77,18 @@ def _feedback_is_noise(context: Context, settings: Iterable[Setting]) -> Iterato
         yield from _frees(context, setting, plain)
 
 
+def _slots_mix_samples(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
+    for setting, plain in _with_memory(settings, FEEDBACK):
+        forward = setting.method("forward")
+        if forward is None or ("key", "sample") not in forward.options:
+            continue
+        slot = setting._replace(
+            forward=str(forward._replace(options=tuple(o for o in forward.options if o[0] != "key")))
+        )
+        yield Contrast("kept by slot, it does harm", slot, plain, Degradation(), "above", context.margin)
+        yield Contrast("kept by sample, it does none", setting, plain, Degradation(), "below", context.margin)
+
+
 def _frees(context: Context, setting: Setting, plain: Setting) -> Iterator[Contrast]:
     if setting.forward != DENSE_RUN.forward:  # else there is nothing to switch off at inference
         part = "switching it off does no harm"
@@ -214,6 +226,16 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted where it surely is not.",
         _feedback_is_noise,
         (both_ways(f"{NOISE}(TopK(0.1))"),),
+    ),
+    Claim(
+        "slots-mix-samples",
+        "Error feedback on activations does harm because residuals kept by slot mix samples: kept by sample it does none.",
+        "",
+        f"raysim, a hypothesis on the claim of error feedback by {RUDAKOV}",
+        "Beside plain TopK, by the margin. Supported where the residual of a slot, which goes with another sample in the next "
+        "step, does surely more harm and the residual of a sample surely less; contradicted where either surely does not.",
+        _slots_mix_samples,
+        (Setting("ErrorFeedback(TopK(0.1), key='sample')", "ErrorFeedback(TopK(0.1))"),),
     ),
     Claim(
         "aq-sgd-topk",

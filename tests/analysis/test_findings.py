@@ -59,6 +59,7 @@ MINMAX, MINMAX_SWAPPED = Setting("Quantize(6)", "Quantize(2)"), Setting("Quantiz
 ABSMAX = Setting("Quantize(6, range='absmax')", "Quantize(2, range='absmax')")
 ABSMAX_SWAPPED = Setting(ABSMAX.backward, ABSMAX.forward)
 AQ = Setting("AQSGD(TopK(0.1))", "TopK(0.1)")
+BY_SAMPLE = Setting("ErrorFeedback(TopK(0.1), key='sample')", "ErrorFeedback(TopK(0.1))")
 SHARED = Setting("TopK(0.1)", shared_indices=True)
 BACKWARD_EF = Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")
 NOISE = both("NoiseFeedback(TopK(0.1))")
@@ -99,6 +100,7 @@ SUPPORTED = {
     "feedback-no-better": ({PLAIN: 90, EF: 90, BACKWARD_EF: 89}, {}, None),
     "feedback-frees": ({PLAIN: 90, EF: 90, BACKWARD_EF: 90}, {PLAIN: 80}, None),
     "feedback-is-noise": ({PLAIN: 90, NOISE: 90}, {PLAIN: 80}, None),
+    "slots-mix-samples": ({PLAIN: 90, EF: 80, BY_SAMPLE: 90}, {}, None),
     "aq-sgd-topk": ({DENSE: 90, AQ: 80, AQ_30: 90}, {}, None),
     "separate-indices": ({PLAIN: 80, SHARED: 90}, {}, None),
     "gravac": ({DENSE: 90, GRAVAC: 90}, {}, measures()),
@@ -129,6 +131,10 @@ CONTRADICTED = {
         ({PLAIN: 90, BACKWARD_EF: 90}, {PLAIN: 80, BACKWARD_EF: 80}, None),
     ],
     "feedback-is-noise": [({PLAIN: 90, NOISE: 90}, {PLAIN: 80, NOISE: 82}, None)],
+    "slots-mix-samples": [
+        ({PLAIN: 90, EF: 90, BY_SAMPLE: 90}, {}, None),
+        ({PLAIN: 90, EF: 80, BY_SAMPLE: 85}, {}, None),
+    ],
     "aq-sgd-topk": [({DENSE: 90, AQ: 90, AQ_30: 90}, {}, None), ({DENSE: 90, AQ: 80, AQ_30: 85}, {}, None)],
     "separate-indices": [({PLAIN: 90, SHARED: 90}, {}, None)],
     "gravac": [({DENSE: 90, GRAVAC: 85}, {}, measures()), ({DENSE: 90, GRAVAC: 90}, {}, measures(values=8.0))],
