@@ -30,9 +30,8 @@ def _pack(values, packed, count, num_bytes, WIDTH: tl.constexpr, ROWS: tl.conste
 @triton.jit
 def _pack_wide(values, packed, count, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Write a byte each, which overlaps two fields of more than 8 bits at most."""
-    target = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(
-        0, BLOCK
-    )  # of wide fields there are more bytes than 32 bits count
+    start = tl.program_id(0).to(tl.int64) * BLOCK  # of wide fields there are more bytes than 32 bits count
+    target = start + tl.arange(0, BLOCK)
     offset = target * 8
     first = offset // WIDTH
     inside = target < num_bytes
