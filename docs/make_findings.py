@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import Finding, Results, findings, load, safe_set
+from analysis.comparison.evidence import contexts
 from raysim.records import FINISHED, SCHEMAS
 
 mpl.use("Agg")
@@ -86,45 +87,42 @@ def _runs(results: Results) -> str:
 
 
 def _settings(results: Results) -> str:
-    judged = safe_set(results).set_index("setting")
-    quality = judged["unit"].iloc[0] if len(judged) else ""
-    on, off = _columns(results)
-    means = results.runs.groupby("setting", sort=False)[[on, off, "compression_factor"]].mean()
-    name = on.removeprefix("final_").removesuffix("_on")
-    lines = [
-        f"| setting | seeds | {name} | {name}, compression off | fewer bytes | harm ({quality}) | bounds | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for setting in _order(results, judged):
-        mean = means.loc[setting]
-        cells = [_code(setting), "", f"{mean[on]:.4g}", f"{mean[off]:.4g}", f"{mean['compression_factor']:.1f}x"]
-        if setting in judged.index:
-            row = judged.loc[setting]
-            bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
-            verdict = row["verdict"] if not row["lacking"] else f"{row['verdict']}: {row['lacking']}"
-            cells[1] = str(row["seeds"])
-            cells += [f"{row['harm']:+.2f}", bounds, verdict]
-        else:
-            cells[1] = str((results.runs["setting"] == setting).sum())
-            cells += ["", "", "the reference"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    judged = safe_set(results)
+    factors = results.runs.set_index("run")["compression_factor"]
+    tables = []
+    for context in contexts(results):
+        name = context.quality.name
+        verdicts = judged[judged["context"] == context.label].set_index("setting")
+        lines = [
+            f"| setting | seeds | {name} | {name}, compression off | fewer bytes | harm ({context.unit}) | bounds | verdict |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for setting in sorted(context.settings, key=lambda one: _harm(verdicts, str(one))):
+            runs = context.settings[setting]
+            on, off = (runs[f"{name}_{mode}"].mean() for mode in ("on", "off"))
+            cells = [
+                f"`{setting}`",
+                str(len(runs)),
+                f"{on:.4g}",
+                f"{off:.4g}",
+                f"{factors[list(runs['run'])].mean():.1f}x",
+            ]
+            lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
-def _columns(results: Results) -> tuple[str, str]:
-    name = next(iter(results.measures))
-    return f"final_{name}_on", f"final_{name}_off"
+def _harm(verdicts: pd.DataFrame, setting: str) -> float:
+    return float(verdicts.loc[setting, "harm"]) if setting in verdicts.index else -math.inf
 
 
-def _order(results: Results, judged: pd.DataFrame) -> list[str]:
-    """Return the settings, the references first and then by harm."""
-    harm = judged["harm"].to_dict()
-    settings = [str(one) for one in results.runs["setting"].drop_duplicates()]
-    return sorted(settings, key=lambda one: (one in harm, harm.get(one, 0.0)))
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
+def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
+    """Return the harm of a setting, its bounds and its verdict."""
+    if setting not in verdicts.index:
+        return "", "", "the reference"
+    row = verdicts.loc[setting]
+    bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
+    return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {row['lacking']}" if row["lacking"] else row["verdict"]
 
 
 def _verdicts(results: Results) -> str:
