@@ -293,7 +293,7 @@ class Sweep:
                 _system_config=None if self.dashboard else UNWATCHED,
             )
             dashboard_url = context.dashboard_url
-        self.dashboard_url = f"http://{dashboard_url}" if dashboard_url else None
+        self.dashboard_url = dashboard_url
         try:
             yield
         finally:

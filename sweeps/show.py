@@ -18,6 +18,7 @@ from analysis.comparison.rule import RULE, SKILL
 from analysis.data.settings import COMPRESSION
 from analysis.report.adopt import snippet
 from analysis.report.words import listed
+from raysim.engine.token import dashboard_sentence
 from raysim.network.memory import format_bytes
 from raysim.quality import measures_of
 from raysim.records import Run
@@ -59,7 +60,7 @@ def show_sweep(sweep: Sweep) -> None:
         gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
         console.print(
             f"{sweep.study.name}: {sweep.study.budget} trials, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "
-            f"results in {sweep.store.out}" + (f"; Ray's dashboard at {url}" if url and sweep.dashboard else ""),
+            f"results in {sweep.store.out}" + (f"; {dashboard_sentence(url)}" if url and sweep.dashboard else ""),
             highlight=False,
             soft_wrap=True,
         )

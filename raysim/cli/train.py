@@ -25,14 +25,17 @@ def train(
         bool,
         typer.Option("--check-repeat", help="First take a few steps twice, and name the first layer that differs."),
     ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for room on a cluster that others use.")] = 0.0,
 ) -> None:
     """Train a pipeline with compressed links, and leave Parquet behind.
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
+    if dashboard and engine != "ray":
+        fail(f"`--dashboard` is Ray's and needs `--engine` ray, but got {engine}.", 2)
     with bad_input_in_one_sentence(), ending_on_signals() as ending:
-        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending, wait)
+        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending, wait, dashboard)
 
 
 def _train(
@@ -44,6 +47,7 @@ def _train(
     check_repeat: bool,
     ending: Ending,
     wait: float,
+    dashboard: bool,
 ) -> None:
     from raysim.config import ConfigError, read_config
     from raysim.engine.loopback import listen_on_loopback
@@ -63,7 +67,7 @@ def _train(
     from raysim.show.training import show_training, tables
     from raysim.training.run import Training
 
-    training = Training(config, out=out, engine=engine, resume=resume, ending=ending, wait_s=wait)
+    training = Training(config, out=out, engine=engine, resume=resume, ending=ending, wait_s=wait, dashboard=dashboard)
     if check_repeat:
         _check_repeat(training)
     words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]

@@ -38,6 +38,8 @@ class Engine(ABC):
         self.incarnation = 0
         self.wait_s = 0.0
         """Seconds to wait for room that others hold."""
+        self.dashboard = False
+        """True if Ray's dashboard is wanted."""
 
     @property
     def num_workers(self) -> int:

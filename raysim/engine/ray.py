@@ -22,6 +22,7 @@ from raysim.engine.init import init_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.room import check_room, host_memory_bytes
 from raysim.engine.slow_start import Reach
+from raysim.engine.token import dashboard_sentence
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -191,17 +192,30 @@ class RayEngine(Engine):
         self._called_init = True
         self._private = not address
         if address:
-            self._head = join_cluster(address, "`RAY_ADDRESS`").watch
+            joined = join_cluster(address, "`RAY_ADDRESS`")
+            self._head = joined.watch
+            self._say_dashboard(joined.dashboard_url)
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
         try:
-            init_ray(address="local", num_cpus=cpus, include_dashboard=False, _system_config=UNWATCHED)
+            context = init_ray(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=self.dashboard,
+                dashboard_host="127.0.0.1",
+                _system_config=None if self.dashboard else UNWATCHED,
+            )
         except (
             Exception
         ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
             ray.shutdown()
             raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
+        self._say_dashboard(context.dashboard_url)
+
+    def _say_dashboard(self, url: str | None) -> None:
+        if self.dashboard and url:
+            print(dashboard_sentence(url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
         """Return the node of each worker, neighbours side by side.

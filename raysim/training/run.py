@@ -92,7 +92,7 @@ class Training:
 
     `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data where they are loaded already.
     `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for room that
-    others hold.
+    others hold. `dashboard`: start Ray's dashboard and print where it is.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Training:
         data: Data | None = None,
         ending: Ending | None = None,
         wait_s: float = 0.0,
+        dashboard: bool = False,
     ) -> None:
         check_start(out, engine if isinstance(engine, str) else "ray", resume=resume)
         resume = resume and out is not None and not is_unbegun(run_folder(out))
@@ -131,7 +132,7 @@ class Training:
         self._budgets = Budgets(self.plan, self.clock.network)
         self._describe_plan()
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
-        self.engine.wait_s = wait_s
+        self.engine.wait_s, self.engine.dashboard = wait_s, dashboard
         self.engine.check()
         self._row["engine"] = self.engine.kind
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)

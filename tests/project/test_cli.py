@@ -93,6 +93,10 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         ),
         (["resnet18-cifar10", "data.path=/nowhere"], "`data.path`"),
         (["digits-cnn", "--out", "/proc/nowhere/run"], "The run's folder /proc/nowhere/run cannot be written"),
+        (
+            ["digits-cnn", "--engine", "inline", "--dashboard"],
+            "`--dashboard` is Ray's and needs `--engine` ray, but got inline.",
+        ),
         (["digits-cnn", "--engine", "tpu"], "`engine` must be one of ray, inline, but got 'tpu'."),
         (["digits-cnn", "--resume"], "`resume` needs `out`, the folder of the run to go on with."),
         (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume: there is no run in none"),
