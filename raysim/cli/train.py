@@ -52,10 +52,11 @@ def _train(
     from raysim.config import ConfigError, read_config
     from raysim.engine.loopback import listen_on_loopback
     from raysim.training.start import check_start
-    from raysim.workloads.data import bind_data
 
     config = read_config(recipe, overrides)
     check_start(out, engine, resume=resume)
+    from raysim.workloads.data import bind_data
+
     try:
         bind_data(config.data.name, config.data.options)
     except ValueError as error:

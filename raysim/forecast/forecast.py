@@ -215,30 +215,8 @@ def _forecast(
     schedule = config.parsed_schedule
     cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
-
-    if device is not None:
-        steady = datasheet_profile(config, device, parts.flops_forward, efficiency)
-        notes.append(
-            f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
-            "Host overheads and the optimiser's update are not counted."
-        )
-    else:
-        assert recorded is not None
-        steady = recorded_profile(config, recorded, num_stages)
-        notes.append(
-            f"Compute, update and overheads: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
-        )
-
-    if device is not None and codec_bytes_per_s is None:
-        codec_bytes_per_s = DEVICES[device].codec_bytes_per_s
-        notes.append(
-            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, 1/{CODEC_PASSES} of the "
-            f"{device}'s memory bandwidth by its datasheet. `--codec-speed` sets another."
-        )
-    elif codec_bytes_per_s is not None:
-        notes.append(
-            f"Codecs: {format_bytes(codec_bytes_per_s)} a second of the dense tensors that they go over, as given."
-        )
+    steady = _compute(config, device, recorded, efficiency, parts.flops_forward, notes)
+    codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundary_shapes, parts.boundary_exact_bytes, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
@@ -294,6 +272,43 @@ def _forecast(
         tied=tied,
         notes=tuple(notes),
     )
+
+
+def _compute(
+    config: RunConfig,
+    device: str | None,
+    recorded: Profile | None,
+    efficiency: float,
+    flops_forward: Sequence[int],
+    notes: list[str],
+) -> Profile:
+    """Return the seconds of a step's computation, of a datasheet or of a recorded profile."""
+    if device is not None:
+        notes.append(
+            f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
+            "Host overheads and the optimiser's update are not counted."
+        )
+        return datasheet_profile(config, device, flops_forward, efficiency)
+    assert recorded is not None
+    notes.append(
+        f"Compute, update and overheads: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
+    )
+    return recorded_profile(config, recorded, len(flops_forward))
+
+
+def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> float | None:
+    """Return the bytes a second that codecs go over: as given, else of the datasheet; None where codecs are timed here."""
+    if given is not None:
+        notes.append(f"Codecs: {format_bytes(given)} a second of the dense tensors that they go over, as given.")
+        return given
+    if device is None:
+        return None
+    speed = DEVICES[device].codec_bytes_per_s
+    notes.append(
+        f"Codecs: {format_bytes(speed)} a second of the dense tensors that they go over, 1/{CODEC_PASSES} of the "
+        f"{device}'s memory bandwidth by its datasheet. `--codec-speed` sets another."
+    )
+    return speed
 
 
 def _costs(profile: Profile) -> dict[str, Any]:
