@@ -12,10 +12,10 @@ from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.quality import MEASURES, Measure
-from raysim.records import Run
 
 if TYPE_CHECKING:
     from analysis import Replay, Target
+    from raysim.records import Run
 
 PRICED = ("step_s", "time_to_target_s")
 DIRECTIONS = ("minimize", "maximize")
