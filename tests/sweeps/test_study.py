@@ -216,7 +216,10 @@ def raysim(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing"], "Unknown study 'nothing'. Known: equal-bandwidth, finetune-links, full, gravac, pictures-links, quickstart"),
+        (
+            ["nothing"],
+            "Unknown study 'nothing'. Known: equal-bandwidth, finetune-links, full, gravac, pictures-links, quickstart",
+        ),
         (["missing.toml"], "The study 'missing.toml' cannot be read"),
         (["broken.toml"], "broken.toml is not TOML"),
         (["broken.py"], "The study broken.py cannot be imported: ZeroDivisionError: division by zero."),
