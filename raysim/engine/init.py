@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from raysim.engine.signals import signals_after
@@ -22,8 +23,9 @@ def init_ray(**options: Any) -> Any:
     with signals_after():
         context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     protect_token()
-    worker: Any = ray._private.worker.global_worker
-    worker.gcs_error_subscriber = WithoutLosses(worker.gcs_error_subscriber)  # read by the thread that prints them
+    with suppress(AttributeError):  # of a Ray that keeps it elsewhere, and says its own word on losses
+        worker: Any = ray._private.worker.global_worker
+        worker.gcs_error_subscriber = WithoutLosses(worker.gcs_error_subscriber)  # read by the thread that prints them
     return context
 
 

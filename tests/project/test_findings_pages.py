@@ -4,12 +4,15 @@ import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from configurations import SMALL
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from analysis import findings_frame, load
+from analysis.comparison.evidence import Setting, contexts
+from analysis.comparison.statistics import bounds
 from raysim import train
 from raysim.cli import app
 from raysim.config import make_config
@@ -60,6 +63,23 @@ def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
     assert set(results.runs["host"].fillna("")) == {""}
     size = sum(file.stat().st_size for file in (MAKE["DATA"] / study).rglob("*.parquet"))
     assert size < 10_000_000
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_bounds_cover_as_stated_on_spreads_that_were_recorded(study):
+    """Five seeds are drawn from the deviations of the recorded harms, scaled alike; each bound holds the mean in 95 % of draws."""
+    deviations = []
+    for context in contexts(load(MAKE["DATA"] / study)):
+        dense = context.settings[Setting()]
+        for setting, runs in context.settings.items():
+            seeds = dense.index.intersection(runs.index)
+            if setting != Setting() and len(seeds) >= 5:
+                harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
+                deviations += list((harms - harms.mean()) / harms.std(ddof=1))
+    draws = np.random.default_rng(0).choice(deviations, (20_000, 5))
+    found = [bounds(draw, 0.95) for draw in draws]
+    assert 0.93 < np.mean([one.low < 0 for one in found]) < 0.97
+    assert 0.93 < np.mean([one.high > 0 for one in found]) < 0.97
 
 
 def test_keeping_runs_changes_nothing_but_their_size(monkeypatch, tmp_path):
