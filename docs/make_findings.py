@@ -159,9 +159,11 @@ def draw(results: Results, path: Path) -> None:
     axes.set_xscale("symlog", linthresh=2)
     axes.set_yticks(range(len(judged)), [str(one) for one in judged["setting"]], fontsize=8)
     axes.set_xlabel(f"harm beside dense, {judged['unit'].iloc[0]} (dashed: the margin)")
+    axes.set_ylim(-0.6, len(judged) - 0.4)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for verdict, colour in COLOURS.items():
         axes.plot([], [], "o-", color=colour, label=verdict)
-    axes.legend(loc="lower right", fontsize=8)
+    figure.legend(loc="outside upper right", ncols=len(COLOURS), fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
