@@ -27,6 +27,7 @@ from raysim.engine.head import HeadWatch
 from raysim.engine.init import init_ray
 from raysim.engine.ray import UNWATCHED
 from raysim.records import RecordsError, Run
+from raysim.workloads.metrics import own_metric
 from sweeps.callbacks import Stop, Watch
 from sweeps.entry import Entry, enter
 from sweeps.ledger import Ledger
@@ -38,7 +39,7 @@ from sweeps.rows import Rows, TrialRow
 from sweeps.search import LedgerSearch
 from sweeps.store import Store
 from sweeps.study import Study, most_workers
-from sweeps.surroundings import ending_in_order, tune_settings
+from sweeps.surroundings import SETTINGS, ending_in_order, tune_settings
 from sweeps.trial import Spec, SweepTrial
 
 LOST_PROCESSES = 3  # times that a trial whose processes are lost starts again from its checkpoint
@@ -101,6 +102,8 @@ class Sweep:
                 self.folder, ignore_errors=True
             )  # files that another study with this URI left on this machine
         self._workers = most_workers(study)
+        if not self.address:  # a cluster may have modules that this machine has not
+            _check_metrics(study)
 
     @property
     def begun(self) -> bool:
@@ -117,7 +120,7 @@ class Sweep:
 
         Raises ConfigError where the trials have no room, SweepError where the study cannot go on; what ended stays.
         """
-        with self._locked(), tune_settings(), ending_in_order(self._interrupt):
+        with self._locked(), tune_settings(SETTINGS), ending_in_order(self._interrupt):
             try:
                 self._run(on_begin)
             except KeyboardInterrupt:
@@ -208,10 +211,17 @@ class Sweep:
         )
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
-            with losses_are_retried():
+            with losses_are_retried(), tune_settings(self._pending()):
                 tuner.fit()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _pending(self) -> Mapping[str, str]:
+        """Return Tune's setting for the number of trials whose actors may start side by side: all that run at once.
+
+        By default Tune starts one after another. On a cluster that others use it does so still: they see what waits for room.
+        """
+        return {} if self.entry.allotment is not None else {"TUNE_MAX_PENDING_TRIALS_PG": str(self.share.jobs)}
 
     def _spec(self, row: TrialRow, config: RunConfig) -> Mapping[str, Any]:
         row.engine = self.engine
@@ -341,6 +351,16 @@ class Sweep:
         if always or time.monotonic() - self._sent > SEND_S:
             self.store.send("optuna.db")
             self._sent = time.monotonic()
+
+
+def _check_metrics(study: Study) -> None:
+    """Raise ConfigError where a metric of the user's own cannot be imported, or names no direction."""
+    for name in study.config({}).metrics or ():
+        if ":" in name:
+            try:
+                own_metric(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
 
 def _end_process(sentence: str) -> None:

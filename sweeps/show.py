@@ -170,7 +170,7 @@ def show_result(sweep: Sweep) -> None:
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
-    if len(rows) and not sweep.study.confirm:
+    if best and not sweep.study.confirm:
         said = "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` confirms it on others."
         console.print(said, highlight=False, soft_wrap=True)
 

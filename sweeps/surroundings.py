@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,10 +24,10 @@ SETTINGS = {
 
 
 @contextmanager
-def tune_settings() -> Iterator[None]:
-    """Have Tune's settings in the environment, where they are not."""
-    added = [name for name in SETTINGS if name not in os.environ]
-    os.environ.update({name: SETTINGS[name] for name in added})
+def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have settings of Tune in the environment, where they are not."""
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
     try:
         yield
     finally:

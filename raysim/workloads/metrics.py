@@ -174,17 +174,22 @@ class OwnMetric:
         return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
+def own_metric(name: str) -> OwnMetric:
+    """Return the metric `package.module:function`; raises ValueError where there is none, or where it names no direction."""
+    function = import_function("Metric", name)
+    higher = getattr(function, "higher_is_better", None)
+    own = name.rpartition(":")[2]
+    if not isinstance(higher, bool):
+        raise ValueError(
+            f"Metric `{name}` must say whether more is better: set `{own}.higher_is_better` to True or False."
+        )
+    return OwnMetric(Measure(own, higher), function)
+
+
 def make_metric(name: str, shape: DataShape) -> Metric:
     """Return the metric `name`, one of `METRICS` or `package.module:function`; raises ValueError where it does not fit the data."""
     if ":" in name:
-        function = import_function("Metric", name)
-        higher = getattr(function, "higher_is_better", None)
-        if not isinstance(higher, bool):
-            own = name.partition(":")[2]
-            raise ValueError(
-                f"Metric `{name}` must say whether more is better: set `{own}.higher_is_better` to True or False."
-            )
-        return OwnMetric(Measure(name.rpartition(":")[2], higher), function)
+        return own_metric(name)
     classes, make = _METRICS[name]
     if classes != shape.classifies:
         held = "classes" if shape.classifies else "numbers"

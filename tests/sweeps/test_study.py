@@ -227,6 +227,10 @@ def raysim(tmp_path, monkeypatch):
         (["small.toml", "--trials", "0"], "`trials` must be at least the baselines (1), but got 0."),
         (["small.toml", "--jobs", "0"], "`jobs` must be at least 1, but got 0."),
         (["small.toml", "densty=1"], "Unknown key `densty`."),
+        (
+            ["small.toml", 'metrics=["accuracy", "math:sqrt"]'],
+            "Metric `math:sqrt` must say whether more is better: set `sqrt.higher_is_better`",
+        ),
         (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to go on with."),
         (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
         (

@@ -18,9 +18,11 @@ from trials import check_agree
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
 from raysim.training.run import train
+from sweeps.callbacks import Watch
 from sweeps.reading import read_study
 from sweeps.room import choose_engine, fit
 from sweeps.runner import Sweep, SweepError
+from sweeps.search import LedgerSearch
 from sweeps.show import frontier
 from sweeps.trial import Spec, SweepTrial
 
@@ -239,6 +241,25 @@ def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
     best = frontier(done.rows, done.study.objectives)
     assert len(best) == 1
     assert TrialState.RUNNING not in [trial.state for trial in done.ledger.optuna.trials]
+
+
+@pytest.mark.slow
+def test_trials_that_run_at_once_start_side_by_side(ray, tmp_path, monkeypatch):
+    """The second is asked for before the processes of the first have come up."""
+    happened = []
+    suggest = LedgerSearch.suggest
+
+    def asked(self, trial_id):
+        found = suggest(self, trial_id)
+        happened.extend(["asked"] if isinstance(found, dict) else [])
+        return found
+
+    monkeypatch.setattr(LedgerSearch, "suggest", asked)
+    monkeypatch.setattr(Watch, "on_trial_start", lambda self, **info: happened.append("up"), raising=False)
+    done = sweep(write_study(tmp_path, engine="inline", jobs=2, trials=3), tmp_path / "out")
+    assert [row.status for row in done.rows] == ["finished"] * 3
+    assert happened[:3] == ["asked", "asked", "up"]
+    assert "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ
 
 
 @pytest.mark.slow
