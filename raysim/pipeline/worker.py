@@ -79,8 +79,6 @@ class Worker:
         self.replica, place = divmod(index, len(plan.rows))
         self.data = data  # of the workers that own the first or the last stage
         self.device = torch.device(device)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # of an earlier worker of this process
         self.stages = {
             s: Stage(
                 module,
@@ -107,6 +105,8 @@ class Worker:
         self.links = Links(plan, self.replica, list(self.stages), self.device, self.stopwatch)
         if self._overlaps:
             self.links.warm()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # of the warming, or of an earlier worker of this process
         self.inference = Inference(plan, self.replica, self.stages, self.links, data, self.device)
         self._apart = {
             action._replace(op="B") for action in plan.rows[place] if action.op == "W"

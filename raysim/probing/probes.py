@@ -20,7 +20,7 @@ from raysim.distributed.exchange import Channel, build_alike
 from raysim.nn.ends import DIRECTIONS
 from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
 from raysim.probing.folder import write_candidate
-from raysim.probing.sample import Sample, has_halves, in_one_part, together
+from raysim.probing.sample import Sample, has_halves, in_parts, together
 from raysim.probing.station import GradientStation, Sampling, Station
 from raysim.probing.stopwatch import PipelineStage
 from raysim.schedules.csv import rows_to_csv
@@ -94,15 +94,14 @@ class Probe:
 
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
-        if not self._sampling.has_halves(len(self._job.cuts) + 1):
-            return [in_one_part(sample) for sample in samples]
-        if samples and not has_halves(samples):
+        halves = self._sampling.halves(len(self._job.cuts) + 1)
+        if halves and samples and not has_halves(samples):
             warnings.warn(
                 f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
                 "seconds are counted in the backward before them.",
                 stacklevel=3,
             )
-        return list(samples)
+        return [in_parts(sample, halves) for sample in samples]
 
     @property
     def overhead(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raysim.probing.stopwatch import Seconds
@@ -62,11 +62,15 @@ def has_halves(samples: Iterable[Sample]) -> bool:
     return any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
 
 
-def in_one_part(sample: Sample) -> Sample:
-    """Return a sample with every backward in one part, the seconds of both together."""
+def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
+    """Return a sample in which the backwards of `halves`, stages and microbatches, alone are in two parts.
+
+    The seconds of both parts of the others are added.
+    """
     seconds: dict[tuple[int, int, str, int], Seconds] = {}
     for (replica, stage, op, microbatch), spent in sample.seconds.items():
-        key = (replica, stage, "F" if op == "F" else "B", microbatch)
+        whole = op == "W" and (stage, microbatch) not in halves
+        key = (replica, stage, "B" if whole else op, microbatch)
         seconds[key] = seconds.get(key, Seconds()).plus(spent)
     return sample._replace(seconds=seconds)
 

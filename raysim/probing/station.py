@@ -38,10 +38,10 @@ class Sampling:
     schedule: str = "1F1B"
     seed: int = 0
 
-    def has_halves(self, num_stages: int) -> bool:
-        """Return whether the schedule has backwards in two parts, of inputs and of weights."""
+    def halves(self, num_stages: int) -> set[tuple[int, int]]:
+        """Return the stages and microbatches whose backward the schedule has in two parts, of inputs and of weights."""
         rows = parse_schedule(self.schedule).rows(num_stages, self.num_microbatches)
-        return any(action.op == "W" for row in rows for action in row)
+        return {(action.stage, action.microbatch) for row in rows for action in row if action.op == "W"}
 
     def check(self, num_stages: int, *, times_halves: bool = False) -> None:
         """Raise ValueError where a field breaks its rule; `times_halves`: backwards in two parts can be timed."""
@@ -49,7 +49,7 @@ class Sampling:
             if getattr(self, field) < 1:
                 raise ValueError(f"`{field}` must be at least 1, but got {getattr(self, field)}.")
         try:
-            halves = self.has_halves(num_stages)
+            halves = self.halves(num_stages)
         except ValueError as refused:
             raise ValueError(f"`schedule`: {refused}") from None
         if halves and not times_halves:

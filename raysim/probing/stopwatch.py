@@ -185,9 +185,8 @@ class Stopwatch:
         self._apart = False
         self.backwards += 1
         if watched:
-            self.seconds.setdefault(
-                (self._last, "B", microbatch), Seconds()
-            )  # the first stage has no input to differentiate
+            # torch's first stage has no input to differentiate, and nothing was timed
+            self.seconds.setdefault((self._last, "B", microbatch), Seconds())
             self._add(self._last, "W", microbatch)
 
     def _now(self) -> Seconds:

@@ -7,7 +7,9 @@ from gpu import DEVICE, SlowFlight
 from pipelines import DROPOUT, RUNS, TIED
 
 from raysim.codecs import kernels, transfers
+from raysim.compressors import parse
 from raysim.pipeline.errors import DivergedError
+from raysim.pipeline.link import Link
 from raysim.pipeline.state import unpack_tensors
 from raysim.pipeline.stopwatch import Stopwatch
 
@@ -158,3 +160,18 @@ def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
         event.record(None)
     assert Stopwatch.between(first, last) == 1e-3
     assert Event.waits == 1
+
+
+def test_a_link_that_was_moved_to_a_gpu_is_timed_by_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    here, there = torch.device("cpu"), torch.device("cuda")
+    shared = Stopwatch(here)
+    own, of_worker = (
+        Link(parse("TopK(0.1)"), 0, "forward", sender=True, device=here, stopwatch=watch) for watch in (None, shared)
+    )
+    own.device = of_worker.device = there
+    assert isinstance(own.stopwatch.mark(), Event)
+    assert of_worker.stopwatch is shared
+    own.device = here
+    assert isinstance(own.stopwatch.mark(), float)

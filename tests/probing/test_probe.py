@@ -191,7 +191,7 @@ def ranks(request, tmp_path_factory):
     return run_ranks("probe_jobs:everything", request.param, folder, folder), folder
 
 
-@pytest.mark.parametrize("job", ["pipeline", "zero_bubble", "replicas", "both"])
+@pytest.mark.parametrize("job", ["pipeline", "zero_bubble", "merged", "replicas", "both"])
 def test_trainings_on_several_ranks_are_not_touched(job, ranks):
     assert [rank["same"][job] for rank in ranks[0]] == [True] * len(ranks[0])
 
@@ -247,6 +247,13 @@ def test_halves_of_backwards_are_timed_apart(ranks):
     assert (slow.drop("0-Identity") > 2).all()
 
 
+def test_halves_are_added_where_the_schedule_has_one_part(ranks):
+    actions = load(ranks[1] / "merged").actions
+    found = actions.groupby(["run", "step"], observed=True)[["stage", "op", "microbatch"]].nunique()
+    assert (found == [2 * len(ranks[0]), 2, 4]).all().all()
+    assert (actions["compute_wall_s"] > 0).all()
+
+
 def test_links_and_gradients_are_probed_together(ranks):
     """Every link candidate is priced with every replica method, and a stage averages the gradients of its own parameters."""
     results = load(ranks[1] / "both")
@@ -270,6 +277,10 @@ def test_links_and_gradients_are_probed_together(ranks):
     done = run_command("replay", ranks[1] / "both", "--network", "1mbps")
     assert done.exit_code == 0, done.output
     assert f"2 stages and {size} replicas of Sequential" in done.output
+    (section,) = [one for one in compose(ranks[1] / "both", ["1mbps"]).sections if one.key == "probes"]
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    averaged = f"replicas {replicas}"
+    assert sorted(row[0].text for row in table.rows) == sorted(["dense", links, averaged, f"{links}, {averaged}"])
 
 
 def test_a_step_in_which_one_rank_finds_nan_is_left_out_by_all(ranks):

@@ -64,6 +64,11 @@ def staged(owned, num_stages, kind, out, **options):
     return losses, [p.detach() for p in parameters]
 
 
+def merged(rank, world_size, out=None):
+    """Return the same, priced under a schedule whose backwards are in one part."""
+    return staged([rank, 2 * world_size - 1 - rank], 2 * world_size, ScheduleZBVZeroBubble, out)
+
+
 def replicas(rank, world_size, out=None):
     """Return this rank's losses and parameters under DDP, with a probe of its gradients around it if `out` is given."""
     return replicated(rank, out, gradients=GRADIENTS)
@@ -139,7 +144,7 @@ def refusals(rank, world_size, folder):
 def everything(rank, world_size, folder):
     """Return whether each training is the same with a probe, bit for bit, and the refusals."""
     same = {}
-    for train in (pipeline, zero_bubble, replicas, both):
+    for train in (pipeline, zero_bubble, merged, replicas, both):
         name = train.__name__
         losses, parameters = train(rank, world_size)
         probed, ends = train(rank, world_size, folder / name)
