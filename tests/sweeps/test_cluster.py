@@ -96,6 +96,7 @@ finally:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("bucket", "cpus"),
     [
@@ -104,14 +105,14 @@ finally:
     ],
 )
 def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket, cpus):
-    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10}
+    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10, "evaluate_every_steps": 50}
     path = write_study(tmp_path, trials=3, base=base, engine="ray")
     where = (tmp_path / "bucket").as_uri() if bucket else "-"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), str(tmp_path / "out"), where, *cpus],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -137,7 +137,8 @@ def test_a_machine_that_becomes_a_node_drives(cluster):
 
 def test_a_submitted_sweep_outlives_a_node(cluster, tmp_path):
     """A study's file is sent along, its stages run on all nodes, one is powered off, and the results come back."""
-    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10, "placement": "spread"}
+    base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10, "evaluate_every_steps": 50}
+    base |= {"placement": "spread"}
     text = write_study(tmp_path, trials=4, base=base, engine="ray").read_text()
     (cluster.home(DESK) / "studies").mkdir()
     (cluster.home(DESK) / "studies" / "small.toml").write_text(text)
