@@ -1,4 +1,4 @@
-"""Laws for codecs, compressors and schedules of your own, to be called from a test.
+"""Laws for codecs, compressors, replica methods and schedules of your own, to be called from a test.
 
 >>> from raysim.codecs import Quantize
 >>> check_codec(Quantize(4))
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from raysim.codecs.message import CodecTable, Entry
 from raysim.compressors import Compressor, Context
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import parse
+from raysim.replication import parse_replica_method
+from raysim.replication.base import Averaged, ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules.actions import check_rows
 from raysim.schedules.families import Schedule, parse_schedule
 
-__all__ = ["check_codec", "check_compressor", "check_schedule", "example_tensors"]
+__all__ = ["check_codec", "check_compressor", "check_replica_method", "check_schedule", "example_tensors"]
 
 _KEY = 0x5EED
 
@@ -111,6 +113,65 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
                 _require(_same_state(sender, receiver), f"{what} lets the memories of its two ends part")
 
 
+def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: int = 4) -> None:
+    """Raise AssertionError, naming the law, where a replica method breaks a law that the averaging of gradients relies on.
+
+    Averages the gradients of three parameters over `num_replicas` replicas in `steps` steps. For methods of gradients: local steps
+    (`after_update`) are not checked.
+    """
+    what = repr(method)
+    _require(parse_replica_method(what) == method, f"{what} is not what its notation says")
+    _require(pickle.loads(pickle.dumps(method)) == method, f"{what} does not survive pickling")
+    _require(not method.after_update, f"{what} exchanges parameters, and only methods of gradients are checked")
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"weight": (24, 30), "silent.weight": (16, 20), "bias": (24,)}
+    parameters = {name: torch.randn(*shape, generator=draw) for name, shape in shapes.items()}
+    memories = [method.begin(parameters) for _ in range(num_replicas)]
+    for step in range(steps):
+        gradients = [
+            {
+                name: torch.randn(*shape, generator=draw) * (not name.startswith("silent"))
+                for name, shape in shapes.items()
+            }
+            for _ in range(num_replicas)
+        ]
+        contexts = [
+            ReplicaContext(
+                *(replica, num_replicas, step, step // 2, 2, _KEY),
+                learning_rate=0.1,
+                momentum=0.9,
+                step_s=0.1,
+                parameters=parameters,
+                previous=given,
+            )
+            for replica, given in enumerate(gradients)
+        ]
+        before, held = _copied(gradients), _copied(memories)
+        results, sent_bytes = _averaged(method, gradients, memories, contexts)
+        _require(_same_tensors(gradients, before), f"{what} changes the gradients that it is given")
+        _require(_same_tensors(memories, held), f"{what} changes the memory that it is given")
+        again, sent_again = _averaged(method, gradients, memories, contexts)
+        averages = [one.gradients for one in results]
+        _require(
+            _same_tensors(averages, [one.gradients for one in again]), f"{what} averages alike gradients in two ways"
+        )
+        _require(sent_bytes == sent_again, f"{what} sends alike gradients in two ways")
+        for average in averages:
+            found = {name: tuple(x.shape) for name, x in average.items()}
+            _require(found == shapes, f"{what} returns {found} for gradients of {shapes}")
+            _require(all(bool(torch.isfinite(x).all()) for x in average.values()), f"{what} returns what is not finite")
+            _require(
+                method.decentralized or _same_tensors([average], averages[:1]), f"{what} lets replicas step differently"
+            )
+        memories = [one.memory for one in results]
+    gradients[-1]["weight"][3, 4] = math.nan
+    try:
+        average_together(method, gradients, memories, contexts)
+    except NonFiniteError:
+        return
+    raise AssertionError(f"{what} averages a gradient with nan, and must raise NonFiniteError")
+
+
 def check_schedule(schedule: Schedule, max_stages: int = 6, max_microbatches: int = 8) -> None:
     """Raise AssertionError where a schedule leaves out an action, repeats one, or deadlocks, at any size up to the given ones."""
     _require(parse_schedule(repr(schedule)) == schedule, f"{schedule!r} is not what its notation says")
@@ -127,6 +188,31 @@ def check_schedule(schedule: Schedule, max_stages: int = 6, max_microbatches: in
                 raise AssertionError(f"{where}: {error}") from None
             forwards = {(action.stage, action.microbatch) for row in rows for action in row if action.op == "F"}
             _require(len(forwards) == num_stages * num_microbatches, f"{where}: a stage or a microbatch is left out")
+
+
+def _averaged(
+    method: ReplicaMethod,
+    gradients: Sequence[dict[str, Tensor]],
+    memories: Sequence[dict[str, Tensor]],
+    contexts: Sequence[ReplicaContext],
+) -> tuple[list[Averaged], list[int]]:
+    try:
+        return average_together(method, gradients, memories, contexts)
+    except AssertionError as error:
+        raise AssertionError(f"{method!r}: {error}") from None
+    except Exception as error:
+        raise AssertionError(f"{method!r}: {type(error).__name__}: {error}") from error
+
+
+def _copied(each: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    return [{name: x.clone() for name, x in one.items()} for one in each]
+
+
+def _same_tensors(one: Sequence[Mapping[str, Tensor]], other: Sequence[Mapping[str, Tensor]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(_bits(a[name]) == _bits(b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _law(law: Callable[[Codec, Tensor], None], codec: Codec, x: Tensor, where: str) -> None:

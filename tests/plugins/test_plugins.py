@@ -14,7 +14,7 @@ from raysim.config import ConfigError
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
 from raysim.schedules.families import parse_schedule
-from raysim.testing import check_codec, check_compressor, check_schedule
+from raysim.testing import check_codec, check_compressor, check_replica_method, check_schedule
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,19 @@ def test_a_class_is_found_wherever_a_notation_is_read():
 def test_laws_hold_for_them():
     check_codec(Half(skip=1))
     check_schedule(own_methods.Backwards())
+    check_replica_method(own_methods.Median())
+
+
+@pytest.mark.parametrize(
+    "text", ["Identity", "PowerSGD(2)", "EF21(TopK(0.1))", "DGC(0.05)", "GTopK(0.05)", "PowerGossip"]
+)
+def test_laws_of_replica_methods_hold_for_ours(text):
+    check_replica_method(parse_replica_method(text))
+
+
+def test_a_replica_method_that_does_not_agree_is_named():
+    with pytest.raises(AssertionError, match=r"Median\(selfish=True\) lets replicas step differently"):
+        check_replica_method(own_methods.Median(selfish=True))
 
 
 @pytest.mark.parametrize(

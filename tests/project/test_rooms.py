@@ -58,7 +58,7 @@ ROOMS = {
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
-    "raysim.testing": ({"codecs", "compressors", "schedules", "notation"}, {"torch"}),
+    "raysim.testing": ({"codecs", "compressors", "replication", "schedules", "notation"}, {"torch"}),
     "raysim.probing": (
         {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
         {"torch"},

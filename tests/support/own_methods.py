@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from raysim.codecs import Codec, Packet
+from raysim.codecs import Codec, Identity, Packet
 from raysim.codecs.base import check_finite, to_bytes, to_tensor
+from raysim.codecs.message import Entry
 from raysim.compressors import ErrorFeedback
 from raysim.notation import check_integer
+from raysim.replication.base import Averaged, ReplicaMethod, Round
 from raysim.schedules.families import GPipe, Schedule
 
 
@@ -49,6 +51,26 @@ class Backwards(Schedule):
 
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
         return GPipe().ops(stage, num_stages, num_microbatches)
+
+
+@dataclass(frozen=True, repr=False)
+class Median(ReplicaMethod):
+    """Takes the median of each value over the replicas, or with `selfish` this replica's own value."""
+
+    selfish: bool = False
+
+    def entries(self):
+        return (Entry.of(Identity()),)
+
+    def num_rounds(self, num_replicas):
+        return 1
+
+    def average(self, gradients, memory, context):
+        received = yield Round(everyone={name: Identity().encode(x) for name, x in gradients.items()})
+        if self.selfish:
+            return Averaged(gradients, memory)
+        stacked = {name: torch.stack([packets[name].decode() for packets in received]) for name in gradients}
+        return Averaged({name: x.median(dim=0).values for name, x in stacked.items()}, memory)
 
 
 @dataclass(frozen=True)
