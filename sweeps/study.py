@@ -219,9 +219,8 @@ def _canonical(config: RunConfig) -> dict[str, Any]:
     flat = config.flat()
     for key in COMPRESSORS:
         if isinstance(flat[key], tuple):
-            flat[key] = flat[key][0] if len(set(flat[key])) == 1 else as_written(flat[key])
-        elif isinstance(flat[key], dict):
-            flat[key] = as_written(flat[key])
+            flat[key] = flat[key][0] if all(one == flat[key][0] for one in flat[key]) else flat[key]
+        flat[key] = as_written(flat[key])
     return flat
 
 

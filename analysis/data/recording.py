@@ -301,13 +301,13 @@ class Recording:
         }
 
     def _notations(self) -> dict[tuple[int, str, int], str]:
-        """Return the compressor of each replica, direction and boundary."""
-        columns = (self.links[name].tolist() for name in ("replica", "direction", "boundary", "codec"))
-        found: dict[tuple[int, str, int], str] = {}
-        for replica, direction, boundary, codec in zip(*columns, strict=True):
+        """Return the compressors of each replica, direction and boundary, of all its tensors."""
+        columns = (self.links[name].tolist() for name in ("replica", "direction", "boundary", "tensor", "codec"))
+        found: dict[tuple[int, str, int], dict[str, str]] = {}
+        for replica, direction, boundary, tensor, codec in zip(*columns, strict=True):
             if boundary is not None and boundary == boundary:  # not of a group that ends a step
-                found.setdefault((int(replica), str(direction), int(boundary)), str(codec))
-        return found
+                found.setdefault((int(replica), str(direction), int(boundary)), {}).setdefault(str(tensor), str(codec))
+        return {link: " + ".join(codecs.values()) for link, codecs in found.items()}
 
     @cached_property
     def knows_totals_alone(self) -> bool:

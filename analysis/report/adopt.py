@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.data.settings import SYNCHRONOUS
-from raysim.config.links import OTHERS
+from raysim.config.links import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
     from analysis.data.results import Results
@@ -74,16 +74,23 @@ def snippet(row: Mapping[Any, Any]) -> str:
     stages = compress_stages(modules, shapes, forward="Quantize(5)", backward="Identity", num_microbatches=4)
     >>> print(snippet(row | {"forward": '{1 = "Quantize(5)"}'}).splitlines()[0])
     # Replica 1:
+    >>> print(snippet(row | {"forward": '{skip = "Quantize(5)"}'}))
+    # Tensor `skip`:
+    <BLANKLINE>
+    from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md
+    link = CompressedLink("Quantize(5)", backward="Identity", num_microbatches=4)
     >>> print(snippet(row | {"weights": "DoubleBuffered"}).splitlines()[0])
     # weights=DoubleBuffered: not here, since torch's pipelines run empty after each step.
     """
     parts = []
     microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
-    for replica, forward, backward in _links(row):
+    for replica, tensor, forward, backward in _links(row):
         if _count(row, "num_stages") == 1 or (forward, backward) == (DENSE, DENSE):
             continue
         if replica is not None:
             parts.append(f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:")
+        if tensor is not None:
+            parts.append(f"# Tensor `{tensor}`:" if tensor != OTHERS else "# All other tensors:")
         if isinstance(forward, str) and isinstance(backward, str):
             parts.append(
                 "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
@@ -94,11 +101,13 @@ def snippet(row: Mapping[Any, Any]) -> str:
                 "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
                 f"model = insert_links(model, cuts, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
             )
+        if tensor is not None:
+            continue  # stages of torch's pipelines pass tensors by place
         parts.append(
             "from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md\n"
             f"stages = compress_stages(modules, shapes, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
         )
-    method = _notation(row.get("replica_gradient"))
+    method = _of_tensor(_read(row.get("replica_gradient")), None)
     if _count(row, "num_replicas") > 1 and method != DENSE:
         parts.append(
             "import raysim\n"
@@ -110,30 +119,41 @@ def snippet(row: Mapping[Any, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | list[str], str | list[str]]]:
-    """Yield the notations of activations and gradients by replica, with None for the replica where all have the same."""
-    texts = [row.get(key) for key in ("forward", "backward")]
-    tables = [
-        tomllib.loads(f"table = {text}")["table"] if isinstance(text, str) and text.startswith("{") else None
-        for text in texts
-    ]
-    replicas: list[str | None] = sorted({replica for table in tables if table for replica in table}) or [None]
+def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | None, str | list[str], str | list[str]]]:
+    """Yield replica, tensor, and the notations of activations and gradients.
+
+    The replica is None where all have the same setting, the tensor where no table names one.
+    """
+    settings = [_read(row.get(key)) for key in ("forward", "backward")]
+    by_replica = [isinstance(one, dict) and is_by_replica(one) for one in settings]
+    tables = [one for one, table in zip(settings, by_replica, strict=True) if table]
+    replicas: list[str | None] = sorted({replica for table in tables for replica in table}) or [None]
     for replica in replicas:
-        forward, backward = (
-            _notation(text) if table is None else table.get(replica, table.get(OTHERS, DENSE))
-            for text, table in zip(texts, tables, strict=True)
-        )
-        yield replica, forward, backward
+        mine = [
+            one.get(replica, one.get(OTHERS, DENSE)) if table else one
+            for one, table in zip(settings, by_replica, strict=True)
+        ]
+        entries = [entry for one in mine for entry in (one if isinstance(one, list) else [one])]
+        names = {name for entry in entries if isinstance(entry, dict) for name in entry}
+        tensors: list[str | None] = sorted(names, key=lambda name: (name == OTHERS, name)) or [None]
+        for tensor in tensors:
+            forward, backward = (_of_tensor(one, tensor) for one in mine)
+            yield replica, tensor, forward, backward
 
 
-def _notation(value: Any) -> str | list[str]:
-    """Return a notation, or one a boundary, which records write as JSON."""
-    if not isinstance(value, str):
+def _read(text: Any) -> Any:
+    """Return a setting as records write it: a notation, or a list or table in TOML."""
+    if not isinstance(text, str):
         return DENSE
-    if not value.startswith("["):
-        return value
-    several: list[str] = json.loads(value)
-    return several[0] if len(set(several)) == 1 else several
+    return tomllib.loads(f"value = {text}")["value"] if text.startswith(("{", "[")) else text
+
+
+def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:
+    """Return the notation of a tensor, or one a boundary where they differ."""
+    if isinstance(setting, list):
+        several = [str(_of_tensor(one, tensor)) for one in setting]
+        return several[0] if len(set(several)) == 1 else several
+    return str(setting.get(tensor, setting.get(OTHERS, DENSE)) if isinstance(setting, dict) else setting)
 
 
 def _quoted(value: str | list[str]) -> str:

@@ -54,8 +54,10 @@ def _links(job: Job, material: Material) -> pd.DataFrame:
     rows = pd.concat([with_replicas(mine) for _, mine in rows.groupby("setting", sort=False)])
     rows = rows.assign(
         link=[
-            ", ".join(filter(None, (name_of(boundary, str(direction)), replicas)))
-            for boundary, direction, replicas in zip(rows["boundary"], rows["direction"], rows["replicas"], strict=True)
+            ", ".join(filter(None, (name_of(boundary, str(direction)), str(tensor), replicas)))
+            for boundary, direction, tensor, replicas in zip(
+                rows["boundary"], rows["direction"], rows["tensor"], rows["replicas"], strict=True
+            )
         ],
     )
     groups = rows.groupby(["setting", "link"], sort=False, observed=True)

@@ -33,7 +33,8 @@ def record_tensors(recipe: str, steps: int = STEPS, overrides: Sequence[str] = (
     links = {
         link.direction: link
         for worker in engine.workers
-        for link in worker.links.ends.values()
+        for end in worker.links.ends.values()
+        for link in end.links.values()
         if link.sender and link.boundary == boundary
     }
     for step in range(steps - 1):

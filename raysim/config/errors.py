@@ -12,6 +12,7 @@ from raysim.notation import shown, suggestion
 
 # Words that pydantic puts into the path of a value of several kinds; no key has such a name.
 _UNION = ("str", "constrained-int")
+_NESTED = ("tuple[", "dict[", "constrained-tuple")
 
 
 class ConfigError(ValueError):
@@ -22,10 +23,10 @@ def sentence(error: ValidationError) -> str:
     """Return the first error of pydantic's as one of our sentences."""
     found = error.errors(include_url=False)
     # of a field that is one value or a list, the rule of the one that was given
-    one = ("int_type", "string_type")
+    one = ("int_type", "string_type", "dict_type")
     errors = [each for each in found if each["type"] not in one or not isinstance(each["input"], (list, tuple))]
     first = (errors or found)[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in _UNION and "tuple[" not in str(part))
+    key = ".".join(str(part) for part in first["loc"] if part not in _UNION and not str(part).startswith(_NESTED))
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"]).strip()
         return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import UnionType
@@ -46,16 +47,24 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def as_written(value: object) -> object:
-    """Return the value of a key as one text, in TOML, where a list or a table by replica may stand for one value.
+    """Return the value of a key as one text, in TOML, where a list or a table may stand for one value.
 
     >>> as_written(("TopK(0.1)", "Identity")), as_written("TopK(0.1)"), as_written(None)
     ('["TopK(0.1)", "Identity"]', 'TopK(0.1)', None)
-    >>> as_written({"1": "TopK(0.1)"})
-    '{1 = "TopK(0.1)"}'
+    >>> as_written({"1": "TopK(0.1)"}), as_written({"a b": "TopK(0.1)"})
+    ('{1 = "TopK(0.1)"}', '{"a b" = "TopK(0.1)"}')
     """
+    return value if value is None or isinstance(value, str) else _inline(value)
+
+
+def _inline(value: object) -> str:
+    """Return a value in TOML, on one line."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {json.dumps(inner)}' for key, inner in value.items())}}}"
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+        keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
+        return f"{{{', '.join(f'{key} = {_inline(inner)}' for key, inner in zip(keys, value.values(), strict=True))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_inline, value))}]"
+    return json.dumps(value)
 
 
 def as_row(config: RunConfig) -> dict[str, Any]:

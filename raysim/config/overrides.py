@@ -41,7 +41,9 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})
-        if parent in ("forward", "backward") and not isinstance(inner, dict):  # of one replica, apart from the others
+        if parents[0] in ("forward", "backward") and not isinstance(
+            inner, dict
+        ):  # of one replica or tensor, apart from others
             inner = {OTHERS: inner}
         if isinstance(inner, str):
             inner = {"name": inner}

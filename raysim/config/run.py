@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from raysim.compressors import Compressor
-from raysim.compressors import parse as parse_compressor
-from raysim.compressors.at_support import share_indices
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict, role
-from raysim.config.links import ByReplica, Notations, canonical, check_numbers, checked_table, of_replica
+from raysim.config.links import (
+    ByReplica,
+    Notations,
+    Pairs,
+    canonical,
+    check_numbers,
+    checked_table,
+    of_replica,
+    pairs_of,
+)
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.weights import check_weights
 from raysim.network.presets import parse_network
@@ -78,9 +84,9 @@ class RunConfig(Strict):
     schedule: str = "1F1B"
     """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
     forward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
-    """Compressor of activations: one for all boundaries, a list with one each, or a table of these by replica."""
+    """Compressor of activations: one for all boundaries, a list with one each, or a table by tensor or by replica."""
     backward: ByReplica = Field(default="Identity", json_schema_extra=role("compression"))
-    """Compressor of gradients at the boundaries: one for all boundaries, a list with one each, or a table of these by replica."""
+    """Compressor of gradients at the boundaries: one for all boundaries, a list with one each, or a table by tensor or by replica."""
     shared_indices: bool = Field(default=False, json_schema_extra=role("compression"))
     """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
     replica_gradient: Notations = Field(default="Identity", json_schema_extra=role("compression"))
@@ -270,7 +276,9 @@ class RunConfig(Strict):
             for field in ("forward", "backward", "shared_indices", "bottleneck"):
                 if getattr(self, field) not in ("Identity", (), False, None):
                     raise ValueError(f"`{field}` has no effect with one stage, which has no boundaries. Leave it out.")
-        for methods in dict.fromkeys(ends for links in self.compressors() for ends in links):
+        for methods in dict.fromkeys(
+            ends for links in self.compressors() for pairs in links for ends in pairs.values()
+        ):
             for field, method in zip(("forward", "backward"), methods, strict=True):
                 if method.needs_sensitivity and self.gradient_scale != 1:
                     raise ValueError(
@@ -333,20 +341,19 @@ class RunConfig(Strict):
         per = 1 if policy.updates_each_microbatch else self.num_microbatches
         return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
-    def compressors(self) -> list[list[tuple[Compressor, Compressor]]]:
-        """Return the compressors of each replica and boundary: of its activations and of its gradients."""
+    def compressors(self) -> list[list[Pairs]]:
+        """Return the compressors of each replica and boundary, by the names of tensors in its tables."""
         count = self.stages - 1
-        known: dict[tuple[Sequence[str], Sequence[str]], list[tuple[Compressor, Compressor]]] = {}
+        known: dict[str, list[Pairs]] = {}
         found = []
         for replica in range(self.num_replicas):
-            texts = (of_replica(self.forward, replica, count), of_replica(self.backward, replica, count))
-            if texts not in known:
-                forward, backward = ([parse_compressor(text) for text in each] for each in texts)
-                if self.shared_indices:
-                    ends = enumerate(zip(forward, backward, strict=True))
-                    backward = [share_indices(*methods, f" at boundary {boundary}") for boundary, methods in ends]
-                known[texts] = list(zip(forward, backward, strict=True))
-            found.append(known[texts])
+            settings = (of_replica(self.forward, replica, count), of_replica(self.backward, replica, count))
+            if repr(settings) not in known:
+                known[repr(settings)] = [
+                    pairs_of(*ends, shared_indices=self.shared_indices, boundary=boundary)
+                    for boundary, ends in enumerate(zip(*settings, strict=True))
+                ]
+            found.append(known[repr(settings)])
         return found
 
     def replica_methods(self) -> list[ReplicaMethod]:
@@ -359,7 +366,7 @@ class RunConfig(Strict):
         """Return every key as it is written (`optimizer.momentum`), with its value."""
         flat: dict[str, Any] = {}
         for key, value in self.model_dump().items():
-            if isinstance(value, dict) and "name" in value:
+            if isinstance(getattr(self, key), BaseModel):
                 name = value.pop("name")
                 flat[key if key in ("model", "data", "loss") else f"{key}.name"] = name
                 flat |= {f"{key}.{option}": option_value for option, option_value in value.items()}

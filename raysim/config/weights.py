@@ -35,7 +35,7 @@ def check_weights(config: RunConfig) -> None:
             raise ValueError(
                 f"`replica_gradient` cannot be {method!r} with {policy!r}: it keeps the momentum by which weights are predicted."
             )
-    for forward, _ in (ends for links in config.compressors() for ends in links):
+    for forward, _ in (ends for links in config.compressors() for pairs in links for ends in pairs.values()):
         if forward.needs_sensitivity:
             raise ValueError(
                 f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."

@@ -26,7 +26,6 @@ from raysim.distributed.exchange import build_alike
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
 from raysim.nn.ends import DIRECTIONS, Ends
 from raysim.nn.link import parse_methods
-from raysim.values import only
 
 _EVALUATION = 0xFFFFFFFF  # in place of the number of a message
 
@@ -152,7 +151,7 @@ class SendPacket(_PacketEnd):
         message = self.unpack(frame, number)
         self._answered = True
         with torch.autocast(frame.device.type, enabled=False):
-            return only(link.receive(message, self.of_gradient(context)))
+            return link.receive(message, self.of_gradient(context))
 
     def _forget_rehearsal(self) -> None:
         """Take back the first message of a step if ones came as its gradient, or its graph was dropped before any did."""
@@ -190,7 +189,7 @@ class ReceivePacket(_PacketEnd):
         self._rehearsed = False
         if not trains:
             with torch.autocast(frame.device.type, enabled=False):
-                return only(link.receive_evaluation(message))
+                return link.receive_evaluation(message)
         context = self.context("forward", self.shape[0] if self.shape else 1)
         activation = _Receiving.apply(frame, self, message, context, number)  # type: ignore[no-untyped-call]
         self.microbatch += 1
@@ -199,7 +198,7 @@ class ReceivePacket(_PacketEnd):
     def receive(self, message: Any, context: Context, device: torch.device) -> Tensor:
         """Return the activation of a message."""
         with torch.autocast(device.type, enabled=False):
-            return only(self.ends["forward", False].receive(message, context))
+            return self.ends["forward", False].receive(message, context)
 
     def send(self, gradient: Tensor, context: Context, number: int) -> Tensor:
         """Return the frame of a gradient, under the number of its activation."""

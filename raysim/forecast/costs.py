@@ -24,8 +24,10 @@ from raysim.engine.room import host_memory_bytes
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
+from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
 from raysim.replication.base import Memory, ReplicaContext, ReplicaMethod
+from raysim.values import UNNAMED, Boundary
 
 T = TypeVar("T")
 
@@ -35,11 +37,12 @@ AVERAGES = 3  # of replica gradients: the last two count, as methods may send on
 
 
 class LinkCost(NamedTuple):
-    """Cost of a message on one direction of one boundary, at its first visit and later."""
+    """Cost of a tensor in a message on one direction of one boundary, at its first visit and later."""
 
     replica: int | None  # None where all replicas have the same compressors
     boundary: int
     direction: str
+    tensor: str  # its name, where several may cross
     codec: str
     dense_bytes: int
     first_bytes: int
@@ -49,29 +52,24 @@ class LinkCost(NamedTuple):
     first_encode_s: float
     first_decode_s: float
 
-    def with_exact(self, exact_bytes: int) -> LinkCost:
-        """Return the cost with tensors that are sent as they are in the same message."""
-        return self._replace(
-            dense_bytes=self.dense_bytes + exact_bytes,
-            first_bytes=self.first_bytes + exact_bytes,
-            wire_bytes=self.wire_bytes + exact_bytes,
-        )
+    @classmethod
+    def of_exact(cls, replica: int | None, boundary: int, tensor: str, exact_bytes: int) -> LinkCost:
+        """Return the cost of a tensor that is sent as it is."""
+        return cls(replica, boundary, "forward", tensor, "Identity", *[exact_bytes] * 3, *[0.0] * 4)
 
 
 def link_costs(
     config: RunConfig,
-    shapes: Sequence[tuple[int, ...]],
-    exact_bytes: Sequence[int],
+    boundaries: Sequence[Boundary],
     codec_bytes_per_s: float | None,
     notes: list[str],
 ) -> tuple[LinkCost, ...]:
-    """Return the cost of messages on every link, encoded and decoded by the real compressors on this machine.
+    """Return the cost of every tensor on every link, encoded and decoded by the real compressors on this machine.
 
-    `exact_bytes`: bytes of the tensors that cross each boundary beside the activation. Seconds are measured, or, with
-    `codec_bytes_per_s`, computed from the codecs' counted work at that speed.
+    Seconds are measured, or, with `codec_bytes_per_s`, computed from the codecs' counted work at that speed.
     """
     dtype = DTYPES[config.dtype]
-    largest = max((math.prod(shape) * dtype.itemsize for shape in shapes), default=0)
+    largest = max((math.prod(shape) * dtype.itemsize for one in boundaries for shape in one.shapes.values()), default=0)
     if 8 * largest > host_memory_bytes():
         raise ConfigError(
             f"A message must leave this machine's memory ({format_bytes(host_memory_bytes())}) room to encode it, but has "
@@ -84,21 +82,24 @@ def link_costs(
     links: list[LinkCost] = []
     try:
         warm()
-        replicas = config.compressors()
+        replicas = compressors_of(config, boundaries)
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):
-            for boundary, (methods, shape, exact) in enumerate(zip(ends, shapes, exact_bytes, strict=True)):
-                key = repr(methods), tuple(shape)
-                if key not in measured:
-                    measured[key] = _measure(methods, tuple(shape), dtype, device, config.seed, codec_bytes_per_s)
-                apart = None if alike else replica
-                forward, backward = (link._replace(replica=apart, boundary=boundary) for link in measured[key])
-                links += [forward.with_exact(exact), backward]
+            apart = None if alike else replica
+            for place, (pairs, crossing) in enumerate(zip(ends, boundaries, strict=True)):
+                for name, shape in crossing.shapes.items():
+                    key = repr(pairs[name]), shape
+                    if key not in measured:
+                        measured[key] = _measure(pairs[name], shape, dtype, device, config.seed, codec_bytes_per_s)
+                    links += [one._replace(replica=apart, boundary=place, tensor=name) for one in measured[key]]
+                links += [LinkCost.of_exact(apart, place, name, size) for name, size in crossing.exact_bytes.items()]
     finally:
         torch.set_num_threads(before)
     notes += [
         f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
-        for method in dict.fromkeys(method for ends in replicas for methods in ends for method in methods)
+        for method in dict.fromkeys(
+            method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair
+        )
         if method.needs_sensitivity
     ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
@@ -158,6 +159,7 @@ def _measure(
                 replica=None,
                 boundary=0,
                 direction=direction,
+                tensor=UNNAMED,
                 codec=repr(method),
                 dense_bytes=x.numel() * dtype.itemsize,
                 first_bytes=first_bytes,
@@ -191,10 +193,10 @@ def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *,
         op = 0 if link.direction == "forward" else 1
         source, target = (link.boundary, link.boundary + 1) if op == 0 else (link.boundary + 1, link.boundary)
         replica = link.replica or 0
-        wire_bytes[replica, source, op] = link.first_bytes if first else link.wire_bytes
-        dense_bytes[replica, source, op] = link.dense_bytes
-        encode_s[replica, source, op] = link.first_encode_s if first else link.encode_s
-        decode_s[replica, target, op] = link.first_decode_s if first else link.decode_s
+        wire_bytes[replica, source, op] += link.first_bytes if first else link.wire_bytes
+        dense_bytes[replica, source, op] += link.dense_bytes
+        encode_s[replica, source, op] += link.first_encode_s if first else link.encode_s
+        decode_s[replica, target, op] += link.first_decode_s if first else link.decode_s
     return Profile(
         compute_s=np.zeros(shape),
         wire_bytes=wire_bytes,

@@ -31,6 +31,7 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, parse_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
+from raysim.pipeline.crossing import check_names, compressors_of
 from raysim.pipeline.exchanges import exchange_delay, exchange_period
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
 from raysim.pipeline.plan import task_of
@@ -211,13 +212,14 @@ def _forecast(
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     loss = task_of(config, shape).loss
     parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
+    check_names(config, parts.boundaries)
     num_stages = len(parts.stages)
     schedule = config.parsed_schedule
     cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
     steady = _compute(config, device, recorded, efficiency, parts.flops_forward, notes)
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
-    links = link_costs(config, parts.boundary_shapes, parts.boundary_exact_bytes, codec_bytes_per_s, notes)
+    links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
     steady = replace(steady, transport=transport)
@@ -247,7 +249,8 @@ def _forecast(
             averaging.check_steps(num_steps)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
-    methods = dict.fromkeys(method for links in config.compressors() for pair in links for method in pair)
+    pairs = [pair for links in compressors_of(config, parts.boundaries) for each in links for pair in each.values()]
+    methods = dict.fromkeys(method for pair in pairs for method in pair)
     warmup = max((method.warmup_epochs for method in methods), default=0)
     differs = any(link.first_bytes != link.wire_bytes for link in links)
     forgetful = {repr(method) for method in methods if method.forgets(num_samples)}

@@ -44,12 +44,12 @@ def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Se
     """Return the model with parameters that have a shape and take no memory; models of the user's own are built for real."""
     name, options = config.model.name, config.model.options
     if name not in MODELS:
-        return build_model(name, options, shape, config.seed)
+        return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
     arguments = bind_model(name, MODELS[name], options)
     if name == "gpt2":
         path = str(arguments.get("path", "gpt2"))
         if path not in GPT2 or Path(path).exists():
-            return build_model(name, options, shape, config.seed)
+            return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
         notes.append(f"Model: {path} by its published size, its weights not read.")
         blocks, width, heads = GPT2[path]
         name, arguments = (

@@ -13,7 +13,6 @@ from raysim.compressors import Compressor, Context, parse
 from raysim.compressors.at_support import share_indices
 from raysim.nn.ends import DIRECTIONS, Ends, own_memory
 from raysim.pipeline.link import EVALUATION_MODES
-from raysim.values import only
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +90,7 @@ class CompressedLink(Ends):
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
             self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)
-        return own_memory(only(y), x)
+        return own_memory(y, x)
 
     def of_gradient(self, context: Context) -> Context:
         support = self._supports.pop(context.microbatch) if self.shared_indices else None
@@ -104,7 +103,7 @@ class CompressedLink(Ends):
         sender, receiver = self.ends["forward", True], self.ends["forward", False]
         receiver.device = x.device
         message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
-        return own_memory(only(receiver.receive_evaluation(message)), x)
+        return own_memory(receiver.receive_evaluation(message), x)
 
 
 class _Crossing(torch.autograd.Function):

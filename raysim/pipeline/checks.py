@@ -66,10 +66,11 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
 def _check_twins(plan: Plan) -> None:
     """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
     twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
-    if twins and any(plan.boundary_exact_bytes):
+    if twins and any(boundary.several for boundary in plan.boundaries):
         raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
-    for boundary, (forward, _) in (one for links in plan.compressors for one in enumerate(links)):
-        if forward.needs_sensitivity and plan.boundary_exact_bytes[boundary]:
+    ends = ((place, pair) for links in plan.compressors for place, pairs in enumerate(links) for pair in pairs.values())
+    for boundary, (forward, _) in ends:
+        if forward.needs_sensitivity and plan.boundaries[boundary].several:
             raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
     for compressor in plan.methods:
         if twins and not compressor.any_shape:

@@ -1,4 +1,4 @@
-"""One end of one direction of one boundary: it holds the compressor's state and keeps the accounts."""
+"""One end of one direction of a tensor at a boundary: it holds the compressor's state and keeps the accounts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
-from raysim.codecs.exact import attach, detach
 from raysim.codecs.message import Message, wire_bytes
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, Decision, State
 from raysim.pipeline.stopwatch import Moment, Stopwatch
-from raysim.values import Value, join, split
+from raysim.values import UNNAMED
 
 EVALUATION_MODES = ("off", "on", "on_direct")
 
@@ -35,13 +34,15 @@ class LinkAccount(NamedTuple):
     error_norm2: float | None = None  # of their difference
     memory_norm2: float | None = None  # of all that the compressor remembers of messages, at the step's end
     decisions: tuple[Decision, ...] = ()  # of an adaptive compressor, at the sender
+    tensor: str = UNNAMED  # the name of the tensor, where several may cross
+    exact: bool = False  # whether it holds integers or booleans, which no compressor sees
 
 
 class Link:
-    """The sending or receiving end of the activations ("forward") or gradients ("backward") at one boundary.
+    """The sending or receiving end of the activations ("forward") or gradients ("backward") of a tensor at one boundary.
 
-    `max_values`: of the largest message; one that claims more is refused. `beside`: whether tensors cross beside the
-    compressed one, see `raysim.values`. `stopwatch`: of the worker, by default one of the link's own, for its `device`.
+    `max_values`: of the largest message; one that claims more is refused. `tensor`: its name, where several may cross the
+    boundary, see `raysim.values`. `stopwatch`: of the worker, by default one of the link's own, for its `device`.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Link:
         sender: bool,
         device: torch.device,
         max_values: int = 1 << 32,
-        beside: bool = False,
+        tensor: str = UNNAMED,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.compressor = compressor
         self.table = compressor.table
         self.max_values = max_values
-        self.beside = beside
+        self.tensor = tensor
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
@@ -86,18 +87,15 @@ class Link:
         if not self._shares_stopwatch and device != self.stopwatch.device:
             self.stopwatch = Stopwatch(device)
 
-    def send(self, value: Value, context: Context, *, measure: bool = False) -> Message:
-        """Return the message of a value and update the memory; with `measure`, also account the error at the receiver.
+    def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
+        """Return the message of a tensor and update the memory; with `measure`, also account the error at the receiver.
 
-        Raises NonFiniteError where the value holds NaN or infinity, and leaves the memory as it was.
+        Raises NonFiniteError where the tensor holds NaN or infinity, and leaves the memory as it was.
         """
         start, work = self.stopwatch.mark(), work_bytes()
-        x, name, beside = split(value)
         packet, changes = self.compressor.encode(x, self.state, context)
-        packed = self.table.pack(packet)
-        message = attach(packed, name, beside)
-        exact_bytes = wire_bytes(message) - wire_bytes(packed)  # a dense message has them too
-        self._add(wire_bytes(message), x.nbytes + exact_bytes, start, work_bytes() - work)
+        message = self.table.pack(packet)
+        self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
@@ -105,19 +103,24 @@ class Link:
         self._told = context
         return message
 
-    def receive(self, message: Message, context: Context) -> Value:
-        """Return the value of a message and move the memory; it may be a read-only view of the message's memory.
+    def receive(self, message: Message, context: Context) -> Tensor:
+        """Return the tensor of a message and move the memory; it may be a read-only view of the message's memory.
 
         Raises ValueError where the message is malformed.
         """
         start, work = self.stopwatch.mark(), work_bytes()
-        packed, name, beside = self._detach(message)
-        packet = self.table.unpack(packed, self.max_values)
+        packet = self.unpack(message)
         x, changes = self.compressor.decode(packet, self.state, context, self.device)
-        exact_bytes = wire_bytes(message) - wire_bytes(packed)
-        self._add(wire_bytes(message), x.nbytes + exact_bytes, start, work_bytes() - work)
+        self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
         self._move(changes)
-        return join(x, name, beside)
+        return x
+
+    def add_header(self, num_bytes: int) -> None:
+        """Account the header of a bundle that holds the message; a dense message has it too."""
+        account = self._account
+        self._account = account._replace(
+            wire_bytes=account.wire_bytes + num_bytes, dense_bytes=account.dense_bytes + num_bytes
+        )
 
     @property
     def last_codec_s(self) -> float:
@@ -126,19 +129,17 @@ class Link:
 
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message of this link; raises ValueError where it is malformed."""
-        return self.table.unpack(self._detach(message)[0], self.max_values)
+        return self.table.unpack(message, self.max_values)
 
-    def send_evaluation(self, value: Value, mode: str, key: int) -> Message:
-        """Return the message of a value in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+    def send_evaluation(self, x: Tensor, mode: str, key: int) -> Message:
+        """Return the message of a tensor in an evaluation mode: no memory is read or moved, and nothing is accounted."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
-        x, name, beside = split(value)
-        return attach(self.table.pack(codec.encode(x, key)), name, beside)
+        return self.table.pack(codec.encode(x, key))
 
-    def receive_evaluation(self, message: Message) -> Value:
-        """Return the value of a message of `send_evaluation`."""
-        packed, name, beside = self._detach(message)
-        return join(self.table.unpack(packed, self.max_values).decode(self.device), name, beside)
+    def receive_evaluation(self, message: Message) -> Tensor:
+        """Return the tensor of a message of `send_evaluation`."""
+        return self.unpack(message).decode(self.device)
 
     def load(self, state: State) -> None:
         """Take a state, and forget all of a step that broke off."""
@@ -180,10 +181,6 @@ class Link:
             )
         return account
 
-    def _detach(self, message: Message) -> tuple[Message, str, dict[str, Tensor]]:
-        """Return the message of the packet alone, its name, and the tensors beside it."""
-        return detach(message, self.max_values, self.device) if self.beside else (message, "", {})
-
     def _move(self, changes: State) -> None:
         if self.compressor.commits_at == "step":
             self._unpublished.append(changes)
@@ -211,7 +208,7 @@ class Link:
         )
 
     def _empty_account(self) -> LinkAccount:
-        return LinkAccount(self.boundary, self.direction, self.sender)
+        return LinkAccount(self.boundary, self.direction, self.sender, tensor=self.tensor)
 
 
 def pack_state(state: State) -> dict[str, Tensor]:

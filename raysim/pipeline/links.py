@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from raysim.codecs.base import DTYPES
 from raysim.codecs.message import Message
 from raysim.codecs.selection import Support
 from raysim.compressors import Context
+from raysim.pipeline.ends import BoundaryEnd
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
 from raysim.pipeline.optimizer import learning_rate
@@ -34,21 +36,20 @@ class Links:
         self.replica = replica
         self.device = device
         rows = 2 * plan.config.batch_size // plan.config.microbatch_size  # of evaluations, or of steps that look back
-        self.ends: dict[tuple[int, str, bool], Link] = {}  # by boundary, direction and whether it sends
-        for boundary, methods in enumerate(plan.compressors[replica]):
+        self.ends: dict[tuple[int, str, bool], BoundaryEnd] = {}  # by boundary, direction and whether it sends
+        for boundary, pairs in enumerate(plan.compressors[replica]):
             ways = (("forward", boundary, boundary + 1), ("backward", boundary + 1, boundary))
-            for method, (direction, source, target) in zip(methods, ways, strict=True):
+            for place, (direction, source, target) in enumerate(ways):
                 for stage, sender in ((source, True), (target, False)):
                     if stage in stages:
-                        exact_bytes = plan.boundary_exact_bytes[boundary] if direction == "forward" else 0
-                        self.ends[boundary, direction, sender] = Link(
-                            method,
+                        self.ends[boundary, direction, sender] = BoundaryEnd(
+                            {name: pair[place] for name, pair in pairs.items()},
                             boundary,
                             direction,
+                            plan.boundaries[boundary],
                             sender=sender,
                             device=device,
-                            max_values=rows * max(math.prod(plan.boundary_shapes[boundary]), 8 * exact_bytes),
-                            beside=exact_bytes > 0,
+                            microbatches=rows,
                             stopwatch=stopwatch,
                         )
         self._phases = {
@@ -62,12 +63,15 @@ class Links:
     def warm(self) -> None:
         """Compile the kernels of a GPU, which are made for the shapes of messages, before a step is timed."""
         dtype = DTYPES[self.plan.config.dtype]
-        for (boundary, _, sender), link in self.ends.items():
-            shape = self.plan.boundary_shapes[boundary]
+        links = [
+            (self.plan.boundaries[end.boundary], link) for end in self.ends.values() for link in end.links.values()
+        ]
+        for crossing, link in links:
+            shape = crossing.shapes[link.tensor]
             x = torch.linspace(-1, 1, math.prod(shape), device=self.device).view(shape).to(dtype)
             for codec in dict.fromkeys(entry.codec for entry in link.compressor.entries()):
                 packet = codec.encode(x, key=1)
-                if sender:
+                if link.sender:
                     for memory in (None, torch.zeros(shape, device=self.device)):
                         codec.encode_with_residual(x.clone(), dtype, key=1, memory=memory)
                 else:
@@ -75,9 +79,9 @@ class Links:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._supports: dict[tuple[int, int], Support] = {}  # by boundary and microbatch
+        self._supports: dict[tuple[int, int, str], Support] = {}  # by boundary, microbatch and tensor
 
-    def end(self, action: Action, *, sender: bool) -> Link:
+    def end(self, action: Action, *, sender: bool) -> BoundaryEnd:
         """Return the end by which an action sends or receives."""
         if action.op == "F":
             return self.ends[action.stage if sender else action.stage - 1, "forward", sender]
@@ -85,60 +89,68 @@ class Links:
 
     def send(self, action: Action, step: int, y: Value) -> Message:
         """Return the message of an action's result; raises DivergedError where the result holds NaN or infinity."""
-        link = self.end(action, sender=True)
+        end = self.end(action, sender=True)
         try:
-            message = link.send(y, self._context(action, link, step), measure=self.plan.measures(step))
+            message = end.send(y, partial(self._context, action, step), measure=self.plan.measures(step))
         except NonFiniteError:
             raise self.diverged(action, step) from None
-        self._remember_support(link, action.microbatch, message)
+        self._remember_supports(end, action.microbatch, message)
         return message
 
     def diverged(self, action: Action, step: int) -> DivergedError:
         """Return the error of an action that sends NaN or infinity."""
-        link = self.end(action, sender=True)
+        end = self.end(action, sender=True)
         what = "activation" if action.op == "F" else "gradient"
-        return DivergedError(step, str(action), f"{what} at boundary {link.boundary}, {link.direction}")
+        return DivergedError(step, str(action), f"{what} at boundary {end.boundary}, {end.direction}")
 
     def receive(self, action: Action, step: int, message: Message) -> Value:
         """Return the value that an action works on."""
-        link = self.end(action, sender=False)
-        x = link.receive(message, self._context(action, link, step))
-        self._remember_support(link, action.microbatch, message)
+        end = self.end(action, sender=False)
+        x = end.receive(message, partial(self._context, action, step))
+        self._remember_supports(end, action.microbatch, message)
         return x
 
     def end_step(self, step: int, signals: Signals) -> list[LinkAccount]:
         """Let the compressors decide by the signals of the last step, and return the accounts of this step."""
-        return [
-            link.end_step(
-                measure=self.plan.measures(step),
-                step_s=signals.step_s,
-                floor=signals.floor(self.replica, boundary, direction),
-                sensitivity=signals.sensitivity(self.replica, boundary, direction),
-                batch_size=self.plan.config.batch_size,
-            )
-            for (boundary, direction, _), link in self.ends.items()
-        ]
+        accounts: list[LinkAccount] = []
+        for (boundary, direction, _), end in self.ends.items():
+            of_links = [
+                link.end_step(
+                    measure=self.plan.measures(step),
+                    step_s=signals.step_s,
+                    floor=signals.floor(self.replica, boundary, direction, tensor),
+                    sensitivity=signals.sensitivity(self.replica, boundary, direction),
+                    batch_size=self.plan.config.batch_size,
+                )
+                for tensor, link in end.links.items()
+            ]
+            accounts += end.take_accounts(of_links)
+        return accounts
 
     def state(self) -> dict[str, Tensor]:
-        """Return one end's copy of every memory, by boundary, direction and flat names."""
+        """Return one end's copy of every memory, by boundary, direction, tensor and flat names."""
         return {
-            f"{boundary}.{direction}.{name}": x
-            for (boundary, direction, sender), link in self.ends.items()
-            if sender and link.state
+            _prefix(link) + name: x
+            for end in self.ends.values()
+            for link in end.links.values()
+            if link.sender and link.state
             for name, x in pack_state(link.state).items()
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the tensors of `state` of this worker and its neighbours, and forget everything of a step that broke off."""
-        for (boundary, direction, sender), link in self.ends.items():
-            held = under(f"{boundary}.{direction}.", tensors)
-            link.load(unpack_state(held, self.device) if sender or link.compressor.two_ended else {})
+        for end in self.ends.values():
+            end.begin()
+            for link in end.links.values():
+                held = under(_prefix(link), tensors)
+                link.load(unpack_state(held, self.device) if link.sender or link.compressor.two_ended else {})
 
-    def _context(self, action: Action, link: Link, step: int) -> Context:
+    def _context(self, action: Action, step: int, link: Link) -> Context:
         config, microbatch = self.plan.config, action.microbatch
         epoch, ids = self.plan.microbatch(step, microbatch, self.replica)
         sends = action if link.sender else dependency(action, self.plan.num_stages)
         assert sends is not None, f"{action} receives nothing"
+        drawn = (config.seed, self.replica, link.boundary, link.direction, step, microbatch)
         return Context(
             direction=link.direction,
             boundary=link.boundary,
@@ -150,14 +162,25 @@ class Links:
             num_stages=self.plan.num_stages,
             num_microbatches=config.num_microbatches,
             phase=self._phases[sends],
-            key=derive_key(config.seed, self.replica, link.boundary, link.direction, step, microbatch),
-            support=self._supports.get((link.boundary, microbatch)) if link.direction == "backward" else None,
+            key=derive_key(*drawn, link.tensor) if link.tensor else derive_key(*drawn),
+            support=self._supports.get((link.boundary, microbatch, link.tensor))
+            if link.direction == "backward"
+            else None,
             learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
         )
 
-    def _remember_support(self, link: Link, microbatch: int, message: Message) -> None:
-        """Keep the positions of a forward message, at both ends, for the gradient that comes back at them."""
-        if self.plan.config.shared_indices and link.direction == "forward":
-            transfers.land()  # the sender reads the packet that it has just encoded
-            support = link.compressor.codec.support(link.unpack(message), self.device)
-            self._supports[link.boundary, microbatch] = support
+    def _remember_supports(self, end: BoundaryEnd, microbatch: int, message: Message) -> None:
+        """Keep the positions of a forward message, at both ends, for the gradients that come back at them."""
+        if not self.plan.config.shared_indices or end.direction != "forward":
+            return
+        transfers.land()  # the sender reads the packets that it has just encoded
+        for name, inner in end.messages(message)[0].items():
+            link = end.links[name]
+            if link.compressor.codec.selects:
+                support = link.compressor.codec.support(link.unpack(inner), self.device)
+                self._supports[end.boundary, microbatch, name] = support
+
+
+def _prefix(link: Link) -> str:
+    """Return the start of the names of a link's state; names of tensors are quoted, so that none is the start of another."""
+    return f"{link.boundary}.{link.direction}." + (f"{link.tensor!r}." if link.tensor else "")

@@ -13,15 +13,19 @@ from torch import nn
 from raysim.codecs import Codec
 from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig
+from raysim.config.links import Pairs
 from raysim.network.memory import StageMemory
 from raysim.pipeline.checks import check_plan
+from raysim.pipeline.crossing import check_names, compressors_of
 from raysim.pipeline.exchanges import exchange_delay, exchange_period, takes_part
+from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.parameters import TiedOwners, tied_owners
 from raysim.pipeline.replicas import Group
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.base import ReplicaMethod
 from raysim.schedules.actions import Row
+from raysim.values import Boundary
 from raysim.weights import WeightPolicy
 from raysim.weights.base import Delays
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
@@ -39,8 +43,7 @@ class Plan:
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
-    boundary_shapes: tuple[tuple[int, ...], ...]  # of a microbatch's activation
-    boundary_exact_bytes: tuple[int, ...]  # of the tensors that cross a boundary beside the activation
+    boundaries: tuple[Boundary, ...]  # the tensors that cross each with a microbatch
     tied: TiedOwners  # the parameters that several stages own
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
@@ -51,7 +54,7 @@ class Plan:
     @property
     def num_stages(self) -> int:
         """Number of stages."""
-        return len(self.boundary_shapes) + 1
+        return len(self.boundaries) + 1
 
     @property
     def num_replicas(self) -> int:
@@ -59,19 +62,30 @@ class Plan:
         return self.config.num_replicas
 
     @cached_property
-    def compressors(self) -> list[list[tuple[Compressor, Compressor]]]:
-        """The compressors of each replica and boundary: of its activations and of its gradients."""
-        return self.config.compressors()
+    def compressors(self) -> list[list[Pairs]]:
+        """The compressors of each replica, boundary and tensor: of its activations and of its gradients."""
+        return compressors_of(self.config, self.boundaries)
+
+    def compressor(self, replica: int, account: LinkAccount) -> Compressor:
+        """Return the compressor of the link of an account, which is not of an exact tensor."""
+        pair = self.compressors[replica][account.boundary][account.tensor]
+        return pair[0 if account.direction == "forward" else 1]
 
     @cached_property
     def methods(self) -> list[Compressor]:
         """The compressors of all links, each once."""
-        return list(dict.fromkeys(method for links in self.compressors for ends in links for method in ends))
+        return list(
+            dict.fromkeys(
+                method for links in self.compressors for pairs in links for ends in pairs.values() for method in ends
+            )
+        )
 
     @cached_property
     def evaluated(self) -> int:
         """The replica whose links carry evaluations: the first one that compresses activations, or the first."""
-        compress = [any(not forward.exact for forward, _ in links) for links in self.compressors]
+        compress = [
+            any(not forward.exact for pairs in links for forward, _ in pairs.values()) for links in self.compressors
+        ]
         return compress.index(True) if True in compress else 0
 
     @property
@@ -270,8 +284,8 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
             f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
         )
     task = task_of(config, data.shape)
-    model = build_model(config.model.name, config.model.options, data.shape, config.seed)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
+    model = build_model(config.model.name, config.model.options, data.shape, config.seed, **cut)
     parts = partition(
         model,
         data.shape,
@@ -281,6 +295,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         loss=task.loss,
         **cut,
     )
+    check_names(config, parts.boundaries)
     schedule = config.parsed_schedule
     plan = Plan(
         config=config,
@@ -288,8 +303,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         num_samples=len(data.train),
         num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
-        boundary_shapes=parts.boundary_shapes,
-        boundary_exact_bytes=parts.boundary_exact_bytes,
+        boundaries=parts.boundaries,
         tied=tied_owners(parts),
         elementwise=find_elementwise(parts.stages, tied_owners(parts)),
         memories=stage_memories(config, parts, len(data.train)),

@@ -17,22 +17,22 @@ from raysim.pipeline.optimizer import Together, directions, make_optimizer
 from raysim.pipeline.parameters import Constrained
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
-from raysim.values import Value, join, only, split
+from raysim.values import UNNAMED, Value, join, only, split
 from raysim.weights.base import Weights
-from raysim.workloads.backward import Caught, input_gradient, run_branches
+from raysim.workloads.backward import Caught, input_gradients, run_branches
 from raysim.workloads.losses import Loss
 
 
 class _Saved(NamedTuple):
     """The state of a microbatch between its forward and its backward."""
 
-    x: Tensor
-    y: Tensor | None  # with its graph; None where it is computed again
+    inputs: dict[str, Tensor]  # of floating-point numbers, by name
+    exact: dict[str, Tensor]  # the other inputs; kept for recomputation only
+    outputs: dict[str, Tensor]  # with their graph; none where they are computed again
     key: int
     targets: Tensor | None
     buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
     weights: Weights | None  # that the forward read; None for the stage's own
-    value: Value | None  # all that the stage received; kept for recomputation only
 
 
 class Stage:
@@ -76,7 +76,7 @@ class Stage:
         self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}
         self._caught: dict[int, list[Caught]] = {}  # between the two parts of a backward
-        self._arrived: dict[int, Tensor | None] = {}  # the same on the first stage
+        self._arrived: dict[int, Value | None] = {}  # the same on the first stage
         self._estimated: list[_BatchNorm] = []
         self._restorable: list[_BatchNorm] = []
         self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
@@ -84,40 +84,42 @@ class Stage:
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
 
-        The activation is one tensor, or several of which one holds floating-point numbers, see `raysim.values`.
+        The activation is one tensor, or several with names, see `raysim.values`.
 
         In a `twin` step the activation holds two: first with the present parameters, then with the parameters of the step before.
         So does `value`, except for data.
         """
-        received, name, beside = split(value)
-        x = received.detach()
+        floats, exact = split(value)
+        inputs = {name: x.detach() for name, x in floats.items()}
         if not self.first:  # the gradient of the data is not needed
-            x.requires_grad_()
+            for x in inputs.values():
+                x.requires_grad_()
         weights = self.versions.of_forward(microbatch)
         if self.config.recompute:
             buffers = {name: self.module.get_buffer(name).clone() for name in self._buffers}
             with torch.no_grad():
-                sent = self._compute(join(x, name, beside), key, targets, weights)
-            self._saved[microbatch] = _Saved(x, None, key, targets, buffers, weights, join(x, name, beside))
+                sent = self._compute(join(inputs, exact), key, targets, weights)
+            self._saved[microbatch] = _Saved(inputs, exact, {}, key, targets, buffers, weights)
         else:
             with self.versions.saving(weights):
-                sent = self._compute(join(x, name, beside), key, targets, weights)
-            self._saved[microbatch] = _Saved(x, split(sent)[0], key, targets, {}, weights, None)
+                sent = self._compute(join(inputs, exact), key, targets, weights)
+            self._saved[microbatch] = _Saved(inputs, {}, split(sent)[0], key, targets, {}, weights)
         return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
 
-    def backward(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
+    def backward(self, microbatch: int, gradient: Value | None = None) -> Value | None:
         """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
 
-        `gradient`: of the activation that was sent; None on the last stage, which starts from its loss.
+        `gradient`: of the activation that was sent, of its tensors of floating-point numbers where there are several; None on
+        the last stage, which starts from its loss.
         """
         weights = self._saved[microbatch].weights
-        x, y, gradient = self._output(microbatch, gradient)
-        if y.requires_grad:  # a first stage without parameters has nothing to compute
+        inputs, outputs, gradients = self._output(microbatch, gradient)
+        if outputs:  # a first stage without parameters has nothing to compute
             with self.versions.backward(microbatch, weights):
-                torch.autograd.backward(y, gradient)
-        return x.grad
+                torch.autograd.backward(outputs, gradients)
+        return None if self.first else _of_inputs(inputs, [x.grad for x in inputs.values()])
 
-    def backward_input(self, microbatch: int, gradient: Tensor | None = None) -> Tensor | None:
+    def backward_input(self, microbatch: int, gradient: Value | None = None) -> Value | None:
         """Return the gradient of the input, as `backward` does; `backward_weights` adds the gradients of the parameters later.
 
         The first stage, whose input has no gradient, computes nothing yet.
@@ -125,9 +127,9 @@ class Stage:
         if self.first:
             self._arrived[microbatch] = gradient
             return None
-        x, y, gradient = self._output(microbatch, gradient)
-        found, self._caught[microbatch] = input_gradient(y, gradient, x)
-        return found
+        inputs, outputs, gradients = self._output(microbatch, gradient)
+        found, self._caught[microbatch] = input_gradients(outputs, gradients, list(inputs.values()))
+        return _of_inputs(inputs, found)
 
     def backward_weights(self, microbatch: int) -> None:
         """Add a microbatch's gradients to the parameters', after its `backward_input`."""
@@ -136,18 +138,21 @@ class Stage:
         else:
             run_branches(self._caught.pop(microbatch))
 
-    def _output(self, microbatch: int, gradient: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a microbatch's input, its output with the graph, and the gradient of that."""
+    def _output(self, microbatch: int, gradient: Value | None) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        """Return a microbatch's inputs, its outputs that have a graph, and the gradients of these."""
         saved = self._saved.pop(microbatch)
-        y = saved.y
-        if y is None:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
-            assert saved.value is not None
+        outputs = saved.outputs
+        if not outputs:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
             tensors = {**(saved.weights or {}), **saved.buffers}
             with self.versions.saving(saved.weights):
-                y = split(self._compute(saved.value, saved.key, saved.targets, tensors))[0]
+                value = self._compute(join(saved.inputs, saved.exact), saved.key, saved.targets, tensors)
+                outputs = split(value)[0]
         if gradient is None:
-            gradient = torch.full_like(y, self.config.gradient_scale / self.versions.per_update)
-        return saved.x, y, gradient
+            loss = outputs[UNNAMED]
+            gradient = torch.full_like(loss, self.config.gradient_scale / self.versions.per_update)
+        gradients = split(gradient)[0]
+        trained = [name for name, y in outputs.items() if y.requires_grad]
+        return saved.inputs, [outputs[name] for name in trained], [gradients[name] for name in trained]
 
     def _unscale(self, parameters: Iterable[Tensor]) -> None:
         """Divide gradients by the scale of the loss when they reach the parameters."""
@@ -265,9 +270,9 @@ class Stage:
 
     def infer(self, value: Value) -> Value:
         """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""
-        received, name, beside = split(value)
+        floats, exact = split(value)
         # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
-        x = join(received.clone(), name, beside)
+        x = join({name: received.clone() for name, received in floats.items()}, exact)
         with torch.no_grad():
             self.module.eval()
             for norm in self._estimated:
@@ -324,6 +329,17 @@ class Stage:
     def _call(self, x: Value, tensors: dict[str, Tensor] | None = None) -> Value:
         low_precision = self._dtype != torch.float32
         with torch.autocast(self.device.type, self._dtype, enabled=low_precision):
-            value = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
-        y, name, beside = split(value)
-        return join(y.to(self._dtype) if low_precision and not self.last else y, name, beside)
+            value: Value = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
+        if not low_precision or self.last:
+            return value
+        floats, exact = split(value)
+        return join({name: y.to(self._dtype) for name, y in floats.items()}, exact)
+
+
+def _of_inputs(inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
+    """Return the gradient of a stage's input: zeros for tensors of which nothing is computed that is learned from."""
+    found = {
+        name: torch.zeros_like(x) if gradient is None else gradient
+        for (name, x), gradient in zip(inputs.items(), gradients, strict=True)
+    }
+    return join(found, {})

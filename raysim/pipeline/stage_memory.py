@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from raysim.codecs.base import DTYPES
-from raysim.compressors import Compressor
 from raysim.config import RunConfig
+from raysim.config.links import Pairs
 from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
+from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.exchanges import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
@@ -77,8 +78,9 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
     Where replicas have other compressors, a stage counts with those of the replica in which it remembers most.
     """
     num_stages = len(parts.stages)
-    kinds = {tuple(links): _link_memories(links, config, parts, num_samples) for links in config.compressors()}
-    most = [max((each[stage] for each in kinds.values()), key=sum) for stage in range(num_stages)]
+    settings = {id(links): links for links in compressors_of(config, parts.boundaries)}
+    kinds = [_link_memories(links, config, parts, num_samples) for links in settings.values()]
+    most = [max((each[stage] for each in kinds), key=sum) for stage in range(num_stages)]
     residuals, references = ([each[place] for each in most] for place in (0, 1))
     tied = tied_owners(parts)
     for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
@@ -88,20 +90,21 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
 
 
 def _link_memories(
-    links: Sequence[tuple[Compressor, Compressor]], config: RunConfig, parts: Partition, num_samples: int
+    links: Sequence[Pairs], config: RunConfig, parts: Partition, num_samples: int
 ) -> list[tuple[int, int]]:
     """Return the bytes by stage that the compressors of a replica remember: residuals and references."""
     residuals, references = ([0] * len(parts.stages) for _ in range(2))
-    for boundary, methods in enumerate(links):
-        message = parts.boundary_shapes[boundary]
+    for boundary, pairs in enumerate(links):
         ends = ((boundary, boundary + 1), (boundary + 1, boundary))
-        for method, (source, target) in zip(methods, ends, strict=True):
-            kept = method.memory_bytes(message, config.num_microbatches, num_samples)
-            if method.two_ended:
-                references[source] += kept
-                references[target] += kept
-            else:
-                residuals[source] += kept
+        for name, methods in pairs.items():
+            message = parts.boundaries[boundary].shapes[name]
+            for method, (source, target) in zip(methods, ends, strict=True):
+                kept = method.memory_bytes(message, config.num_microbatches, num_samples)
+                if method.two_ended:
+                    references[source] += kept
+                    references[target] += kept
+                else:
+                    residuals[source] += kept
     return list(zip(residuals, references, strict=True))
 
 
@@ -109,8 +112,8 @@ def _message_bytes(config: RunConfig, parts: Partition, copies: int) -> list[lis
     """Return the uncompressed bytes of a message at each boundary of each stage, the one before it first."""
     itemsize = DTYPES[config.dtype].itemsize
     sizes = [
-        copies * math.prod(shape) * itemsize + exact
-        for shape, exact in zip(parts.boundary_shapes, parts.boundary_exact_bytes, strict=True)
+        copies * sum(map(math.prod, boundary.shapes.values())) * itemsize + sum(boundary.exact_bytes.values())
+        for boundary in parts.boundaries
     ]
     return [sizes[max(stage - 1, 0) : stage + 1] for stage in range(len(parts.stages))]
 

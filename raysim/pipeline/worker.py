@@ -94,8 +94,8 @@ class Worker:
         }
         self._sensitivities = {
             boundary: Sensitivity(self.stages[boundary + 1].module)
-            for boundary, (method, _) in enumerate(plan.compressors[self.replica])
-            if method.needs_sensitivity and boundary + 1 in self.stages
+            for boundary, pairs in enumerate(plan.compressors[self.replica])
+            if boundary + 1 in self.stages and any(method.needs_sensitivity for method, _ in pairs.values())
         }
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
@@ -281,8 +281,8 @@ class Worker:
             sent = self._send(action, y)
             end = self.stopwatch.mark()
         if profiled:
-            link = self.links.end(action, sender=True) if sent is not None else None
-            coded = (*link.last_coded, link.last_wire_bytes, link.last_dense_bytes) if link else (0.0, 0.0, 0, 0)
+            out = self.links.end(action, sender=True) if sent is not None else None
+            coded = (*out.last_coded, out.last_wire_bytes, out.last_dense_bytes) if out else (0.0, 0.0, 0, 0)
             work = self._work(action.stage)
             self._profiled.append(_Profiled(action, start, decoded, computed, end, cpu_s, *coded, work))
         if sent is not None:
@@ -344,8 +344,7 @@ class Worker:
             stage.backward_weights(microbatch)
             y = None
         else:
-            gradient = None if x is None else only(x)
-            y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, gradient)
+            y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, x)
             if self.plan.weight_policy.updates_each_microbatch:
                 clips = self.plan.config.optimizer.clip_norm is not None
                 norm = self._finite_norm(self.step, [self._squared_norm(action.stage)]) if clips else None

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     """Return rows of `links` of runs of one setting, with a column `replicas` that is "" where replicas share a codec.
 
+    Null names of tensors become "".
+
     Where the replicas of a link have several codecs it names the replicas of this row's codec.
 
     >>> import pandas as pd
@@ -18,7 +20,8 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     >>> with_replicas(links)["replicas"].tolist()
     ['replicas 0, 2', 'replica 1', 'replicas 0, 2']
     """
-    link = ["direction", "boundary"]
+    links = links.assign(tensor=links["tensor"].fillna("") if "tensor" in links else "")
+    link = ["direction", "boundary", "tensor"]
     known = links.loc[links["boundary"].notna(), [*link, "replica", "codec"]].drop_duplicates()
     names = {}
     for _, rows in known.groupby(link):
@@ -26,8 +29,10 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
             replicas = sorted(mine["replica"].tolist())
             if len(mine) < len(rows):
                 text = f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}"
-                names[rows["direction"].iloc[0], int(rows["boundary"].iloc[0]), codec] = text
+                names[rows["direction"].iloc[0], int(rows["boundary"].iloc[0]), rows["tensor"].iloc[0], codec] = text
     if not names:
         return links.assign(replicas="")
-    columns = zip(links["direction"], links["boundary"].fillna(-1).astype(int), links["codec"], strict=True)
+    columns = zip(
+        links["direction"], links["boundary"].fillna(-1).astype(int), links["tensor"], links["codec"], strict=True
+    )
     return links.assign(replicas=[names.get(key, "") for key in columns])

@@ -49,6 +49,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                 pa.int16(),
             ),  # null for replica gradients, and for tied parameters, which their owners exchange
             ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
+            ("tensor", pa.string()),  # the name of a tensor that crosses with others; null of one alone
             ("codec", pa.string()),
             ("rounds", pa.int16()),  # of collectives, 0 in steps without an exchange; null for links
             ("packets", pa.int32()),
@@ -102,6 +103,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
             ("stage", pa.int16()),
             ("boundary", pa.int16()),
+            ("tensor", pa.string()),  # of a link; null where one crosses alone
             ("layer", pa.string()),  # null where it holds for all
             ("method", pa.string()),
             ("branch", pa.string()),

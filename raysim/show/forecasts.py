@@ -177,11 +177,11 @@ def _show_links(out: Console, plan: Forecast) -> None:
         table.add_column(name, justify="right")
     alike: dict[tuple[Any, ...], list[int]] = {}
     for link in plan.links:
-        alike.setdefault((link.replica, link.direction, *link[3:]), []).append(link.boundary)
-    for (replica, direction, codec, dense, first, wire, encode_s, decode_s, *_), boundaries in alike.items():
+        alike.setdefault((link.replica, *link[2:]), []).append(link.boundary)
+    for (replica, direction, tensor, codec, dense, first, wire, encode_s, decode_s, *_), boundaries in alike.items():
         span = f"{boundaries[0]}" if len(boundaries) == 1 else f"{boundaries[0]} to {boundaries[-1]}"
         table.add_row(
-            f"{span} {direction}" if replica is None else f"{span} {direction}, replica {replica}",
+            ", ".join(filter(None, (f"{span} {direction}", tensor, "" if replica is None else f"replica {replica}"))),
             codec,
             format_bytes(dense),
             format_bytes(wire),

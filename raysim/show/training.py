@@ -79,7 +79,12 @@ def tables(run: Run) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         summed = (
             with_replicas(links)
-            .groupby(["direction", "boundary", "stage", "replicas", "codec"], dropna=False, sort=False, as_index=False)
+            .groupby(
+                ["direction", "boundary", "stage", "tensor", "replicas", "codec"],
+                dropna=False,
+                sort=False,
+                as_index=False,
+            )
             .agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
         )
         for row in summed.to_dict("records"):
@@ -141,4 +146,4 @@ def _link(row: dict[Hashable, Any]) -> str:
         return f"replicas of {row['stage']:.0f}"
     arrow = "->" if row["direction"] == "forward" else "<-"
     link = f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"
-    return f"{link}, {row['replicas']}" if row["replicas"] else link
+    return ", ".join(filter(None, (link, row["tensor"], row["replicas"])))

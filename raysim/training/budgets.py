@@ -44,8 +44,11 @@ class Budgets:
                     for account in report.links
                     if account.direction == direction and any(decision.offers for decision in account.decisions)
                 ]
-                accounts.sort(key=lambda account: account.boundary)
-                ways = {link_name(replica, one.boundary, direction): self._ways(replica, one) for one in accounts}
+                accounts.sort(key=lambda account: (account.boundary, account.tensor))
+                ways = {
+                    link_name(replica, one.boundary, direction, one.tensor): self._ways(replica, one)
+                    for one in accounts
+                }
                 found |= floors(ways, budget)
         return found
 
@@ -72,7 +75,8 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 def _budget(plan: Plan, direction: str) -> float | None:
     """Return the common budget of the links of a direction, None where they have none."""
-    methods = [ends[DIRECTIONS.index(direction)] for links in plan.compressors for ends in links]
+    pairs = [pair for links in plan.compressors for each in links for pair in each.values()]
+    methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
     if len(budgets) > 1:
         named = " and ".join(f"{budget:g}" for budget in sorted(budgets))

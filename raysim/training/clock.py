@@ -81,9 +81,9 @@ class Clock:
                     op = 0 if link.direction == "forward" else 1
                     stage = link.boundary if link.sender == (op == 0) else link.boundary + 1
                     if link.sender:
-                        wire_bytes[report.replica, stage, op] = link.wire_bytes / link.packets
+                        wire_bytes[report.replica, stage, op] += link.wire_bytes / link.packets
                     seconds = encode_s if link.sender else decode_s
-                    seconds[report.replica, stage, op] = link.coded_bytes / link.packets / self.codec_speed
+                    seconds[report.replica, stage, op] += link.coded_bytes / link.packets / self.codec_speed
             for group in report.groups:
                 if not group.tied:
                     method_s[group.stage] = max(method_s[group.stage], group.coded_bytes / self.codec_speed)

@@ -27,7 +27,7 @@ class Evaluator:
     def passes(self) -> list[tuple[str, str]]:
         """The passes of an evaluation, in order: pairs of an evaluation mode of links and a kind of BatchNorm statistics."""
         links = self._plan.compressors[self._plan.evaluated]
-        forward = [mode for method, _ in links for mode in method.evaluation_modes]
+        forward = [mode for pairs in links for method, _ in pairs.values() for mode in method.evaluation_modes]
         modes = [*dict.fromkeys(["on", *forward]), "off"]
         statistics = ["running", "estimated"] if self._plan.config.evaluate_batchnorm_batches else ["running"]
         return [(mode, batchnorm) for batchnorm in statistics for mode in modes]

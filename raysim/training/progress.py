@@ -181,5 +181,5 @@ def _say(line: str) -> None:
 
 def _written(setting: ByReplica) -> str:
     if isinstance(setting, dict):
-        return f"{{{', '.join(f'{replica}: {_written(notations)}' for replica, notations in setting.items())}}}"
-    return setting if isinstance(setting, str) else f"[{', '.join(setting)}]"
+        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in setting.items())}}}"
+    return setting if isinstance(setting, str) else f"[{', '.join(map(_written, setting))}]"

@@ -48,7 +48,8 @@ def step_row(
 
 
 def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return the rows of `links`: one for each link, from the accounts of its two ends, and one for each group of a stage."""
+    """Return the rows of `links`: one for each tensor of each link, from the accounts of its two ends, and one for each group of a
+    stage."""
     rows = []
     for replica in range(plan.num_replicas):
         mine = [report for report in reports if report.replica == replica]
@@ -60,17 +61,18 @@ def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict
 def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     ends = sorted(
         (account for report in reports for account in report.links),
-        key=lambda account: (account.direction != "forward", account.boundary),
+        key=lambda account: (account.direction != "forward", account.boundary, account.exact, account.tensor),
     )
-    for (direction, boundary), pair in groupby(ends, key=lambda account: (account.direction, account.boundary)):
+    for _, pair in groupby(ends, key=lambda account: (account.direction, account.boundary, account.tensor)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
-        method = plan.compressors[replica][boundary][0 if direction == "forward" else 1]
-        exact = method.exact and plan.measures(step)
+        method = None if sender.exact else plan.compressor(replica, sender)
+        exact = method is not None and method.exact and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
         yield {
-            "boundary": boundary,
-            "direction": direction,
-            "codec": repr(method),
+            "boundary": sender.boundary,
+            "direction": sender.direction,
+            "tensor": sender.tensor or None,
+            "codec": repr(method or Identity()),
             "packets": sender.packets,
             "wire_bytes": sender.wire_bytes,
             "dense_bytes": sender.dense_bytes,
@@ -112,9 +114,10 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
     """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
     for report in reports:
         for link in report.links:
-            method = repr(plan.compressors[report.replica][link.boundary][0 if link.direction == "forward" else 1])
             where = {"step": step, "replica": report.replica, "where": link.direction, "boundary": link.boundary}
-            yield from (where | {"method": method} | decision._asdict() for decision in link.decisions)
+            where["tensor"] = link.tensor or None
+            for decision in link.decisions:
+                yield where | {"method": repr(plan.compressor(report.replica, link))} | decision._asdict()
         if report.replica == 0:
             for account in report.groups:
                 method = repr(plan.replica_methods[account.stage])

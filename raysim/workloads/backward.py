@@ -8,6 +8,7 @@ in one backward, so the gradients are equal bit for bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,32 +17,36 @@ from torch.autograd.graph import GradientEdge, Node
 
 
 class Branch(NamedTuple):
-    """Operations that use weights: the edges at which gradients arrive, and the weights to which they lead."""
+    """Operations that use weights: the edges at which gradients arrive, and the weights to which they lead.
 
-    edges: list[GradientEdge]
+    `edges` is None of a branch at the outputs themselves, where the gradients of the outputs arrive.
+    """
+
+    edges: list[GradientEdge] | None
     leaves: list[Tensor]
 
 
 class Caught(NamedTuple):
-    """A branch and the gradients that arrived at it, from which `run_branches` computes gradients of weights."""
+    """Edges, the gradients that arrived there, and the weights of which `run_branches` computes the gradients."""
 
-    branch: Branch
+    edges: list[GradientEdge]
     gradients: list[Tensor | None]
+    leaves: list[Tensor]
 
 
-def find_branches(y: Tensor, x: Tensor) -> list[Branch]:
-    """Return where the graph from `y` branches off the way to `x`, a leaf; all weights are in just one branch.
+def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Branch]:
+    """Return where the graph from `outputs` branches off the ways to `inputs`, which are leaves; each weight is in one branch.
 
-    A weight that is used more than once is in a branch at `y` itself: its uses add up in one backward as they always do, at
-    the price of going the way again. So is everything where no way leads to `x`.
+    A weight that is used more than once is in a branch at the outputs: its uses add up in one backward as they always do, at
+    the price of going the way again. So is everything where no way leads to an input.
     """
-    if y.grad_fn is None:
-        return []
-    root = GradientEdge(y.grad_fn, y.output_nr)
-    above: dict[Node, list[Node]] = {root.node: []}  # in the order found
-    used: dict[Node, set[int]] = {root.node: {root.output_nr}}
+    above: dict[Node, list[Node]] = {}  # in the order found
+    used: dict[Node, set[int]] = {}
+    for edge in _roots(outputs):
+        above.setdefault(edge.node, [])
+        used.setdefault(edge.node, set()).add(edge.output_nr)
     target: list[Node] = []
-    unseen = [root.node]
+    unseen = list(above)
     while unseen:
         node = unseen.pop()
         for below, output in node.next_functions:
@@ -50,8 +55,8 @@ def find_branches(y: Tensor, x: Tensor) -> list[Branch]:
             if below not in above:
                 above[below], used[below] = [], set()
                 unseen.append(below)
-                if _leaf(below) is x:
-                    target = [below]
+                leaf = _leaf(below)
+                target += [below] if any(leaf is x for x in inputs) else []
             above[below].append(node)
             used[below].add(output)
     way: set[Node] = set()
@@ -61,46 +66,65 @@ def find_branches(y: Tensor, x: Tensor) -> list[Branch]:
             way.add(node)
             target += above[node]
     if not way:
-        return [Branch([root], [leaf for node in above if (leaf := _leaf(node)) is not None])]
+        leaves = [leaf for node in above if (leaf := _leaf(node)) is not None]
+        return [Branch(None, leaves)] if above else []
     reached = {node: _leaves_off(node, way) for node in above if node in way}
-    uses: dict[int, int] = {}
+    off = _leaves_from([node for node in dict.fromkeys(edge.node for edge in _roots(outputs)) if node not in way], way)
+    uses: dict[int, int] = {id(leaf): 2 for leaf in off}  # under an output that no input leads to
     for leaves in reached.values():
         for leaf in leaves:
             uses[id(leaf)] = uses.get(id(leaf), 0) + 1
     branches = []
-    shared: dict[int, Tensor] = {}
+    shared: dict[int, Tensor] = {id(leaf): leaf for leaf in off}
     for node, leaves in reached.items():
         shared |= {id(leaf): leaf for leaf in leaves if uses[id(leaf)] > 1}
         alone = [leaf for leaf in leaves if uses[id(leaf)] == 1]
         if alone:
             branches.append(Branch([GradientEdge(node, output) for output in sorted(used[node])], alone))
-    return branches + ([Branch([root], list(shared.values()))] if shared else [])
+    return branches + ([Branch(None, list(shared.values()))] if shared else [])
 
 
-def input_gradient(y: Tensor, gradient: Tensor, x: Tensor) -> tuple[Tensor | None, list[Caught]]:
-    """Return the gradient of `x`, None where no path leads to it, and the input of `run_branches`; the graph is kept."""
-    branches = find_branches(y, x)
-    edges = [edge for branch in branches for edge in branch.edges]
-    wanted: list[Any] = [x, *edges]
-    found, *caught = torch.autograd.grad(y, wanted, gradient, retain_graph=True, allow_unused=True)
-    arrived = iter(caught)
-    return found, [Caught(branch, [next(arrived) for _ in branch.edges]) for branch in branches]
+def input_gradients(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[list[Tensor | None], list[Caught]]:
+    """Return the gradients of `inputs`, None where no path leads to one, and the input of `run_branches`; the graph is kept."""
+    if not outputs:
+        return [None] * len(inputs), []
+    branches = find_branches(outputs, inputs)
+    edges = [edge for branch in branches for edge in branch.edges or ()]
+    wanted: list[Any] = [*inputs, *edges]
+    found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+    arrived = iter(found[len(inputs) :])
+    at_outputs = [gradient for y, gradient in zip(outputs, gradients, strict=True) if y.grad_fn is not None]
+    caught = [
+        Caught(_roots(outputs), list(at_outputs), leaves)
+        if at is None
+        else Caught(at, [next(arrived) for _ in at], leaves)
+        for at, leaves in branches
+    ]
+    return list(found[: len(inputs)]), caught
 
 
 def run_branches(caught: list[Caught]) -> None:
     """Add the gradients of the weights to their `.grad`, and free the graph."""
     while caught:
-        (edges, leaves), gradients = caught.pop(0)
+        edges, gradients, leaves = caught.pop(0)
         arrived = [(edge, value) for edge, value in zip(edges, gradients, strict=True) if value is not None]
         if arrived:
             at, values = zip(*arrived, strict=True)
             torch.autograd.backward(at, values, inputs=leaves, retain_graph=True)  # branches may share what they save
 
 
-def caught_bytes(y: Tensor, x: Tensor) -> int:
-    """Return the bytes of the gradients that `input_gradient` would catch, counted on the graph of `y`."""
-    arriving = [edge.node._input_metadata[edge.output_nr] for branch in find_branches(y, x) for edge in branch.edges]
+def caught_bytes(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> int:
+    """Return the bytes of the gradients that `input_gradients` would catch, counted on the graph of `outputs`."""
+    edges = [edge for at, _ in find_branches(outputs, inputs) for edge in (_roots(outputs) if at is None else at)]
+    arriving = [edge.node._input_metadata[edge.output_nr] for edge in edges]
     return sum(math.prod(one.shape) * one.dtype.itemsize for one in arriving)
+
+
+def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:
+    """Return the edges at which the gradients of outputs arrive, of those that are computed from anything."""
+    return [GradientEdge(y.grad_fn, y.output_nr) for y in outputs if y.grad_fn is not None]
 
 
 def _leaf(node: Node) -> Tensor | None:
@@ -111,8 +135,13 @@ def _leaf(node: Node) -> Tensor | None:
 
 def _leaves_off(node: Node, way: set[Node]) -> list[Tensor]:
     """Return the leaves that a node on the way reaches by leaving it at once, each once."""
+    return _leaves_from([below for below, _ in node.next_functions if below is not None and below not in way], way)
+
+
+def _leaves_from(nodes: Sequence[Node], way: set[Node]) -> list[Tensor]:
+    """Return the leaves that nodes off the way reach, each once."""
     leaves: dict[int, Tensor] = {}
-    unseen = [below for below, _ in node.next_functions if below is not None and below not in way]
+    unseen = list(nodes)
     seen = set(unseen)
     while unseen:
         below = unseen.pop()

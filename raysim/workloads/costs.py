@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.values import Value, join, only, sent_bytes, split
+from raysim.values import Boundary, Value, join, only, sent_bytes, split
 from raysim.workloads.backward import caught_bytes
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.splits import DataShape
@@ -27,10 +27,9 @@ class LayerCost(NamedTuple):
 
     name: str
     flops: int  # of forward: two per multiplication and addition
-    output_shape: tuple[int, ...]
-    output_dtype: torch.dtype
-    output_bytes: int
-    exact_bytes: int = 0  # of the tensors of integers and booleans beside the output, as they are sent
+    output: Boundary
+    output_dtypes: dict[str, torch.dtype]  # of the tensors of floating-point numbers
+    output_bytes: int  # of these
 
 
 class Shadow:
@@ -41,7 +40,7 @@ class Shadow:
     >>> from raysim.workloads.data import DataShape
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     >>> shadow = Shadow(model, DataShape((1, 8, 8), "float32", 10), batch=2)
-    >>> [(layer.name, layer.flops, layer.output_shape) for layer in shadow.layers]
+    >>> [(layer.name, layer.flops, layer.output.shape) for layer in shadow.layers]
     [('0', 0, (2, 64)), ('1', 2560, (2, 10))]
     >>> shadow.held_bytes(0, 2)  # the images, and the loss: 20 logarithms, 2 targets, a count
     (612, 0)
@@ -81,16 +80,21 @@ class Shadow:
 
         received = self._values[start]
         with self._mode, torch.enable_grad(), saved_tensors_hooks(keep, lambda x: x):
-            like, name, beside = split(received)
-            source = torch.empty_like(like, requires_grad=start > 0 and like.is_floating_point())
-            x = join(source, name, beside)
+            floats, exact = split(received)
+            sources = {
+                name: torch.empty_like(like, requires_grad=start > 0 and like.is_floating_point())
+                for name, like in floats.items()
+            }
+            x = join(sources, exact)
             for index in range(start, stop):
                 x = self._run(index, x)
-                alive.append(split(x)[0])
+                outputs = list(split(x)[0].values())
+                alive += outputs
             if stop == len(self.layers):
                 y = only(x)
-                alive.append(self._loss(y, example_targets(self._loss, y, self._shape)))
-            caught = caught_bytes(alive[-1], source) if start > 0 else 0
+                outputs = [self._loss(y, example_targets(self._loss, y, self._shape))]
+                alive += outputs
+            caught = caught_bytes(outputs, list(sources.values())) if start > 0 else 0
         return sum(found.values()), caught
 
     def _count(self) -> list[LayerCost]:
@@ -98,13 +102,17 @@ class Shadow:
         with self._mode, torch.no_grad():
             x: Value = torch.empty(self._input[0], dtype=self._input[1])
             self._values: list[Value] = [x]  # that layers are given
-            for index, name in enumerate(self._modules):
+            for index, layer in enumerate(self._modules):
                 with FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS) as counter:
                     x = self._run(index, x)
                 self._values.append(x)
-                y, _, beside = split(x)
-                size, exact = y.numel() * y.element_size(), sum(sent_bytes(each) for each in beside.values())
-                layers.append(LayerCost(name, counter.get_total_flops(), tuple(y.shape), y.dtype, size, exact))
+                floats, exact = split(x)
+                output = Boundary(
+                    {name: tuple(y.shape) for name, y in floats.items()},
+                    {name: sent_bytes(y) for name, y in exact.items()},
+                )
+                dtypes, size = {name: y.dtype for name, y in floats.items()}, sum(y.nbytes for y in floats.values())
+                layers.append(LayerCost(layer, counter.get_total_flops(), output, dtypes, size))
         return layers
 
     def _run(self, index: int, x: Value) -> Value:

@@ -9,7 +9,7 @@ transformers (`hf`) and other modules (`traced`) are made into such layers. The 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -55,13 +55,21 @@ NO_SUBSPACE: dict[Callable[..., nn.Sequential], str] = {
 """The reasons why models have no boundaries in a subspace."""
 
 
-def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed: int) -> nn.Sequential:
+def build_model(
+    name: str,
+    options: Mapping[str, object],
+    shape: DataShape,
+    seed: int,
+    cuts: Sequence[str] = (),
+    num_stages: int = 1,
+) -> nn.Sequential:
     """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
 
     `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
     data's shape if it has an argument `shape`. It returns an `nn.Sequential` of layers, a model of transformers, or any module
-    that torch.fx can trace. `{seed}` in `path`, of models that have it, stands for the seed: weights of its own for each.
-    Raises ValueError with the wrong option, or the rule that the model breaks.
+    that torch.fx can trace, in layers that end at `cuts` or are enough for `num_stages`, see `traced`. `{seed}` in `path`, of
+    models that have it, stands for the seed: weights of its own for each. Raises ValueError with the wrong option, or the rule
+    that the model breaks.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
@@ -89,7 +97,7 @@ def build_model(name: str, options: Mapping[str, object], shape: DataShape, seed
             if name in MODELS:
                 raise
             raise ValueError(f"Model `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
-        return _as_layers(name, model, shape)
+        return _as_layers(name, model, shape, cuts, num_stages)
 
 
 def bind_model(name: str, function: Callable[..., nn.Sequential], options: Mapping[str, object]) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def bind_model(name: str, function: Callable[..., nn.Sequential], options: Mappi
     return bind_options("model", name, function, options)
 
 
-def _as_layers(name: str, model: object, shape: DataShape) -> nn.Sequential:
+def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], num_stages: int) -> nn.Sequential:
     """Return a model as layers that can be cut apart; raises ValueError for one that cannot be."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         return model
@@ -110,7 +118,7 @@ def _as_layers(name: str, model: object, shape: DataShape) -> nn.Sequential:
         raise ValueError(f"Model `{name}` must return an nn.Module, but got {type(model).__name__}.")
     if hasattr(model, "base_model_prefix") and hasattr(model, "config"):
         return chain(model, shape.padding)
-    return traced(model, shape)
+    return traced(model, shape, cuts, num_stages)
 
 
 _SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is made of arguments alone

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from raysim.notation import check_integer
+from raysim.values import Boundary
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import LayerCost, Shadow, named_layers
 from raysim.workloads.losses import Loss, check_loss, make_loss
@@ -39,10 +40,8 @@ class Partition:
     """The model's layers under their names; each stage owns its parameters."""
     cuts: tuple[str, ...]
     """The names of the last layers of all stages but the last."""
-    boundary_shapes: tuple[tuple[int, ...], ...]
-    """For each cut, the shape of the compressed tensor that crosses it for one microbatch."""
-    boundary_exact_bytes: tuple[int, ...]
-    """For each cut, the bytes of the tensors of integers and booleans that cross it beside, for one microbatch."""
+    boundaries: tuple[Boundary, ...]
+    """For each cut, the tensors that cross it with one microbatch."""
     num_parameters: tuple[int, ...]
     """For each stage, the number of values that it learns; a tied parameter counts in each of its stages."""
     flops_forward: tuple[int, ...]
@@ -83,8 +82,8 @@ def partition(
     >>> from raysim.workloads.models import build_model
     >>> shape = DataShape((1, 8, 8), "float32", 10)
     >>> parts = partition(build_model("cnn", {}, shape, seed=0), shape, num_stages=3, batch=4)
-    >>> parts.cuts, parts.boundary_shapes, parts.num_parameters
-    (('conv2', 'conv4'), ((4, 16, 8, 8), (4, 32, 4, 4)), (2480, 13888, 52682))
+    >>> parts.cuts, [boundary.shape for boundary in parts.boundaries], parts.num_parameters
+    (('conv2', 'conv4'), [(4, 16, 8, 8), (4, 32, 4, 4)], (2480, 13888, 52682))
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward or not len(model):
         raise ValueError(
@@ -103,13 +102,13 @@ def partition(
     if num_stages is not None:
         ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
     _check_boundaries(shadow.layers, ends, batch)
-    check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output_shape, shape)
+    check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output.shape, shape)
     if bottleneck is not None:
         layers = [shadow.layers[end - 1] for end in ends[:-1]]
-        several = next((layer.name for layer in layers if layer.exact_bytes), None)
+        several = next((layer.name for layer in layers if layer.output.several), None)
         if several is not None:
             raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
-        widened, cuts = with_bottleneck(model, [(layer.name, layer.output_shape) for layer in layers], bottleneck, seed)
+        widened, cuts = with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
     spans = list(pairwise([0, *ends]))
     held = [shadow.held_bytes(start, stop) for start, stop in spans]
@@ -117,8 +116,7 @@ def partition(
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
         cuts=tuple(names[end - 1] for end in ends[:-1]),
-        boundary_shapes=tuple(shadow.layers[end - 1].output_shape for end in ends[:-1]),
-        boundary_exact_bytes=tuple(shadow.layers[end - 1].exact_bytes for end in ends[:-1]),
+        boundaries=tuple(shadow.layers[end - 1].output for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
         saved_bytes=tuple(saved for saved, _ in held),
@@ -194,16 +192,18 @@ def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
 def _check_boundaries(layers: list[LayerCost], ends: list[int], batch: int) -> None:
     for end in ends:
         layer = layers[end - 1]
-        if layer.output_shape[:1] != (batch,):
-            raise ValueError(
-                f"Layer `{layer.name}` must keep the samples ({batch}) on the first axis, "
-                f"but returns the shape {layer.output_shape}."
-            )
-        if not layer.output_dtype.is_floating_point:
-            raise ValueError(
-                f"Layer `{layer.name}` must return floating-point numbers, so that a gradient can come back, "
-                f"but returns {layer.output_dtype}."
-            )
+        for name, shape in layer.output.shapes.items():
+            of = f" of `{name}`" if name else ""
+            if shape[:1] != (batch,):
+                raise ValueError(
+                    f"Layer `{layer.name}` must keep the samples ({batch}) on the first axis, "
+                    f"but returns the shape {shape}{of}."
+                )
+            if not layer.output_dtypes[name].is_floating_point:
+                raise ValueError(
+                    f"Layer `{layer.name}` must return floating-point numbers, so that a gradient can come back, "
+                    f"but returns {layer.output_dtypes[name]}."
+                )
 
 
 def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:

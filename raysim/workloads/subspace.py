@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.notation import check_choice, check_integer
-from raysim.values import Value, join, split
+from raysim.values import UNNAMED, Value, join, split_one
 
 FORMS = ("reparametrised", "projected")
 
@@ -147,7 +147,7 @@ class Entry(nn.Module):
 
     def forward(self, tokens: Tensor) -> Value:
         """Return the first coordinates and the tokens."""
-        x, name, beside = split(self.embedding(tokens))
+        x, name, beside = split_one(self.embedding(tokens))
         sent = shortened(tokens, len(self.subspace.tokens))
         return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
 
@@ -193,10 +193,10 @@ class Exit(nn.Module):
 
     def forward(self, value: Value) -> Value:
         """Return the residual stream behind the block."""
-        code, name, beside = split(value)
+        code, name, beside = split_one(value)
         rest = {other: x for other, x in beside.items() if other != "tokens"}
         x = self.subspace.decode(code, lengthened(beside["tokens"]))
-        y: Value = self.block(join(x, name if rest else "", rest))
+        y: Value = self.block(join({name if rest else UNNAMED: x}, rest))
         return y
 
 
@@ -205,8 +205,8 @@ class Inner(Exit):
 
     def forward(self, value: Value) -> Value:
         """Return the next coordinates, with all that crosses beside them."""
-        _, name, beside = split(value)
-        x, _, _ = split(super().forward(value))
+        _, name, beside = split_one(value)
+        x, _, _ = split_one(super().forward(value))
         return {**beside, name: self.subspace.encode(x, lengthened(beside["tokens"]))}
 
 

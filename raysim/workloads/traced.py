@@ -1,7 +1,7 @@
 """Any module as a chain of layers: its forward is traced by torch.fx and split where one of its submodules ends.
 
 A split is possible where tensors alone are alive: values that are computed before it and used after it. One tensor crosses
-as it is, several cross as a dictionary.
+as it is, several cross as a dictionary, under the names of the submodules that computed them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import getitem
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from raysim.workloads import tracer
 from raysim.workloads.splits import DataShape
+from raysim.workloads.tracer import FailedError, ShapedTracer
 
 
-def traced(model: nn.Module, shape: DataShape) -> nn.Sequential:
+def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_stages: int = 1) -> nn.Sequential:
     """Return the layers of a module, named by the submodule with which each ends, `encoder/3` for `encoder.3`.
 
-    A layer ends wherever a submodule ends and just one tensor is alive. Raises ValueError with the line of code that
-    cannot be traced, or where no such place is found.
+    A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules of `cuts` where several tensors are.
+    Where these layers are fewer than `num_stages`, it also ends wherever a submodule ends and several tensors are alive. Raises
+    ValueError with the line of code that cannot be traced.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -38,14 +40,23 @@ def traced(model: nn.Module, shape: DataShape) -> nn.Sequential:
     >>> [name for name, _ in layers.named_children()]
     ['body', 'head']
     """
-    graph = _trace(model)
+    graph, tensors = _trace(model, shape)
     nodes = [node for node in graph.nodes if node.op not in ("output", "get_attr")]  # the input, then all operations
-    tensors = _tensors(model, graph, shape)
     places = {0: ""}  # the place of the last operation of each layer, and its name
+    with_several: dict[int, str] = {}
+    named = {cut.replace("/", ".") for cut in cuts}
     for name, place in _ends(nodes):
-        alive = _alive(nodes, place)
-        if place < len(nodes) - 1 and len(alive) == 1 and alive[0] in tensors:
+        alive = [tensors.get(node) for node in _alive(nodes, place)]
+        if place == len(nodes) - 1 or not alive or None in alive:
+            continue
+        if name in named:
+            places[place] = name.replace(".", "/")
+        elif len(alive) == 1:
             places.setdefault(place, name.replace(".", "/"))
+        elif any(dtype.is_floating_point for dtype in alive if dtype is not None):
+            with_several.setdefault(place, name.replace(".", "/"))
+    if len(places) < num_stages:
+        places = with_several | places
     last = next((name for name, place in _ends(nodes) if place == len(nodes) - 1), "output").replace(".", "/")
     places[len(nodes) - 1] = last if last not in places.values() else f"{last}_"
     layers = [
@@ -54,8 +65,11 @@ def traced(model: nn.Module, shape: DataShape) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def _trace(model: nn.Module) -> fx.Graph:
-    """Return the graph of a module's forward; raises ValueError with the line that cannot be traced."""
+def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, torch.dtype]]:
+    """Return the graph of a module's forward, and the type of each node that is a tensor.
+
+    Raises ValueError with the line that cannot be traced.
+    """
     name = type(model).__name__
     first, *others = inspect.signature(model.forward).parameters.values()
     needed = [each.name for each in others if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -64,14 +78,23 @@ def _trace(model: nn.Module) -> fx.Graph:
             f"{name} cannot be cut: its forward needs more than one input, {first.name} and {', '.join(needed)}."
         )
     constants = {each.name: each.default for each in others if each.default is not each.empty}
+    dtype = torch.int64 if shape.input_dtype == "int64" else torch.float32
     graphs = []
     training = model.training
     for mode in (True, False):
+        for constant in [each for each in vars(model) if each.startswith("_tensor_constant")]:
+            delattr(model, constant)  # of the trace before
+        shaped = ShapedTracer(shape.input_shape, dtype)
         try:
-            graphs.append(fx.Tracer().trace(model.train(mode), concrete_args=constants or None))
+            graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise ValueError(f"{name} cannot be cut: {_line(error.__traceback__)}: {reason}.") from error
+            where = _line(error.__traceback__)
+            if isinstance(error, FailedError):
+                raise ValueError(
+                    f"{name} failed on samples of shape {shape.input_shape}: {where}: {reason}."
+                ) from error
+            raise ValueError(f"{name} cannot be cut: {where}: {reason}.") from error
         finally:
             model.train(training)
     first_code, second_code = (graph.python_code("self").src for graph in graphs)
@@ -82,43 +105,21 @@ def _trace(model: nn.Module) -> fx.Graph:
             f"{name} cannot be cut: its forward does not do the same in training and evaluation ({differs}). "
             "Use modules such as nn.Dropout, which know the mode themselves."
         )
-    return graphs[0]
+    return graphs[-1], {node: x.dtype for node, x in shaped.values.items() if isinstance(x, Tensor)}
 
 
 def _line(trace: TracebackType | None) -> str:
     """Return the last line of code in a traceback that is neither of torch nor of raysim."""
     frames = traceback.extract_tb(trace)
     outside = [
-        frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__
+        frame
+        for frame in frames
+        if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename not in (__file__, tracer.__file__)
     ]
     if not outside:
         return "torch.fx cannot trace it"
     last = outside[-1]
     return f"{last.filename}:{last.lineno}, `{last.line}`"
-
-
-def _tensors(model: nn.Module, graph: fx.Graph, shape: DataShape) -> set[fx.Node]:
-    """Return the nodes whose value is a tensor, found by a run that computes nothing."""
-    found: set[fx.Node] = set()
-
-    class Recorder(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            value = super().run_node(n)
-            if isinstance(value, Tensor):
-                found.add(n)
-            return value
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    dtype = torch.int64 if shape.input_dtype == "int64" else torch.float32
-    with mode, torch.no_grad():
-        try:
-            Recorder(model, graph=graph).run(torch.zeros((2, *shape.input_shape), dtype=dtype))
-        except Exception as error:
-            reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise ValueError(
-                f"{type(model).__name__} failed on a sample of shape {shape.input_shape}: {reason}."
-            ) from error
-    return found
 
 
 def _ends(nodes: Sequence[fx.Node]) -> Iterable[tuple[str, int]]:
@@ -141,8 +142,11 @@ def _alive(nodes: Sequence[fx.Node], place: int) -> list[fx.Node]:
 def _part(model: nn.Module, graph: fx.Graph, nodes: Sequence[fx.Node], start: int, stop: int) -> nn.Module:
     """Return the module that computes the operations after place `start` up to `stop`."""
     part = fx.Graph()
-    (received,) = _alive(nodes, start)
-    values = {received: part.placeholder("x")}
+    received = part.placeholder("x")
+    names = _names(nodes, start)
+    values = {node: part.call_function(getitem, (received, name)) for node, name in names.items() if len(names) > 1}
+    if len(names) == 1:
+        values[next(iter(names))] = received
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in values:  # a parameter, in whichever layers use it
@@ -152,6 +156,21 @@ def _part(model: nn.Module, graph: fx.Graph, nodes: Sequence[fx.Node], start: in
     for node in nodes[start + 1 : stop + 1]:
         values[node] = part.node_copy(node, value)
     output = next(node for node in graph.nodes if node.op == "output")
-    result = output.args[0] if stop == len(nodes) - 1 else _alive(nodes, stop)[0]
+    result = output.args[0]
+    if stop < len(nodes) - 1:
+        sent = {name: node for node, name in _names(nodes, stop).items()}
+        result = sent if len(sent) > 1 else next(iter(sent.values()))
     part.output(fx.map_arg(result, value))
     return fx.GraphModule(model, part)
+
+
+def _names(nodes: Sequence[fx.Node], place: int) -> dict[fx.Node, str]:
+    """Return the tensors that are alive at a place, each with the name of the outermost submodule that it is the result of."""
+    results: dict[fx.Node, str] = {}
+    for name, end in _ends(nodes):
+        results.setdefault(nodes[end], name.replace(".", "_"))
+    taken = {node.name: node for node in nodes}
+    return {
+        node: name if taken.get(name := results.get(node, node.name), node) is node else node.name
+        for node in _alive(nodes, place)
+    }

@@ -21,6 +21,7 @@ from raysim.config import (
     read_config,
     recipe_names,
 )
+from raysim.config.links import OTHERS
 from raysim.pipeline.plan import prepare
 from raysim.schedules.families import SCHEDULES
 from raysim.training.run import Training
@@ -173,12 +174,12 @@ def test_compressors_of_each_boundary() -> None:
     config = make_config({**SMALL, "forward": ["TopK(0.1)", "Quantize(4)"], "backward": "Identity"})
     assert config.forward == ("TopK(0.1)", "Quantize(4)")
     assert config.compressors() == [
-        [(parse("TopK(0.1)"), parse("Identity")), (parse("Quantize(4)"), parse("Identity"))]
+        [{OTHERS: (parse("TopK(0.1)"), parse("Identity"))}, {OTHERS: (parse("Quantize(4)"), parse("Identity"))}]
     ]
     shared = make_config(
         {**SMALL, "forward": "TopK(0.1)", "backward": ["Identity", "Quantize(8)"], "shared_indices": True}
     )
-    assert [backward for _, backward in shared.compressors()[0]] == [
+    assert [pairs[OTHERS][1] for pairs in shared.compressors()[0]] == [
         AtSupport(parse("Identity").codec),
         AtSupport(parse("Quantize(8)").codec),
     ]
@@ -192,7 +193,7 @@ def test_compressors_of_each_replica(base: Path) -> None:
     table = {"others": "Quantize(8)", "2": ["TopK(density=0.1)", "Identity"]}
     config = make_config({**SMALL, **four, "forward": table, "backward": {"0": "Quantize(4)"}})
     assert config.forward == {"2": ("TopK(0.1)", "Identity"), "others": "Quantize(8)"}
-    each = [[tuple(map(repr, ends)) for ends in links] for links in config.compressors()]
+    each = [[tuple(map(repr, pairs[OTHERS])) for pairs in links] for links in config.compressors()]
     assert each == [
         [("Quantize(8)", "Quantize(4)")] * 2,
         [("Quantize(8)", "Identity")] * 2,
@@ -208,6 +209,35 @@ def test_compressors_of_each_replica(base: Path) -> None:
     texts = ["num_replicas=2", "forward=Quantize(8)", "forward.1=TopK(0.1)"]
     assert read_config(base, texts).forward == {"1": "TopK(0.1)", "others": "Quantize(8)"}
     assert read_config(base, ["num_replicas=2", "forward={1='TopK(0.1)'}"]).forward == {"1": "TopK(0.1)"}
+
+
+def test_compressors_of_each_tensor(base: Path) -> None:
+    table = {"skip": "Quantize(8)", "hidden": "TopK(density=0.1)", "others": "Quantize(4)"}
+    config = make_config({**SMALL, "forward": [table, "Identity"], "backward": {"hidden": "Quantize(2)"}})
+    assert config.forward == ({"hidden": "TopK(0.1)", "skip": "Quantize(8)", "others": "Quantize(4)"}, "Identity")
+    each = [{name: tuple(map(repr, pair)) for name, pair in pairs.items()} for pairs in config.compressors()[0]]
+    assert each == [
+        {
+            "hidden": ("TopK(0.1)", "Quantize(2)"),
+            "skip": ("Quantize(8)", "Identity"),
+            "others": ("Quantize(4)", "Identity"),
+        },
+        {"hidden": ("Identity", "Quantize(2)"), "others": ("Identity", "Identity")},
+    ]
+    written = as_row(config)["forward"]
+    assert written == '[{hidden = "TopK(0.1)", skip = "Quantize(8)", others = "Quantize(4)"}, "Identity"]'
+    assert make_config({**SMALL, "forward": written}).forward == config.forward  # as a study or the records hold it
+    assert read_config(base, ["num_stages=3", f"forward={written}"]).forward == config.forward
+    assert read_config(base, ["forward=Quantize(8)", "forward.skip=TopK(0.1)"]).forward == {
+        "skip": "TopK(0.1)",
+        "others": "Quantize(8)",
+    }
+    both = read_config(base, ["num_replicas=2", "forward.1.skip=TopK(0.1)"])
+    assert both.forward == {"1": {"skip": "TopK(0.1)"}}
+    assert as_row(both)["forward"] == '{1 = {skip = "TopK(0.1)"}}'
+    shared = make_config({**SMALL, "forward": {"skip": "TopK(0.1)"}, "shared_indices": True}).compressors()[0][0]
+    assert isinstance(shared["skip"][1], AtSupport)  # what is sent whole goes back whole
+    assert shared[OTHERS] == (parse("Identity"), parse("Identity"))
 
 
 # What is wrong: override -> sentence.
@@ -274,8 +304,16 @@ REFUSED = {
     "shared_indices=true": (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got Identity at boundary 0."
     ),
-    "forward={}": "`forward` by replica must name one replica or more, but the table is empty.",
-    "forward={a='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got 'a'.",
+    "forward={}": "`forward` as a table must name one replica or one tensor, but the table is empty.",
+    "forward={a='TopK(0.1)', 1='TopK(0.2)'}": (
+        "`forward` must be a table by replica, with numbers and `others` as keys, or by tensor, with names, but has the keys "
+        "'a', '1'."
+    ),
+    "forward={a=5}": "`forward.a` must be a compressor, but got 5.",
+    "forward={a='TopK(2)'}": "`forward`: `density` must be in (0, 1], but got 2 (in 'TopK(2)').",
+    'forward=[{others="TopK(0.1)"}, "Identity", "Identity"]': (
+        "`forward[0]` as a table must name a tensor beside `others`. Name one, or write the compressor alone."
+    ),
     "forward={01='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got '01'.",
     "forward={0=5}": "`forward.0` must be a compressor or a list of one a boundary, but got 5.",
     "forward={0='TopK(0.1)'}": (

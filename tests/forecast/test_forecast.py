@@ -43,9 +43,9 @@ def test_memory_and_shapes_are_the_plans(overrides):
     assert found.worker_bytes() == [memory.total_bytes for memory in plan.memories]
     itemsize = 2 if plan.config.dtype == "bfloat16" else 4
     assert [link.dense_bytes for link in found.links] == [
-        itemsize * int(np.prod(shape)) + beside
-        for shape, exact_bytes in zip(plan.boundary_shapes, plan.boundary_exact_bytes, strict=True)
-        for beside in (exact_bytes, 0)
+        size
+        for one in plan.boundaries
+        for size in (*2 * [itemsize * int(np.prod(one.shape))], *one.exact_bytes.values())
     ]
     assert len(found.tied) == len(plan.tied)
 

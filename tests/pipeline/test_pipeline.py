@@ -233,7 +233,7 @@ def headers_of(account, array_bytes):
 def test_shared_indices_send_values_only(small):
     engine = start(small(forward="TopK(0.25)", backward="Identity", shared_indices=True))
     links = {(a.boundary, a.direction): a for report in engine.step(0) for a in report.links if a.sender}
-    for boundary, shape in enumerate(engine.plan.boundary_shapes):
+    for boundary, shape in enumerate(one.shape for one in engine.plan.boundaries):
         kept = 4 * shape[0] * -(-np.prod(shape[1:]) // 4)
         assert headers_of(links[boundary, "backward"], 4 * kept)
 
@@ -243,7 +243,7 @@ def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
     for report in engine.step(0):
         for account in report.links:
             assert account.packets == 4
-            assert account.dense_bytes == 16 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary][1:])
+            assert account.dense_bytes == 16 * 4 * np.prod(engine.plan.boundaries[account.boundary].shape[1:])
             assert headers_of(account, account.dense_bytes)
 
 
@@ -251,7 +251,7 @@ def test_bfloat16_links_carry_two_bytes_a_value(small):
     engine = start(small(**GPT, dtype="bfloat16"))
     for report in engine.step(0):
         for account in report.links:
-            assert account.dense_bytes == 2 * 4 * np.prod(engine.plan.boundary_shapes[account.boundary])
+            assert account.dense_bytes == 2 * 4 * np.prod(engine.plan.boundaries[account.boundary].shape)
 
 
 def test_divergence_names_step_boundary_and_direction(small):

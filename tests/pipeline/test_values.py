@@ -1,4 +1,4 @@
-"""Several tensors at a boundary: one is compressed and has a gradient, masks and positions beside it are sent as they are."""
+"""Several tensors at a boundary: numbers are compressed by name and have gradients, masks and positions are sent as they are."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from raysim import train
 from raysim.codecs import TopK
-from raysim.codecs.exact import attach, detach
+from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.config import ConfigError
-from raysim.values import EXACT, join, sent_bytes, split
+from raysim.values import EXACT, UNNAMED, join, sent_bytes, split
 from raysim.workloads.data import batch_ids, load_data
 from raysim.workloads.models import build_model
 
@@ -26,50 +26,60 @@ TABLE = CodecTable([Entry.of(TopK(0.5))])
 PACKED = TABLE.pack(TopK(0.5).encode(torch.randn(3, 8)))
 
 
-@given(st.sampled_from(EXACT), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 2**32 - 1))
-def test_tensors_beside_a_packet_come_back_as_they_were(kind, shape, seed):
+SKIPS = {"model": {"name": "own_modules:skipping"}, "num_stages": None, "cuts": ["0", "1", "2"]}
+TABLES = {
+    "forward": {"hidden": "ErrorFeedback(TopK(0.4))", "skip": "AQSGD(Quantize(4))", "mask": "Identity"},
+    "backward": {"hidden": "ErrorFeedback(Quantize(4))", "late": "Quantize(2, rounding='stochastic')"},
+}
+
+
+@given(st.sampled_from(EXACT), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 2**32 - 1), st.integers(1, 3))
+def test_bundled_packets_and_tensors_come_back_as_they_were(kind, shape, seed, packets):
     x = torch.randint(0, 2 if kind == "bool" else 100, shape, generator=torch.Generator().manual_seed(seed))
     x = x.to(getattr(torch, kind))
-    message = attach(PACKED, "hidden", {"beside": x, "again": x})
-    packed, name, beside = detach(message, max_values=1000)
-    assert name == "hidden"
-    assert packed[0] == PACKED[0]
-    assert all((a == b).all() for a, b in zip(packed[1:], PACKED[1:], strict=True))
-    assert list(beside) == ["beside", "again"]
-    assert all(y.dtype == x.dtype and torch.equal(y, x) for y in beside.values())
-    header = len(message[0]) - len(PACKED[0])
-    assert wire_bytes(message) == wire_bytes(PACKED) + 2 * sent_bytes(x) + header
+    names = ["hidden", "skip", "late"][:packets]
+    message = bundle(dict.fromkeys(names, PACKED), {"beside": x, "again": x})
+    messages, exact = unbundle(message, max_values=1000)
+    assert list(messages) == names
+    for packed in messages.values():
+        assert packed[0] == PACKED[0]
+        assert all((a == b).all() for a, b in zip(packed[1:], PACKED[1:], strict=True))
+    assert list(exact) == ["beside", "again"]
+    assert all(y.dtype == x.dtype and torch.equal(y, x) for y in exact.values())
+    header = len(message[0]) - packets * len(PACKED[0])
+    assert wire_bytes(message) == packets * wire_bytes(PACKED) + 2 * sent_bytes(x) + header
     assert header < 64
-    assert attach(PACKED, "", {}) is PACKED
+    assert bundle({UNNAMED: PACKED}, {}) is PACKED
 
 
 @given(st.integers(0, 60), st.integers(0, 255))
 def test_a_message_that_was_changed_is_refused_or_read_but_never_crashes(place, byte):
-    header, *arrays = attach(PACKED, "hidden", {"mask": torch.ones(4, 9, dtype=torch.bool)})
+    header, *arrays = bundle({"a": PACKED, "b": PACKED}, {"mask": torch.ones(4, 9, dtype=torch.bool)})
     changed = bytearray(header)
     changed[place % len(changed)] = byte
     try:
-        _, _, beside = detach((bytes(changed), *arrays), max_values=1000)
+        _, exact = unbundle((bytes(changed), *arrays), max_values=1000)
     except ValueError:
         return
-    assert all(x.numel() <= 1000 for x in beside.values())
+    assert all(x.numel() <= 1000 for x in exact.values())
 
 
 def test_split_and_join_are_inverses_and_refuse_what_cannot_cross():
     x, mask = torch.ones(2), torch.ones(2, dtype=torch.bool)
-    assert split(x) == (x, "", {})
-    value = {"mask": mask, "hidden": x}
+    assert split(x) == ({UNNAMED: x}, {})
+    value = {"mask": mask, "hidden": x, "skip": x}
+    assert split(value) == ({"hidden": x, "skip": x}, {"mask": mask})
     assert join(*split(value)) == value
-    for wrong in ({"a": x, "b": x}, {"mask": mask}, {}, {"a": x, "b": torch.ones(2, dtype=torch.complex64)}):
-        with pytest.raises(ValueError, match="just one may hold floating-point numbers"):
+    assert join(*split(x)) is x
+    for wrong in ({"mask": mask}, {}, {"a": x, "b": torch.ones(2, dtype=torch.complex64)}):
+        with pytest.raises(ValueError, match="one or more must hold floating-point numbers"):
             split(wrong)
+    with pytest.raises(ValueError, match="must have names"):
+        split({"": x, "a": x})
 
 
-@pytest.mark.parametrize("changes", [{}, {"schedule": "ZBH1"}, {"recompute": True}], ids=str)
-def test_gradients_are_those_of_the_uncut_model(small, changes):
-    config = small(**MARKED, **changes)
-    data = load_data(config.data.name, config.data.options, 0)
-    model = build_model("own_modules:marked", {}, data.shape, seed=0)
+def by_autograd(model, data):
+    """Return the losses and the gradients of an uncut model over the four microbatches of the first step."""
     losses = []
     for microbatch in range(4):
         ids = batch_ids(len(data.train), 16, seed=0, step=0)[1][4 * microbatch : 4 * microbatch + 4]
@@ -77,30 +87,101 @@ def test_gradients_are_those_of_the_uncut_model(small, changes):
         loss = F.cross_entropy(logits.flatten(0, -2), data.train.targets(ids).flatten())
         losses.append(loss.item())
         loss.backward(torch.tensor(0.25))
+    return losses, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("settings", [MARKED, SKIPS], ids=["marked", "skipping"])
+@pytest.mark.parametrize("changes", [{}, {"schedule": "ZBH1"}, {"recompute": True}], ids=str)
+def test_gradients_are_those_of_the_uncut_model(small, settings, changes):
+    config = small(**settings, **changes)
+    data = load_data(config.data.name, config.data.options, 0)
+    losses, gradients = by_autograd(build_model(config.model.name, {}, data.shape, seed=0), data)
     assert losses_of(start(config), 0) == losses
     found = staged_gradients(start(config))
-    assert found.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.equal(gradient, model.get_parameter(name).grad) for name, gradient in found.items())
+    assert found.keys() == gradients.keys()
+    assert all(torch.equal(gradient, gradients[name]) for name, gradient in found.items())
 
 
 def test_bytes_beside_are_counted_and_never_compressed(small, tmp_path):
     run = train(small(**MARKED, forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
-    forward = run.links[run.links["direction"] == "forward"]
+    forward = run.links[run.links["direction"] == "forward"].fillna({"tensor": ""})
     values = 4 * 16 * 8  # of a microbatch's hidden state
     beside = 4 * 16 // 8 + 4 * 16 * 2  # a bit of the mask and two bytes of the position for each token
-    dense = forward["dense_bytes"] / forward["packets"]
-    assert dense.between(4 * values + beside, 4 * values + beside + 64).all()
+    each = dict(list(forward.groupby("tensor")))
+    assert each.keys() == {"hidden", "mask", "positions"}
+    assert all((rows["packets"] == 4).all() for rows in each.values())
+    for name, size in (("mask", 4 * 16 // 8), ("positions", 4 * 16 * 2)):
+        assert (each[name]["wire_bytes"] == 4 * size).all()
+        assert (each[name]["dense_bytes"] == 4 * size).all()
+        assert (each[name]["codec"] == "Identity").all()
+    hidden = each["hidden"]
+    assert (hidden["dense_bytes"] / 4).between(4 * values, 4 * values + 64).all()
     packed = TopK(0.1).encode(torch.randn(4, 16, 8)).array_bytes
-    wire = forward["wire_bytes"] / forward["packets"]
-    assert wire.between(packed + beside - 16, packed + beside + 96).all()
+    assert (hidden["wire_bytes"] / 4).between(packed - 16, packed + 96).all()
+    sent = run.actions[(run.actions["op"] == "F") & (run.actions["stage"] < 3)]["dense_bytes"]
+    assert sent.between(4 * values + beside, 4 * values + beside + 64).all()
     assert run.status == "finished"
     assert run.evals["loss"].notna().all()
 
 
+def test_each_tensor_has_a_compressor_and_a_memory_of_its_own(small, tmp_path):
+    run = train(small(**SKIPS, **TABLES, steps=3), engine="inline", out=tmp_path / "run")
+    links = run.links
+    assert links["tensor"].notna().all()
+    codecs = {
+        (d, b, t): c for d, b, t, c in links[["direction", "boundary", "tensor", "codec"]].itertuples(index=False)
+    }
+    assert codecs["forward", 0, "hidden"] == "ErrorFeedback(TopK(0.4))"
+    assert codecs["forward", 1, "skip"] == "AQSGD(Quantize(4))"
+    assert codecs["forward", 0, "mask"] == codecs["forward", 0, "place"] == codecs["backward", 0, "place"] == "Identity"
+    assert codecs["forward", 2, "late"] == "Identity"
+    assert codecs["backward", 2, "late"] == "Quantize(2, rounding='stochastic')"
+    assert ("backward", 0, "mask") not in codecs
+    assert ("forward", 2, "mask") not in codecs
+    remember = links[(links["step"] == 0) & links["residual_norm"].notna()]
+    assert set(zip(remember["direction"], remember["tensor"], strict=True)) == {
+        ("forward", "hidden"),
+        ("forward", "skip"),
+        ("backward", "hidden"),
+    }
+    totals = links.groupby("step")["wire_bytes"].sum()
+    assert run.steps.set_index("step")["wire_bytes"].equals(totals)
+    assert run.row["forward"] == '{hidden = "ErrorFeedback(TopK(0.4))", mask = "Identity", skip = "AQSGD(Quantize(4))"}'
+
+
+def test_a_compressor_without_a_table_is_for_all_tensors(small):
+    plan = start(small(**SKIPS, forward="TopK(0.4)")).plan
+    assert [list(pairs) for pairs in plan.compressors[0]] == [["hidden", "skip", "place"]] * 2 + [
+        ["hidden", "skip", "late"]
+    ]
+    assert {repr(forward) for pairs in plan.compressors[0] for forward, _ in pairs.values()} == {"TopK(0.4)"}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped(small, shared):
+    tables = {"forward": {"skip": "TopK(0.3)"}, "shared_indices": True} if shared else TABLES
+    config = small(**SKIPS, **tables, steps=4)
+    whole = start(config)
+    expected = [losses_of(whole, step) for step in range(4)]
+    first = start(config)
+    assert [losses_of(first, step) for step in range(2)] == expected[:2]
+    again = start(config)
+    again.load(2, first.state())
+    again.signals = first.signals
+    assert [losses_of(again, step) for step in range(2, 4)] == expected[2:]
+
+
 @pytest.mark.slow
-def test_engines_agree(ray, small, tmp_path):
-    changes = {**MARKED, "model": "tests.support.own_modules:marked"}
-    config = small(**changes, forward="ErrorFeedback(TopK(0.2))", backward="Quantize(4)", steps=4)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MARKED | {"model": "tests.support.own_modules:marked", "forward": "ErrorFeedback(TopK(0.2))"},
+        SKIPS | {"model": "tests.support.own_modules:skipping"} | TABLES,
+    ],
+    ids=["marked", "skipping"],
+)
+def test_engines_agree(ray, small, tmp_path, settings):
+    config = small(**settings, steps=4)
     here = train(config, engine="inline", out=tmp_path / "inline")
     there = train(config, out=tmp_path / "ray")
     assert there.steps["loss"].tolist() == here.steps["loss"].tolist()
@@ -111,12 +192,33 @@ def test_engines_agree(ray, small, tmp_path):
     ("changes", "sentence"),
     [
         (
-            {"model": "own_modules:two_floats", "num_stages": 1},
-            "Layer `2`: Of the tensors that cross a boundary, just one",
+            {"model": "own_modules:complex_beside", "num_stages": 1},
+            "Layer `2`: Of the tensors that cross a boundary, one or more must hold floating-point numbers",
         ),
         (
             {**MARKED, "forward": "ACGC(0.1)"},
             "`forward` cannot be ACGC(0.1) at boundary 0, where several tensors cross.",
+        ),
+        (
+            {**SKIPS, "forward": {"hiden": "TopK(0.1)"}},
+            "`forward` must name tensors that cross a boundary (hidden, skip, place, mask, late), but got 'hiden'.",
+        ),
+        (
+            {**SKIPS, "backward": ["Identity", "Identity", {"place": "TopK(0.1)"}]},
+            "`backward` must name tensors that cross boundary 2 (hidden, skip, late), but got 'place'.",
+        ),
+        (
+            {"forward": {"hidden": "TopK(0.1)"}},
+            "`forward` must name tensors that cross a boundary (one without a name), but got 'hidden'.",
+        ),
+        (
+            {**SKIPS, "forward": {"mask": "TopK(0.1)"}},
+            "`forward.mask` must be Identity or be left out, since `mask` holds integers or booleans, which are sent as they "
+            "are, but got TopK(0.1).",
+        ),
+        (
+            {**SKIPS, "bottleneck": 2},
+            "`bottleneck` needs one tensor at a boundary, but several cross after layer `0`.",
         ),
         (
             {**MARKED, "num_replicas": 2, "num_microbatches": 2, "replica_gradient": "MARINA(QSGD(7))"},

@@ -1,5 +1,7 @@
 """A user's own modules, with a forward of their own."""
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -33,6 +35,71 @@ class Network(nn.Module):
         if double:
             x = 2 * x
         return self.head(x.mean((2, 3)).view(x.size(0), -1)) * self.scale
+
+
+class UNet(nn.Module):
+    """Convolutions down and up, each level with a skip to the other side: two or three tensors are alive in between."""
+
+    def __init__(self, shape, width: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(shape.input_shape[0], width, 3, padding=1)
+        self.down = nn.ModuleList([nn.Conv2d(width, width, 3, stride=2, padding=1) for _ in range(2)])
+        self.middle = Residual(width)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(2 * width if i else width, width, 2, stride=2) for i in range(2)])
+        self.head = nn.Linear(2 * width, shape.num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        skips = []
+        for layer in self.down:
+            skips.append(x)
+            x = torch.tanh(layer(x))
+        x = self.middle(x)
+        for layer in self.up:
+            x = torch.cat([layer(x), skips.pop()], 1)
+        return self.head(x.mean((2, 3)))
+
+
+def unet(shape, width: int = 4) -> nn.Module:
+    return UNet(shape, width)
+
+
+class Asking(nn.Module):
+    """A small GPT as it is usually written: the forward asks for sizes, checks them, and computes with them."""
+
+    def __init__(self, shape, width: int = 8, longest: int = 32) -> None:
+        super().__init__()
+        tokens = shape.num_classes
+        self.longest = longest
+        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(longest, width)
+        self.blocks = nn.ModuleList([AskingBlock(width, longest) for _ in range(2)])
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        batch, length = tokens.size()
+        assert length <= self.longest, f"{length} tokens are too many"
+        positions = torch.arange(0, length, dtype=torch.long, device=tokens.device)
+        x = self.token(tokens) + self.position(positions)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.view(batch, length, -1))
+
+
+class AskingBlock(nn.Module):
+    def __init__(self, width: int, longest: int) -> None:
+        super().__init__()
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("mask", torch.tril(torch.ones(longest, longest)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        if x.ndim != 3 or width % 2:
+            raise ValueError("an even width is needed")
+        q, k, v = self.attention(x).split(width, dim=2)
+        q, k, v = (each.view(batch, length, 2, width // 2).transpose(1, 2) for each in (q, k, v))
+        weights = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
+        weights = weights.masked_fill(self.mask[:length, :length] == 0, float("-inf")).softmax(-1)
+        return x + self.projection((weights @ v).transpose(1, 2).reshape(batch, length, width))
 
 
 class Branches(Network):
@@ -116,15 +183,68 @@ def marked(shape) -> nn.Module:
     return nn.Sequential(Marking(tokens, 8), Mixing(8), Mixing(8), Reading(8, tokens))
 
 
-def two_floats(shape) -> nn.Module:
-    """Layers that pass two tensors of floating-point numbers."""
+class Down(nn.Module):
+    """The first layer of a network with skips: a hidden state, a skip, a mask, and positions as numbers without a gradient."""
 
-    class Twice(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, width)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.linear(x.flatten(1)))
+        mask = torch.arange(hidden.shape[1]) % 3 != 0
+        return {"hidden": hidden, "skip": 2 * hidden, "mask": mask.expand_as(hidden), "place": x.mean((2, 3))}
+
+
+class Across(nn.Module):
+    """A layer that passes the skip on as it is, and changes the hidden state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value):
+        hidden = value["hidden"] + torch.tanh(self.linear(value["hidden"] * value["mask"])) * (1 + value["place"])
+        return {**value, "hidden": hidden}
+
+
+class Up(nn.Module):
+    """A layer that adds a part of the skip to the hidden state, and makes another skip of both."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value):
+        hidden = value["hidden"] + self.linear(value["skip"])
+        return {"hidden": hidden, "skip": torch.tanh(value["skip"]), "late": hidden * value["skip"]}
+
+
+class Out(nn.Module):
+    """The head, which reads all that crosses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 10)
+
+    def forward(self, value):
+        return self.linear(value["hidden"] + value["skip"] * value["late"])
+
+
+def skipping(shape) -> nn.Module:
+    """Layers with skips over cuts: several tensors of floating-point numbers cross, some of which change on the way."""
+    return nn.Sequential(Down(8), Across(8), Up(8), Out(8))
+
+
+def complex_beside(shape) -> nn.Module:
+    """Layers that pass a tensor which may not cross."""
+
+    class Turned(nn.Module):
         def forward(self, x):
-            return {"one": x, "two": x}
+            return {"one": x, "two": torch.complex(x, x)}
 
     class Sum(nn.Module):
         def forward(self, value):
-            return value["one"] + value["two"]
+            return value["one"] + value["two"].real
 
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Twice(), Sum())
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Turned(), Sum())

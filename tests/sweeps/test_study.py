@@ -287,3 +287,24 @@ def test_every_measure_is_an_objective_with_its_own_direction():
     with pytest.raises(ConfigError, match=r"Unknown objective `dice_on`\. Known: loss_on, .* needs a `direction`"):
         Objective("dice_on")
     assert Objective("time_to_target_s@1gbps", target="r2=0.5").target == "r2=0.5"
+
+
+def test_tables_by_tensor_are_drawn_by_key_or_as_a_text(tmp_path):
+    path = write_study(
+        tmp_path,
+        space={
+            "forward.skip": ["Identity", "TopK({density})"],
+            "backward": ["Identity", '{skip = "Quantize({bits})"}'],
+        },
+        symbols={"density": [0.1], "bits": [4]},
+        baselines=[{"name": "dense", "set": {"forward": "Identity", "backward": "Identity"}}],
+        sampler="grid",
+        trials=None,
+    )
+    study = read_study(path)
+    assert {study.notation(study.config(overrides)) for _, overrides in study.drawn()} == {
+        f'forward={{skip = "{codec}"}} backward={backward}'
+        for codec in ("Identity", "TopK(0.1)")
+        for backward in ("Identity", '{skip = "Quantize(4)"}')
+    }
+    assert study.dense is not None

@@ -9,7 +9,7 @@ from models import normed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.workloads.backward import caught_bytes, find_branches, input_gradient, run_branches
+from raysim.workloads.backward import caught_bytes, find_branches, input_gradients, run_branches
 from raysim.workloads.gpt import gpt
 from raysim.workloads.splits import DataShape
 from raysim.workloads.vision import resnet18
@@ -87,7 +87,7 @@ def test_two_parts_have_the_bits_of_one(name, dtype):
         torch.autograd.backward(y, gradient)
         other, y, _ = forward(apart, shape, seed, dtype)
         before = [None if p.grad is None else p.grad.clone() for p in apart.parameters()]
-        found, caught = input_gradient(y, gradient, other)
+        (found,), caught = input_gradients([y], [gradient], [other])
         assert torch.equal(found, x.grad)
         assert other.grad is None
         for parameter, old in zip(apart.parameters(), before, strict=True):  # nothing has moved yet
@@ -112,7 +112,7 @@ def test_every_product_is_computed_once(name):
     counts.append(counter.get_total_flops())
     x, y, gradient = forward(model, shape, 0)
     with FlopCounterMode(display=False) as counter:
-        _, caught = input_gradient(y, gradient, x)
+        _, caught = input_gradients([y], [gradient], [x])
     first = counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         run_branches(caught)
@@ -123,14 +123,14 @@ def test_every_product_is_computed_once(name):
 def test_a_weight_used_again_goes_the_way_again_and_others_do_not():
     model = Again()
     x, y, _ = forward(model, (5, 8), 0)
-    branches = [{id(leaf) for leaf in branch.leaves} for branch in find_branches(y, x)]
+    branches = [{id(leaf) for leaf in branch.leaves} for branch in find_branches([y], [x])]
     assert branches == [{id(model.scale)}, {id(p) for p in (*model.layer.parameters(), *model.norm.parameters())}]
 
 
 def test_without_a_way_to_the_input_all_waits():
     layer, x = nn.Linear(8, 8), torch.randn(5, 8, requires_grad=True)
     y = layer(torch.ones(5, 8))
-    found, caught = input_gradient(y, torch.ones_like(y), x)
+    (found,), caught = input_gradients([y], [torch.ones_like(y)], [x])
     assert found is None
     run_branches(caught)
     assert torch.equal(layer.bias.grad, torch.full((8,), 5.0))
@@ -141,8 +141,8 @@ def test_what_is_kept_in_between_is_counted_before(name):
     make, shape = MODELS[name]
     model = make().train()
     x, y, gradient = forward(model, shape, 0)
-    counted = caught_bytes(y, x)
-    _, caught = input_gradient(y, gradient, x)
+    counted = caught_bytes([y], [x])
+    _, caught = input_gradients([y], [gradient], [x])
     arrived = [tensor for one in caught for tensor in one.gradients]
     assert counted == sum(tensor.nbytes for tensor in arrived)
     assert sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in arrived}.values()) <= counted

@@ -27,13 +27,15 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
     model, shape, x, targets = example(name)
     plain = partition(model, shape, num_stages=3, batch=BATCH)
     parts = partition(model, shape, num_stages=3, batch=BATCH, bottleneck=CODE, seed=5)
-    widths = [features(crossing) for crossing in plain.boundary_shapes]
+    widths = [features(crossing) for crossing in (one.shape for one in plain.boundaries)]
     assert parts.cuts == tuple(f"{cut}_encoder" for cut in plain.cuts)
-    for code, dense, width in zip(parts.boundary_shapes, plain.boundary_shapes, widths, strict=True):
+    for code, dense, width in zip(
+        *([one.shape for one in each.boundaries] for each in (parts, plain)), widths, strict=True
+    ):
         assert features(code) == CODE
         assert math.prod(code) * width == math.prod(dense) * CODE
     # 2 hc parameters and as many multiplications a position and boundary, half of them at either end
-    ends = [[plain.boundary_shapes[b] for b in (stage - 1, stage) if 0 <= b < 2] for stage in range(3)]
+    ends = [[plain.boundaries[b].shape for b in (stage - 1, stage) if 0 <= b < 2] for stage in range(3)]
     for stage, crossing in enumerate(ends):
         more = sum(CODE * features(dense) for dense in crossing)
         assert parts.num_parameters[stage] == plain.num_parameters[stage] + more
@@ -48,7 +50,7 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
     expected = torch.autograd.grad(error, [p for stage in parameters for p in stage])
     found, sent = train_cut(parts.stages, x, targets)
     assert torch.equal(found, error)
-    assert parts.boundary_shapes == tuple(tuple(code.shape) for code in sent[:-1])
+    assert tuple(one.shape for one in parts.boundaries) == tuple(tuple(code.shape) for code in sent[:-1])
     for parameter, gradient in zip([p for stage in parameters for p in stage], expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
 

@@ -15,7 +15,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.parameters import averaged_shapes
 from raysim.pipeline.plan import prepare
 from raysim.random import derive_key
-from raysim.values import join, split
+from raysim.values import join, split_one
 from raysim.workloads.data import Data, DataShape, batch_ids
 from raysim.workloads.hf.chain import chain, original_names
 from raysim.workloads.hf.load import hf, load_model
@@ -222,13 +222,14 @@ def test_a_classifier_of_padded_texts_sends_its_mask_in_bits():
     config = FAMILIES["bert"][0]
     engine = engine_of(run_of(config, forward="Quantize(8)"), PADDED)
     plan = engine.workload.plan
-    assert plan.boundary_exact_bytes == (3, 3, 3)  # of 2 x 12 bits
+    assert [one.exact_bytes for one in plan.boundaries] == [{"mask": 3}] * 3  # of 2 x 12 bits
     reports = engine.step(0)
     engine.close()
     sent = [link for report in reports for link in report.links if link.sender and link.direction == "forward"]
-    assert len(sent) == 3
-    hidden = 4 * 2 * 12 * 16
-    assert all(hidden + 3 < link.dense_bytes / link.packets < hidden + 3 + 64 for link in sent)
+    hidden, masks = ([link for link in sent if link.tensor == name] for name in ("hidden", "mask"))
+    assert len(hidden) == len(masks) == 3
+    assert all(0 < link.dense_bytes / link.packets - 4 * 2 * 12 * 16 < 64 for link in hidden)
+    assert all(link.dense_bytes == link.wire_bytes == 3 * link.packets for link in masks)
 
 
 def test_batchnorm_statistics_are_saved_too(tmp_path):
@@ -372,8 +373,8 @@ def test_the_saved_memory_that_is_promised_is_what_autograd_keeps():
         parts = partition(layers, shape, num_stages=2, batch=2)
         x, targets = example(shape, 2)
         for stage, module in enumerate(parts.stages):
-            x, name, beside = split(x)
-            x = join(x.detach().requires_grad_(stage > 0), name, beside)
+            x, name, beside = split_one(x)
+            x = join({name: x.detach().requires_grad_(stage > 0)}, beside)
             kept = {}
             held = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
 

@@ -2,15 +2,19 @@
 
 import pytest
 import torch
-from own_modules import Branches, Masked, Moody, Network
+from engines import staged_gradients, start
+from own_modules import Asking, Branches, Masked, Moody, Network, UNet
+from torch.nn import functional as F
 
 from raysim import train
-from raysim.workloads.data import DataShape
+from raysim.random import derive_key
+from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition
 from raysim.workloads.traced import traced
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)
+INNER = ("first", "norm", "second")  # of a residual block
 
 
 def test_layers_in_a_row_are_the_module_bit_for_bit():
@@ -38,6 +42,47 @@ def test_submodules_are_named_with_dots_in_cuts_and_parameters_at_both_ends_are_
     parts = partition(layers, DIGITS, cuts=["encoder.0", "encoder.2"], batch=2)
     assert parts.cuts == ("encoder/0", "encoder/2")
     assert [(tie.stage, tie.other_stage, tie.other_name) for tie in parts.tied] == [(0, 2, "output.scale")]
+
+
+def test_skips_cross_a_cut_by_the_names_of_their_submodules():
+    torch.manual_seed(0)
+    model = UNet(DIGITS)
+    assert [name for name, _ in traced(model, DIGITS).named_children()] == ["stem", "head"]
+    layers = traced(model, DIGITS, num_stages=4)
+    names = [name for name, _ in layers.named_children()]
+    assert names == ["stem", "down/0", "down/1", *(f"middle/{i}" for i in INNER), "middle", "up/0", "up/1", "head"]
+    named = traced(model, DIGITS, cuts=["down.0", "middle"])
+    assert [name for name, _ in named.named_children()] == ["stem", "down/0", "middle", "head"]
+    x = torch.randn(4, 1, 8, 8)
+    assert list(layers[:2](x)) == ["stem", "down_0"]
+    assert list(layers[:7](x)) == ["stem", "tanh", "middle"]
+    for found in (layers, named):
+        assert torch.equal(found(x), model(x))
+
+
+def test_a_forward_may_ask_for_all_sizes_and_holds_for_any_number_of_samples():
+    shape = DataShape((12,), "int64", 64, target_shape=(12,))
+    model = Asking(shape)
+    layers = traced(model, shape)
+    assert [name for name, _ in layers.named_children()] == ["blocks/0", "blocks/1", "head"]
+    for count in (1, 2, 5):
+        tokens = torch.randint(64, (count, 12))
+        assert torch.equal(layers(tokens), model(tokens))
+
+
+def test_a_network_with_skips_trains_with_the_gradients_of_the_uncut_one(small):
+    cut = {"model": {"name": "own_modules:unet"}, "num_stages": None, "cuts": ["down.0", "middle"]}
+    config = small(**cut, schedule="ZBH1")
+    data = load_data(config.data.name, config.data.options, 0)
+    torch.manual_seed(derive_key(0, "model"))
+    model = UNet(data.shape)
+    for microbatch in range(4):
+        ids = batch_ids(len(data.train), 16, seed=0, step=0)[1][4 * microbatch : 4 * microbatch + 4]
+        F.cross_entropy(model(data.train.inputs(ids, 0, 0, True)), data.train.targets(ids)).backward(torch.tensor(0.25))
+    found = {name.split(".", 1)[1]: gradient for name, gradient in staged_gradients(start(config)).items()}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in found.items():
+        assert torch.equal(gradient, model.get_parameter(name).grad), name
 
 
 @pytest.mark.parametrize(

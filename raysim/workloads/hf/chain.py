@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from raysim.values import Value, join, split
+from raysim.values import Value, join, split_one
 from raysim.workloads.hf.holes import filled, holes, without
 from raysim.workloads.hf.layout import Layout, layout_of
 
@@ -95,10 +95,10 @@ class Block(nn.Module):
 
     def forward(self, value: Value) -> Value:
         """Return the next hidden state."""
-        x, name, beside = split(value)
+        x, name, beside = split_one(value)
         args, kwargs = self.arguments.of(self.index, x, beside.get("mask"))
         y = self.block(x, *args, **kwargs)
-        return join(y[0] if isinstance(y, tuple) else y, name, beside)
+        return join({name: y[0] if isinstance(y, tuple) else y}, beside)
 
 
 class Head(nn.Module):
@@ -112,7 +112,7 @@ class Head(nn.Module):
 
     def forward(self, value: Value) -> Tensor:
         """Return the logits of the last hidden state."""
-        x, _, beside = split(value)
+        x, _, beside = split_one(value)
         with filled(self._holes, x):
             y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(beside.get("mask"))).logits
         return y
