@@ -1,0 +1,109 @@
+"""Bad input of one's own: model, data, loss, weights and plug-ins are refused in one sentence, with exit code 2."""
+
+import pytest
+from hf_variants import CAUSAL
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.workloads.hf.load import load_model
+from raysim.workloads.splits import DataShape
+
+MODULES = """
+from torch import nn
+from torch.nn import functional as F
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = -x
+        return self.head(x.flatten(1))
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        return self.head(x + self.second(x))
+
+
+def widest(outputs, targets):
+    return outputs.sum(2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with modules, a table, a text, and weights that know a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_mine.py").write_text(MODULES)
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no such device')\n")
+    (tmp_path / "houses.csv").write_text("size,price\n" + "".join(f"{i},{2 * i}\n" for i in range(80)))
+    (tmp_path / "text.txt").write_text("the quick brown fox\n" * 60)
+    load_model(DataShape((12,), "int64", 300), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
+    for name, count in (("weights", 300), ("larger", 400)):
+        tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(count)}, unk_token="t0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        (tmp_path / name).mkdir(exist_ok=True)
+        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
+    return tmp_path
+
+
+TEXT = ["hf", "data=text", "data.path=text.txt", "data.length=8"]
+BAD = {
+    "a forward that goes by values": (
+        ["digits-cnn", "model=of_mine:Branching"],
+        "of_mine.py:12, `if x.sum() > 0:`: symbolically traced variables cannot be used",
+    ),
+    "no such submodule": (
+        ["digits-cnn", "model=of_mine:Skipping", 'cuts=["third"]'],
+        "`cuts` must name layers of the model (first, head), but got 'third'.",
+    ),
+    "a tensor that does not cross": (
+        ["digits-cnn", "model=of_mine:Skipping", 'cuts=["second"]', "forward.third=TopK(0.1)"],
+        "`forward` must name tensors that cross a boundary (first, second), but got 'third'.",
+    ),
+    "an unknown column": (
+        ["digits-cnn", "model=mlp", "data=table", "data.path=houses.csv", "data.target=cost"],
+        "cost",
+    ),
+    "a tokenizer and another vocabulary": (
+        [*TEXT, "model.path=weights", "data.tokenizer=larger"],
+        "The data has 400 tokens, but 'weights' knows 300.",
+    ),
+    "no tokenizer for weights that know one": (
+        [*TEXT, "model.path=weights"],
+        "read by bytes, but 'weights'",
+    ),
+    "a loss of numbers for classes": (["digits-cnn", "loss=mse"], "`loss`"),
+    "a loss of one's own that fails": (["digits-cnn", "loss=of_mine:widest"], "of_mine:widest"),
+    "weights that do not match": (
+        [*TEXT, "model.path=weights", "data.tokenizer=weights", "model.config.num_hidden_layers=6"],
+        "lacks the weights",
+    ),
+    "a codec whose module raises": (["digits-cnn", "forward=raises:Codec(1)"], "no such device"),
+    "a model whose module raises": (["digits-cnn", "model=raises:build"], "no such device"),
+    "data whose module raises": (["digits-cnn", "data=raises:build"], "no such device"),
+    "a loss whose module raises": (["digits-cnn", "loss=raises:loss"], "no such device"),
+    "a module that is not there": (["digits-cnn", "forward=nowhere_at_all:Codec"], "nowhere_at_all"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_it_is_refused_in_one_sentence_before_anything_starts(folder, case):
+    arguments, sentence = BAD[case]
+    done = CliRunner().invoke(app, ["train", *arguments, "--engine", "inline", "--out", "run"])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("raysim: ")
+    assert sentence in line
+    assert not (folder / "run").exists()
