@@ -49,6 +49,7 @@ for name, command in (
     ("ddp", bench.bench_ddp),
     ("backward", bench.bench_backward),
     ("plain", bench.bench_plain),
+    ("adapter", bench.bench_adapter),
     ("probe", bench.bench_probe),
     ("simulate", bench.bench_simulate),
     ("sweep", bench.bench_sweep),

@@ -141,6 +141,25 @@ def bench_plain(
         write_json(result, json_file)
 
 
+def bench_adapter(
+    pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of passes.")] = 51,
+    json_file: JsonFile = None,
+) -> None:
+    """Models of transformers as the layers that raysim cuts, beside the models themselves, in turn."""
+    check_writable("--json", json_file)
+    from raysim.workloads.options import import_hub
+
+    try:
+        import_hub("transformers")
+    except ValueError as error:
+        fail(str(error), 2)
+    from raysim.bench.adapter import bench_adapter as measure
+
+    result = measure(pairs=pairs)
+    if json_file is not None:
+        write_json(result, json_file)
+
+
 def bench_probe(
     turns: Annotated[int, typer.Option(min=1, help="Turns, each without a probe and with two.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 10,

@@ -12,6 +12,7 @@ from raysim.codecs import TopK
 from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.config import ConfigError
+from raysim.forecast.forecast import forecast
 from raysim.values import EXACT, UNNAMED, join, sent_bytes, split
 from raysim.workloads.data import batch_ids, load_data
 from raysim.workloads.models import build_model
@@ -147,6 +148,20 @@ def test_each_tensor_has_a_compressor_and_a_memory_of_its_own(small, tmp_path):
     totals = links.groupby("step")["wire_bytes"].sum()
     assert run.steps.set_index("step")["wire_bytes"].equals(totals)
     assert run.row["forward"] == '{hidden = "ErrorFeedback(TopK(0.4))", mask = "Identity", skip = "AQSGD(Quantize(4))"}'
+
+
+def test_a_forecast_prices_each_tensor_as_a_run_counts_it(small, tmp_path):
+    """But for the names in the header of a message, which count with its first tensor."""
+    config = small(**SKIPS, forward={"hidden": "TopK(0.4)", "skip": "Quantize(4)"}, backward="Quantize(8)", steps=1)
+    links = train(config, engine="inline", out=tmp_path / "run").links
+    recorded = links.set_index(["boundary", "direction", "tensor"])["wire_bytes"] / 4  # of a microbatch
+    found = {
+        (link.boundary, link.direction, link.tensor): link.wire_bytes for link in forecast(config, device="A100").links
+    }
+    assert found.keys() == set(recorded.index)
+    for link, size in found.items():
+        header = recorded[link] - size
+        assert (0 < header < 80) if link[2] == "hidden" else header == 0, link
 
 
 def test_a_compressor_without_a_table_is_for_all_tensors(small):
