@@ -53,6 +53,7 @@ for name, command in (
     ("probe", bench.bench_probe),
     ("simulate", bench.bench_simulate),
     ("sweep", bench.bench_sweep),
+    ("nodes", bench.bench_nodes),
     ("codecs", bench.bench_codecs),
 ):
     benches.command(name)(command)

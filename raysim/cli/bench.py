@@ -210,6 +210,27 @@ def bench_sweep(
         write_json(result, json_file)
 
 
+def bench_nodes(
+    nodes: Annotated[
+        list[int] | None, typer.Option(min=1, max=64, help="Numbers of Ray nodes (default: 1, 5, 10 and 20).")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=2, help="Configurations, of four stages each.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Of each.")] = 10,
+    json_file: JsonFile = None,
+) -> None:
+    """A sweep over several Ray nodes that are processes of this machine: CPU seconds of a trial, by kind of process."""
+    check_writable("--json", json_file)
+    check_ours("sweeps")
+    from sweeps.bench_nodes import bench_nodes as measure
+
+    try:
+        rows = measure(nodes or [1, 5, 10, 20], trials=trials, steps=steps)
+    except RuntimeError as error:
+        fail(str(error), 1)
+    if json_file is not None:
+        write_json({"results": rows}, json_file)
+
+
 def bench_codecs(
     codecs: Annotated[
         list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1); a choice of all by default.")
