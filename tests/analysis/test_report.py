@@ -278,7 +278,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
         copy_run(runs / f"{name}-s{seed}", tmp_path / f"{place}", **changes)
     page = compose(tmp_path, ["100mbps"])
     keys = [one.key for one in page.sections]
-    assert keys == ["summary", "job1", "job2", "importance", "findings", "runs", "reproduce"]
+    assert keys == ["summary", "typed-network", "job1", "job2", "importance", "findings", "runs", "reproduce"]
     titles = {one.key: one.title for one in page.sections}
     assert "batch_size=" in titles["job1"]
     assert titles["job1"] != titles["job2"]
