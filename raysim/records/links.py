@@ -20,7 +20,7 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     >>> with_replicas(links)["replicas"].tolist()
     ['replicas 0, 2', 'replica 1', 'replicas 0, 2']
     """
-    links = links.assign(tensor=links["tensor"].fillna("") if "tensor" in links else "")
+    links = links.assign(tensor=links["tensor"].astype(object).fillna("") if "tensor" in links else "")
     link = ["direction", "boundary", "tensor"]
     known = links.loc[links["boundary"].notna(), [*link, "replica", "codec"]].drop_duplicates()
     names = {}
