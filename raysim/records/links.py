@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     """Return rows of `links` of runs of one setting, with a column `replicas` that is "" where replicas share a codec.
 
-    Null names of tensors become "".
-
-    Where the replicas of a link have several codecs it names the replicas of this row's codec.
+    Where the replicas of a link have several codecs it names the replicas of this row's codec. Null names of tensors become "".
 
     >>> import pandas as pd
     >>> links = pd.DataFrame({"direction": "forward", "boundary": 0, "replica": [0, 1, 2], "codec": ["A", "B", "A"]})
