@@ -78,6 +78,8 @@ def sweep(
         try:
             show_sweep(one)
             show_result(one)
+            if (ended := [row for row in one.rows if row.ended]) and all(row.status == "failed" for row in ended):
+                fail(f"all {len(ended)} trials failed, the first of them: {ended[0].error}", 1)
             if chosen.confirm:
                 second = confirming(one)
                 if second is not None:

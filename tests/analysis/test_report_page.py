@@ -135,6 +135,7 @@ def test_every_figure_is_drawn_and_its_data_are_those_of_python(opened, report):
                 assert theirs[name].astype(str).tolist() == mine[name].astype(str).tolist(), figure.key
 
 
+@pytest.mark.slow
 def test_a_figures_data_can_be_read_and_saved(opened, tmp_path):
     page = opened()
     figure = page.locator("#job1-frontier")
@@ -162,6 +163,7 @@ def test_the_table_of_runs_is_sorted_and_filtered(opened):
     assert page.locator('[data-count="job1-runs"]').inner_text() == f"{len(shown)} of 200"
 
 
+@pytest.mark.slow
 def test_times_stay_sorted_when_the_network_changes(opened):
     page = opened()
     page.locator("#job1-runs thead").get_by_role("button", name="step, simulated").click()
@@ -173,6 +175,7 @@ def test_times_stay_sorted_when_the_network_changes(opened):
         assert column(page, "job1-runs", 1)[place] == "trials/998-s1"
 
 
+@pytest.mark.slow
 def test_it_can_be_used_without_a_mouse(opened):
     page = opened()
     page.keyboard.press("Tab")
@@ -206,6 +209,7 @@ def test_it_fits_a_phone(opened):
     assert all(300 < width <= 390 for width in widths)
 
 
+@pytest.mark.slow
 def test_a_row_is_read_without_scrolling_sideways_on_a_phone(opened):
     page = opened(390, 844, is_mobile=True, has_touch=True)
     cells = page.locator("#job1-recommended tbody td")
@@ -216,6 +220,7 @@ def test_a_row_is_read_without_scrolling_sideways_on_a_phone(opened):
     assert all(len(head.strip('"')) > 2 for head in heads)
 
 
+@pytest.mark.slow
 def test_the_network_is_kept_in_the_address(opened):
     page = opened()
     page.get_by_label("Times on the network").select_option("100mbps")
@@ -263,6 +268,7 @@ def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
     assert not page.locator(f"#{table.key}").is_visible()
 
 
+@pytest.mark.slow
 def test_ticks_of_an_axis_never_repeat(opened):
     page = opened()
     page.evaluate("raysimReport.drawAll()")
@@ -273,6 +279,7 @@ def test_ticks_of_an_axis_never_repeat(opened):
         assert all(len(set(of_plot)) == len(of_plot) for of_plot in texts)
 
 
+@pytest.mark.slow
 def test_it_prints_with_all_its_figures(opened):
     page = opened()
     stale = page.locator("figure[data-stale]")

@@ -56,6 +56,8 @@ def test_a_node_without_memory_fails_every_trial_and_no_sweep(tmp_path, monkeypa
     words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
     assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "raysim: all 2 trials failed, the first of them: its processes were lost again and again" in done.stderr
     frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
     assert frame["status"].tolist() == ["failed"] * 2
     assert frame["error"].str.endswith("killed due to the node running low on memory").all()
