@@ -48,11 +48,12 @@ def engine(ray):
 @pytest.mark.parametrize(
     "run",
     [
-        *["gpt-tied-clip", "replicas-gravac"],
+        "gpt-tied-clip",
         *(
             pytest.param(run, marks=pytest.mark.slow)
             for run in (
                 "feedback",
+                "replicas-gravac",
                 "batchnorm",
                 "zero-bubble-gpt",
                 "custom-tied-clip",
@@ -188,6 +189,7 @@ def test_nodes_that_cannot_reach_one_another_are_named(engine, small, monkeypatc
     )
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_given_up(engine, small):
     running = engine(small())
     running.plan = dataclasses.replace(running.plan, config=small(timeout_s=2.0))  # a start takes longer than that
@@ -415,9 +417,8 @@ def test_equal_shares_fit_on_a_gpu_as_ray_rounds_them(count):
     assert room_for({"CPU": 64.0, "GPU": 1.0}, 1.0, 1 / count) * round(10_000 / count) <= 10_000
 
 
-@pytest.mark.parametrize(
-    "schedule", ["ZBH1", *(pytest.param(text, marks=pytest.mark.slow) for text in ("1F1B", "Interleaved1F1B(3)"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["ZBH1", "1F1B", "Interleaved1F1B(3)"])
 def test_every_action_of_a_profiled_step_is_recorded(ray, small, tmp_path, schedule):
     run = train(small(forward="TopK(0.1)", schedule=schedule), out=tmp_path / "run")
     actions = run.actions
