@@ -54,8 +54,8 @@ class Crew:
     def await_start(self, answers: Sequence[Any], limit_s: float) -> None:
         """Wait, `limit_s` at most, until all actors have answered, or one has failed.
 
-        Raises RoomLostError where the placement group lacks a lost bundle for `ROOM_S`. Several trials that each wait for a
-        part of what the others hold would wait for ever.
+        Raises RoomLostError where the placement group lacks a lost bundle for `ROOM_S`. Without a limit, two trials that each hold
+        CPUs that the other needs would wait for each other for ever.
         """
         group, deadline, whole = _group(), time.monotonic() + limit_s, time.monotonic()
         while ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S)[1] and time.monotonic() < deadline:

@@ -30,12 +30,12 @@ Pairs: TypeAlias = dict[str, tuple[Compressor, Compressor]]
 OTHERS = "others"
 
 
-def checked_table(field: str, value: Any) -> Any:
+def checked_setting(field: str, value: Any) -> Any:
     """Return a setting with the keys of its tables in order; raises ValueError by field and rule.
 
     A text in brackets is read as TOML, the form in which records hold lists and tables.
 
-    >>> checked_table("forward", '{skip = "Quantize(8)", hidden = "TopK(0.1)"}')
+    >>> checked_setting("forward", '{skip = "Quantize(8)", hidden = "TopK(0.1)"}')
     {'hidden': 'TopK(0.1)', 'skip': 'Quantize(8)'}
     """
     if isinstance(value, str) and value.startswith(("{", "[")):

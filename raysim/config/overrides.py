@@ -41,10 +41,8 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})
-        if parents[0] in ("forward", "backward") and not isinstance(
-            inner, dict
-        ):  # of one replica or tensor, apart from others
-            inner = {OTHERS: inner}
+        if parents[0] in ("forward", "backward") and not isinstance(inner, dict):
+            inner = {OTHERS: inner}  # the key sets one replica or tensor apart
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):

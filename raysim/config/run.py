@@ -21,7 +21,7 @@ from raysim.config.links import (
     Pairs,
     canonical,
     check_numbers,
-    checked_table,
+    checked_setting,
     of_replica,
     pairs_of,
 )
@@ -216,7 +216,7 @@ class RunConfig(Strict):
     @field_validator("forward", "backward", mode="before")
     @classmethod
     def _by_replica(cls, value: Any, info: ValidationInfo) -> Any:
-        return checked_table(str(info.field_name), value)
+        return checked_setting(str(info.field_name), value)
 
     @field_validator("forward", "backward")
     @classmethod

@@ -12,7 +12,7 @@ from raysim.values import UNNAMED, Boundary
 
 def compressors_of(config: RunConfig, boundaries: Sequence[Boundary]) -> list[list[Pairs]]:
     """Return the compressors of each replica, boundary and tensor of floating-point numbers; replicas of one setting share a list."""
-    known: dict[int, list[Pairs]] = {}  # replicas of one setting share a list
+    known: dict[int, list[Pairs]] = {}
     replicas = config.compressors()
     for links in replicas:
         if id(links) not in known:
@@ -26,7 +26,8 @@ def compressors_of(config: RunConfig, boundaries: Sequence[Boundary]) -> list[li
 def check_names(config: RunConfig, boundaries: Sequence[Boundary]) -> None:
     """Raise ConfigError where a table names a tensor that does not cross, or compresses integers or booleans.
 
-    A table for all boundaries must name tensors that cross one of them, a table for one boundary those that cross there.
+    Each tensor that a table for all boundaries names must cross at least one boundary. Each tensor that the table of one boundary
+    names must cross that boundary.
     """
     for field in ("forward", "backward"):
         for place, name, notation in named(getattr(config, field)):

@@ -181,8 +181,10 @@ class Stopwatch:
         if watched:
             self._mark()
         self._apart = True
-        yield
-        self._apart = False
+        try:
+            yield
+        finally:
+            self._apart = False
         self.backwards += 1
         if watched:
             # torch's first stage has no input to differentiate, and nothing was timed

@@ -123,7 +123,7 @@ def caught_bytes(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> int:
 
 
 def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:
-    """Return the edges at which the gradients of outputs arrive, of those that are computed from anything."""
+    """Return the edges of the graph at which the gradients of outputs arrive; an output without a graph has no edge."""
     return [GradientEdge(y.grad_fn, y.output_nr) for y in outputs if y.grad_fn is not None]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import check_refusals, run_ranks
 from torch import nn
 
 from raysim.distributed import fsdp
@@ -23,10 +23,7 @@ SENTENCES = [
 
 
 def test_every_rank_is_told_the_same_sentence(ranks):
-    for rank in ranks:
-        for said, sentence in zip(rank["refusals"], SENTENCES, strict=True):
-            assert said is not None, sentence
-            assert sentence in said
+    check_refusals(ranks, SENTENCES)
 
 
 def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(ranks):

@@ -65,3 +65,11 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+
+def check_refusals(ranks, sentences):
+    """Assert that every rank was refused with the same sentences, in this order."""
+    for rank in ranks:
+        for said, sentence in zip(rank["refusals"], sentences, strict=True):
+            assert said is not None, sentence
+            assert sentence in said

@@ -100,7 +100,7 @@ finally:
 @pytest.mark.parametrize(
     ("bucket", "cpus"),
     [
-        pytest.param(False, ["2", "2"], id="of two trials that then hold a part each of what one needs"),
+        pytest.param(False, ["2", "2"], id="of two trials that then wait for each other's CPUs"),
         pytest.param(True, ["1", "1", "1"], id="of one trial"),
     ],
 )
