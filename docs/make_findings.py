@@ -2,8 +2,8 @@
 
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
 finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
-host. In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`, and in the index
-`overview`. All other lines are written by hand.
+host. In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
+study that asks for the time to a target; and in the index `overview`. All other lines are written by hand.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import Finding, Results, findings, load, safe_set
-from analysis.comparison.evidence import contexts
+from analysis import Finding, Results, findings, load, replay, safe_set
+from analysis.comparison.evidence import Setting, contexts, setting_of
+from analysis.comparison.statistics import bounds
 from raysim.records import FINISHED, SCHEMAS
 
 mpl.use("Agg")
@@ -65,7 +66,8 @@ def _write_small(table: pa.Table, path: Path) -> None:
 
 def blocks_of(results: Results) -> dict[str, str]:
     """Return the blocks of a study's page, by name."""
-    return {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(results)}
+    found = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(results)}
+    return found | ({"networks": _networks(results)} if _races(results) else {})
 
 
 def decided(results: Results) -> list[Finding]:
@@ -110,6 +112,50 @@ def _settings(results: Results) -> str:
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
+
+
+def _races(results: Results) -> dict[str, str]:
+    """Return the networks that a study prices steps on, and the target whose time it asks for: empty for a study that asks for none."""
+    folder = DATA / str(results.runs["study"].iloc[0])
+    named = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))["objectives"]
+    targets = [one["target"] for one in named if isinstance(one, dict) and "target" in one]
+    steps = [one.partition("@")[2] for one in named if isinstance(one, str) and one.startswith("step_s@")]
+    return dict.fromkeys(steps, targets[0]) if targets else {}
+
+
+def _networks(results: Results) -> str:
+    """Return a table of all settings, whatever their job: harm beside dense, bytes, and seconds to the target on each network."""
+    races = _races(results)
+    runs = results.runs.set_index("run")
+    names = pd.Series({run: _name(row) for run, row in runs.iterrows()})
+    seeds = {name: runs.loc[names.index[names == name]].set_index("seed").sort_index() for name in dict.fromkeys(names)}
+    prices = replay(results, list(races), target=next(iter(races.values())), split=False)
+    times = prices.assign(name=prices["run"].map(names)).groupby(["name", "network"], sort=False)["time_to_target_on_s"]
+    dense = seeds["dense"]["final_loss_on"]
+    rows = []
+    for name, mine in seeds.items():
+        harms = 100 * (mine["final_loss_on"] / dense - 1).dropna()
+        found = bounds(list(harms), 0.95)
+        harm = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})" if name != "dense" else ""
+        fewer = runs.loc[names.index[names == "dense"], "wire_bytes"].mean() / mine["wire_bytes"].mean()
+        reached = [times.get_group((name, network)) for network in dict.fromkeys(prices["network"])]
+        cells = [f"{each.mean():.3g} s" if each.notna().all() else "not reached" for each in reached]
+        rows.append((found.mean, [f"`{name}`", f"{mine['final_loss_on'].mean():.3f}", harm, f"{fewer:.3g}x", *cells]))
+    head = ["setting", "loss", "harm, % of the loss", "fewer bytes", *races]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for _, cells in sorted(rows, key=lambda row: row[0]))])
+
+
+def _name(row: pd.Series) -> str:
+    """Return the keys in which a run differs from dense, its subspace among them."""
+    setting = setting_of(row)
+    size = row.get("model.subspace")
+    return (
+        " ".join(
+            [*([] if pd.isna(size) else [f"subspace={size:g}"]), *([] if setting == Setting() else [str(setting)])]
+        )
+        or "dense"
+    )
 
 
 def _harm(verdicts: pd.DataFrame, setting: str) -> float:

@@ -8,10 +8,12 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -295,6 +297,8 @@ class Sweep:
             joined = join_cluster(self.address, "`address`", self._abandon)
             self._head, dashboard_url = joined.watch, joined.dashboard_url
         else:
+            # the plan of a trial needs it, and Ray's start leaves this process idle
+            threading.Thread(target=import_module, args=("torch._dynamo",), daemon=True).start()
             context = init_ray(
                 address="local",
                 num_cpus=os.cpu_count(),

@@ -1,7 +1,7 @@
-"""What do I gain if replicas need not agree in every step?
+"""What do I gain from local steps?
 
-Compares replicas that average their gradients in full, or compressed, with replicas that only exchange projections of how
-they differ (PowerGossip). Several local steps between two averages (DiLoCo) are not in raysim yet.
+Compares replicas that average their gradients in every step, in full or compressed, with replicas that take 15 steps by
+themselves before they exchange what they have learned (DiLoCo), and with PowerGossip, which lets replicas differ.
 """
 
 from pathlib import Path
@@ -14,12 +14,18 @@ import raysim
 from analysis import load, replay
 
 NETWORKS = ["10mbps", "30mbps", "100mbps", "300mbps", "1gbps", "3gbps"]
-METHODS = ("Identity", "ErrorFeedback(TopK(0.1))", "PowerSGD(2)", "PowerGossip(rank=2)")
+METHODS = (
+    "Identity",
+    "ErrorFeedback(TopK(0.1))",
+    "PowerGossip(rank=2)",
+    "DiLoCo(15)",
+    "DiLoCo(15, codec=Quantize(4))",
+)
 
 
 def main(
-    runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/replicas_apart"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("replicas_apart.png"),
+    runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/local_steps"),
+    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("local_steps.png"),
     steps: int = 300,
     seeds: int = 3,
 ) -> None:
