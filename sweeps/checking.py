@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
+from raysim.workloads.metrics import own_metric
 from sweeps.objectives import PRICED
 from sweeps.space import NEVER
 from sweeps.study import Baseline, Study
@@ -86,6 +87,16 @@ def check_confirm(study: Study) -> None:
         raise ConfigError(
             "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
         )
+
+
+def check_metrics(study: Study) -> None:
+    """Raise ConfigError where a metric of the user's own cannot be imported, or names no direction."""
+    for name in study.config({}).metrics or ():
+        if ":" in name:
+            try:
+                own_metric(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
 
 def check_draws(study: Study) -> None:

@@ -29,8 +29,8 @@ from raysim.engine.head import HeadWatch
 from raysim.engine.init import init_ray
 from raysim.engine.ray import UNWATCHED
 from raysim.records import RecordsError, Run
-from raysim.workloads.metrics import own_metric
 from sweeps.callbacks import Stop, Watch
+from sweeps.checking import check_metrics
 from sweeps.entry import Entry, enter
 from sweeps.ledger import Ledger
 from sweeps.lost import losses_are_retried
@@ -105,7 +105,7 @@ class Sweep:
             )  # files that another study with this URI left on this machine
         self._workers = most_workers(study)
         if not self.address:  # a cluster may have modules that this machine has not
-            _check_metrics(study)
+            check_metrics(study)
 
     @property
     def begun(self) -> bool:
@@ -355,16 +355,6 @@ class Sweep:
         if always or time.monotonic() - self._sent > SEND_S:
             self.store.send("optuna.db")
             self._sent = time.monotonic()
-
-
-def _check_metrics(study: Study) -> None:
-    """Raise ConfigError where a metric of the user's own cannot be imported, or names no direction."""
-    for name in study.config({}).metrics or ():
-        if ":" in name:
-            try:
-                own_metric(name)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
 
 
 def _end_process(sentence: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,41 +20,19 @@ from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.inference import Inference
 from raysim.pipeline.links import Links
 from raysim.pipeline.mail import Letter, Send, Take, Turns
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import ActionRecord, Evaluated, Fault, StepReport
+from raysim.pipeline.profiled import Profiled
+from raysim.pipeline.reports import Evaluated, Fault, StepReport
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
-from raysim.pipeline.stopwatch import Moment, Stopwatch
+from raysim.pipeline.stopwatch import Stopwatch
+from raysim.pipeline.updates import Updates
 from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
 from raysim.workloads.metrics import count
 from raysim.workloads.splits import Data
-
-
-class _Profiled(NamedTuple):
-    """An action of a profiled step, whose moments are read when the step has ended."""
-
-    action: Action
-    start: Moment
-    decoded: Moment
-    computed: Moment
-    end: Moment
-    cpu_s: float
-    code: Moment
-    coded: Moment
-    wire_bytes: int
-    dense_bytes: int
-    work: str | None
-
-    def record(self, stopwatch: Stopwatch) -> ActionRecord:
-        """Return the record of the action."""
-        moments = (self.start, self.decoded, self.computed, self.end, self.code, self.coded)
-        start, decoded, computed, end, code, coded = map(stopwatch.seconds, moments)
-        times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
-        return ActionRecord(*self.action, *times, self.wire_bytes, self.dense_bytes, self.work)
 
 
 class Worker:
@@ -99,6 +76,7 @@ class Worker:
         }
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
+        self.updates = Updates(plan, self.replica, self.stages, self.averaging)
         self.stopwatch = Stopwatch(self.device)
         self.flight = Flight()
         self._overlaps = self.flight.takes(self.device)  # packets leave the device while it computes
@@ -122,7 +100,7 @@ class Worker:
         self._outgoing: list[tuple[Action, Letter]] = []
         self._unread: dict[Action, Tensor] = {}  # losses that are still on the device
         self._losses: dict[int, float] = {}
-        self._profiled: list[_Profiled] = []
+        self._profiled: list[Profiled] = []
         self.stopwatch.begin()
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
@@ -164,7 +142,7 @@ class Worker:
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
         try:
-            norm = self._step_optimizers(step, norms)
+            norm = self.updates.end_step(step, norms)
             yield from self.averaging.run(step, signals.step_s, after_update=True)
         except (DivergedError, StageError) as error:
             return Fault(None, error)
@@ -179,41 +157,6 @@ class Worker:
         report = StepReport(self.replica, losses, links, groups, actions, norm, self._measured)
         self._begin(step + 1)
         return report
-
-    def _step_optimizers(self, step: int, norms: Sequence[Mapping[int, float]]) -> float | None:
-        """Step the optimisers of all stages; return the norm of the replica's gradients where they are clipped.
-
-        Nothing where stages update after each microbatch. Without a flush, stages know their own norms alone.
-        """
-        if self.plan.weight_policy.updates_each_microbatch:
-            return None
-        norm, mine = None, norms[self.replica]
-        if self.plan.config.optimizer.clip_norm is not None:
-            norm = self._finite_norm(step, [mine[stage] for stage in sorted(mine)])  # whichever workers own them
-        for index, stage in self.stages.items():
-            own = norm if norm is None or self.plan.weight_policy.flush else math.sqrt(mine[index])
-            if self.plan.needs_previous_gradients(step + 1):
-                stage.keep_parameters()
-            stage.place(self.averaging.parameters(index))
-            self._update(step, index, own, self.averaging.with_momentum(index))
-        return norm
-
-    def _update(self, step: int, index: int, norm: float | None, with_momentum: frozenset[str] = frozenset()) -> None:
-        """Step the optimiser of a stage, its gradients clipped by their `norm` where one is given."""
-        config, stage = self.plan.config.optimizer, self.stages[index]
-        scale = 1.0
-        if config.clip_norm is not None and norm is not None:
-            scale = min(1.0, config.clip_norm / (norm + 1e-6))
-        rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
-        rate = self.plan.weight_policy.rate(rate, stage.versions.longest, step)
-        stage.update(rate, scale, with_momentum)
-
-    def _finite_norm(self, step: int, squared: Iterable[float]) -> float:
-        """Return the norm of gradients whose parts' squared norms are given; raises DivergedError."""
-        norm = math.sqrt(sum(squared))
-        if not math.isfinite(norm):
-            raise DivergedError(step, "update", "gradient norm")
-        return norm
 
     # Evaluation, see `Inference`.
 
@@ -284,7 +227,7 @@ class Worker:
             out = self.links.end(action, sender=True) if sent is not None else None
             coded = (*out.last_coded, out.last_wire_bytes, out.last_dense_bytes) if out else (0.0, 0.0, 0, 0)
             work = self._work(action.stage)
-            self._profiled.append(_Profiled(action, start, decoded, computed, end, cpu_s, *coded, work))
+            self._profiled.append(Profiled(action, start, decoded, computed, end, cpu_s, *coded, work))
         if sent is not None:
             target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
             self._outgoing.append((action, Letter(target, tuple(action), sent)))
@@ -346,9 +289,7 @@ class Worker:
         else:
             y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, x)
             if self.plan.weight_policy.updates_each_microbatch:
-                clips = self.plan.config.optimizer.clip_norm is not None
-                norm = self._finite_norm(self.step, [self._squared_norm(action.stage)]) if clips else None
-                self._update(self.step, action.stage, norm)
+                self.updates.end_microbatch(self.step, action.stage)
         return y
 
     def _send(self, action: Action, y: Value | None) -> Message | None:
@@ -397,15 +338,7 @@ class Worker:
 
     def _squared_norms(self) -> dict[int, float]:
         """Return the squared norm of the gradients of each stage's parameters; a tied one counts at its first owner."""
-        return {index: self._squared_norm(index) for index in self.stages}
-
-    def _squared_norm(self, index: int) -> float:
-        elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
-        return sum(
-            float(gradient.double().square().sum())
-            for name, gradient in self.stages[index].gradients().items()
-            if (index, name) not in elsewhere
-        )
+        return {index: self.updates.squared_norm(index) for index in self.stages}
 
     def _check_step(self, step: int) -> None:
         if step != self.step:
