@@ -48,14 +48,21 @@ class Recording:
     """One recorded run: rows and bytes of its priced steps, and samples of the cost of each kind of work.
 
     At most `max_steps` of the profiled steps are read, evenly spread. `clock`: "cpu" samples CPU seconds of compute, "wall"
-    seconds as they passed, "auto" the first on CPUs and the second on GPUs, whose work is waited for. Raises ReplayError
-    where the run cannot be priced.
+    seconds as they passed, "auto" the first on CPUs and the second on GPUs, whose work is waited for. `row`: that of the run's
+    `run.parquet`, where it has been read. Raises ReplayError where the run cannot be priced.
     """
 
-    def __init__(self, run: Run | Place | str, *, clock: str = "auto", max_steps: int = 100) -> None:
+    def __init__(
+        self,
+        run: Run | Place | str,
+        *,
+        clock: str = "auto",
+        max_steps: int = 100,
+        row: Mapping[str, Any] | None = None,
+    ) -> None:
         try:
             check_choice("compute", clock, CLOCKS)
-            self.run = run if isinstance(run, Run) else Run(run)
+            self.run = run if isinstance(run, Run) else Run(run, row)
             self.row = self.run.row
             self.steps, self.links = self.run.steps, self.run.links
             actions, self._transfers = self.run.actions, self.run.collectives

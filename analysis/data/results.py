@@ -56,12 +56,12 @@ def load(*folders: str | Path) -> Results:
         raise AnalysisError(str(error)) from None
     found = find(roots)
     problems: list[str] = []
-    runs, keys = _read_runs(found, problems)
+    runs, rows, keys = _read_runs(found, problems)
     kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
-    return Results(roots, found._replace(runs=kept), runs, keys, problems)
+    return Results(roots, found._replace(runs=kept), runs, keys, problems, rows)
 
 
 class Results:
@@ -80,6 +80,7 @@ class Results:
         runs: pd.DataFrame,
         keys: Sequence[str],
         problems: list[str],
+        rows: Mapping[str, Mapping[str, Any]],
         company: Company | None = None,
     ) -> None:
         self.folders = folders
@@ -88,6 +89,7 @@ class Results:
         """Columns of `runs` that are keys of the configuration."""
         self.problems = problems
         self._found = found
+        self._rows = rows
         self._company = company
 
     def __repr__(self) -> str:
@@ -131,7 +133,9 @@ class Results:
         kept = self.runs[chosen].reset_index(drop=True)
         paths = {name: self._found.runs[name] for name in kept["run"]}
         return Results(
-            self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems, self._in_company()
+            *(self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems),
+            self._rows,
+            self._in_company(),
         )
 
     def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
@@ -147,7 +151,8 @@ class Results:
             from analysis.pricing.company import Company
 
             over = self.runs["run"][self.runs["status"].isin(FINISHED)]
-            self._company = Company({run: self._found.runs[run] for run in over.astype(str)}, self.complain)
+            folders = {run: self._found.runs[run] for run in over.astype(str)}
+            self._company = Company(folders, self._rows, self.complain)
         return self._company
 
     @cached_property
@@ -317,8 +322,8 @@ def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
     return pa.schema([schema.field(column) for column in columns])
 
 
-def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return one row for each run that can be read, and the keys of the configuration among its columns."""
+def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
+    """Return one row for each run that can be read, the rows as written, and the keys of the configuration among the columns."""
     files = [path / "run.parquet" for path in found.runs.values()]
     good = {}
     for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
@@ -344,7 +349,7 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, list[st
         frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
     sent = frame["wire_bytes"].astype("float64")
     frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
-    return frame, keys
+    return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
 
 
 def _trial(run: str) -> int | None:

@@ -43,7 +43,8 @@ def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
 def _read(file: Place) -> pa.Table | str:
     try:
         content = pa.BufferReader(file.read_bytes())
-        return pq.ParquetFile(content).read(use_threads=False).replace_schema_metadata()
+        opened = pq.ParquetFile(content, page_checksum_verification=True)
+        return opened.read(use_threads=False).replace_schema_metadata()
     except (OSError, pa.ArrowException) as error:
         return unreadable(file, error)
 

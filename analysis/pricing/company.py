@@ -83,11 +83,15 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
 class Company:
     """The runs of a folder, each read once, to be priced with the compute of its job.
 
-    `folders`: the folders of runs that are over, by name. `complain` is called with a sentence for each run that cannot be priced.
+    `folders`: the folders of runs that are over, by name; `rows`: their rows of `run.parquet`. `complain` is called with a
+    sentence for each run that cannot be priced.
     """
 
-    def __init__(self, folders: Mapping[str, Place], complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, folders: Mapping[str, Place], rows: Mapping[str, Mapping[str, Any]], complain: Callable[[str], None]
+    ) -> None:
         self._folders = folders
+        self._rows = rows
         self._complain = complain
         self._recordings: dict[str, dict[str, Recording]] = {}
         self._costs: dict[tuple[str, str | None], dict[Job, Costs]] = {}
@@ -113,7 +117,7 @@ class Company:
             self._recordings[compute] = {}
             for name, folder in self._folders.items():
                 try:
-                    self._recordings[compute][name] = Recording(folder, clock=compute)
+                    self._recordings[compute][name] = Recording(folder, clock=compute, row=self._rows[name])
                 except ReplayError as error:
                     self._complain(str(error))
         return self._recordings[compute]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,15 @@ def present_status(folder: Place, written: str) -> str:
 class Run:
     """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
 
+    `row`: that of `run.parquet`, where the run is over and it has been read before.
+
     >>> run = Run("results/none")
     Traceback (most recent call last):
     raysim.records.tables.RecordsError: There is no run in results/none: it has no run.parquet.
     """
 
-    def __init__(self, folder: str | Place) -> None:
+    def __init__(self, folder: str | Place, row: Mapping[str, Any] | None = None) -> None:
+        self._row = row
         try:
             self.folder = open_place(folder)
         except PlaceError as error:
@@ -71,6 +75,8 @@ class Run:
     @property
     def row(self) -> dict[str, Any]:
         """The one row of `run.parquet`: configuration, versions, final metrics, status."""
+        if self._row is not None:
+            return dict(self._row)
         try:
             rows: list[dict[str, Any]] = read_whole(self.folder / "run.parquet").to_pylist()
         except UNREADABLE as error:
