@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.config import ConfigError
 from raysim.engine.cluster import first_reason, lost_nodes, node_address
 from raysim.engine.occupancy import Waiting, room_sentence
-from raysim.engine.ray import free_resources, total_resources
+from raysim.engine.resources import free_resources, total_resources
 from sweeps.allotment import Allotment
 from sweeps.room import Need, Share, choose_engine, fit
 from sweeps.study import Study

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.ray import room_for
+from raysim.engine.resources import room_for
 from raysim.pipeline.plan import prepare
 from sweeps.study import workers
 

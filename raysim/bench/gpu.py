@@ -18,7 +18,8 @@ from raysim.bench.workload import engine_step_s
 from raysim.config import RunConfig, make_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine, equal_share
+from raysim.engine.ray import RayEngine
+from raysim.engine.resources import equal_share
 from raysim.pipeline.plan import Workload, prepare
 
 GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "tied": False}

@@ -21,7 +21,8 @@ from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
 from raysim.engine.cluster import node_address
 from raysim.engine.inline import InlineEngine
-from raysim.engine.ray import RayEngine, assign, equal_share, room_for
+from raysim.engine.ray import RayEngine
+from raysim.engine.resources import assign, equal_share, room_for
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.state import unpack_tensors
@@ -132,10 +133,8 @@ def broken_together(running, places):
     return str(caught.value)
 
 
-SOME = ["identity", *(pytest.param(run, marks=pytest.mark.slow) for run in ("zero-bubble", "custom", "replicas"))]
-
-
-@pytest.mark.parametrize("run", SOME)
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom", "replicas"])
 def test_all_step_or_none_does(engine, small, run):
     """An action that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
     awaits its packet."""
@@ -151,6 +150,7 @@ def test_all_step_or_none_does(engine, small, run):
         running.load(0, before)
 
 
+@pytest.mark.slow
 def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
     """Whichever comes first by the clock: a worker runs as far as its letters come."""
     config = small()
@@ -170,6 +170,7 @@ def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
             each.load(0, before)
 
 
+@pytest.mark.slow
 def test_nodes_that_cannot_reach_one_another_are_named(engine, small, monkeypatch):
     running = engine(small())
     pid = running._fetch([running._actors[1].__ray_call__.remote(lambda _: os.getpid())])[0]
@@ -225,6 +226,7 @@ def test_a_stage_that_is_killed_between_exchanges_resumes_to_the_same_bits(ray, 
     same_records(Run(training.folder), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):
     config = small()
     training = Training(config, out=tmp_path / "run")
@@ -358,6 +360,7 @@ def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
     assert (row["status"], row["restarts"]) == ("failed", 2)
 
 
+@pytest.mark.slow
 def test_stages_without_room_are_refused(ray, small, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(small(cpus_per_stage=5), out=tmp_path / "run")
@@ -379,6 +382,7 @@ def test_a_cluster_that_does_not_answer_is_refused(small, tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch):
     class Unmakeable(StageActor):
         def take(self, *_):
