@@ -75,8 +75,8 @@ def report_runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def large_report(tmp_path_factory, report_runs):
-    """Return the report of a study of 200 runs: its page, that as HTML, and the CPU seconds that both took."""
+def report_of_study(tmp_path_factory, report_runs):
+    """Return a function that reports a study of so many runs: its page, that as HTML, and the CPU seconds that both took."""
     import time
 
     from report_runs import SPITE, copy_run, make_study, slow_but_small
@@ -84,10 +84,13 @@ def large_report(tmp_path_factory, report_runs):
     from analysis.report import compose
     from analysis.report.html import write_html
 
-    study = make_study(report_runs, tmp_path_factory.mktemp("large") / "study", 198)
-    copy_run(report_runs / "dense-s1", study / "trials" / f"999-{SPITE}", forward="RandomK(0.5)")
-    slow_but_small(copy_run(report_runs / "dense-s1", study / "trials" / "998-s1", forward="Nonzero"))
-    start = time.process_time()
-    page = compose(study, ("10kbps", "100mbps", "1gbps", "free"))
-    html = write_html(page)
-    return page, html, time.process_time() - start
+    def report(runs):
+        study = make_study(report_runs, tmp_path_factory.mktemp("reported") / "study", runs - 2)
+        copy_run(report_runs / "dense-s1", study / "trials" / f"999-{SPITE}", forward="RandomK(0.5)")
+        slow_but_small(copy_run(report_runs / "dense-s1", study / "trials" / "998-s1", forward="Nonzero"))
+        start = time.process_time()
+        page = compose(study, ("10kbps", "100mbps", "1gbps", "free"))
+        html = write_html(page)
+        return page, html, time.process_time() - start
+
+    return report

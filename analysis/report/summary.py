@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.comparison.rule import RULE
@@ -138,9 +138,14 @@ def _sure(setting: Setting) -> str:
     if not judged:
         return ""
     return (
-        f" At {judged['confidence']:.0%} confidence, over {plural(setting.seeds, 'seed')}, it is at most "
+        f" At {judged['confidence']:.0%} confidence, over {_seeds_of(judged)}, it is at most "
         f"{judged['within']:g} {judged['unit']} worse than dense."
     )
+
+
+def _seeds_of(judged: Mapping[str, Any]) -> str:
+    """Return the number of seeds that a verdict rests on, and whether they chose nothing."""
+    return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
 
 
 def _faster_than_dense(setting: Setting, network: str) -> str:
@@ -199,8 +204,7 @@ def _row(job: Job, network: str) -> list[Cell]:
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
-        fresh = " fresh" if chosen.judged.get("confirmed_on") else ""
-        evidence = f"{chosen.verdict}: {against_dense(chosen)}, {chosen.judged['seeds']}{fresh} seeds"
+        evidence = f"{chosen.verdict}: {against_dense(chosen)}, {_seeds_of(chosen.judged)}"
     faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
         Cell(network),

@@ -59,6 +59,7 @@ def on(network, text):
     return text.values[network] if isinstance(text, ByNetwork) else text
 
 
+@pytest.mark.slow
 def test_all_eight_places_have_the_same_figure(study, page, capsys):
     trials = pd.read_parquet(study.folder / "trials.parquet")  # trials.parquet, settled at the end
     assert trials["settled"].all()

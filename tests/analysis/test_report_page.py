@@ -12,6 +12,8 @@ from report_runs import SPITE
 
 from analysis.report.figures import Figure
 
+RUNS = 40
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -33,9 +35,9 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory, large_report):
-    """Return a report of 200 runs and the file of its page."""
-    page, html, _ = large_report
+def report(tmp_path_factory, report_of_study):
+    """Return a report of `RUNS` runs and the file of its page."""
+    page, html, _ = report_of_study(RUNS)
     file = tmp_path_factory.mktemp("browser") / "report.html"
     file.write_text(html, encoding="utf-8")
     return page, file
@@ -105,7 +107,7 @@ def test_the_network_control_changes_the_numbers(opened, report):
     page.get_by_label("Times on the network").select_option("100mbps")
     assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
     after = column(page, "job1-runs", 12)
-    assert len(after) == len(steps) == 200
+    assert len(after) == len(steps) == RUNS
     assert after != steps
     listed = next(section for section in report[0].sections if section.key == "runs").blocks[0]
     row = next(row for row in listed.rows if row[0].text == "trials/0-s1")
@@ -158,9 +160,9 @@ def test_the_table_of_runs_is_sorted_and_filtered(opened):
     assert [float(text) for text in column(page, "job1-runs", 8)] == sorted(factors, reverse=True)
     page.locator("#job1-runs-filter").fill("topk(0.05) finished")
     shown = column(page, "job1-runs", 2)
-    assert 0 < len(shown) < 200
+    assert 0 < len(shown) < RUNS
     assert all("TopK(0.05)" in text for text in shown)
-    assert page.locator('[data-count="job1-runs"]').inner_text() == f"{len(shown)} of 200"
+    assert page.locator('[data-count="job1-runs"]').inner_text() == f"{len(shown)} of {RUNS}"
 
 
 @pytest.mark.slow

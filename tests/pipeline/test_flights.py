@@ -47,10 +47,7 @@ def trained(config, steps=2):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("custom", "gpt-interleaved", "tied") else ())
-        for name in LATE
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name != "compressed" else ()) for name in LATE],
 )
 def test_packets_that_land_late_train_to_the_same_bits(small, late, name):
     config = small(**LATE[name], profile_every_steps=2)

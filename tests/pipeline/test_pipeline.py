@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engines import break_at, losses_of, mend, staged_gradients, start
-from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, two_workers
+from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, third, two_workers
 
 from raysim.codecs.message import wire_bytes
 from raysim.config import ConfigError
@@ -85,7 +85,7 @@ def test_microbatches_average_to_the_whole_batch(small):
         assert torch.equal(gradient, parts[name])
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if "weights" not in RUNS[run]])
+@pytest.mark.parametrize("run", third(0, [run for run in RUNS if "weights" not in RUNS[run]]))
 def test_schedules_give_the_same_bits(small, run, tmp_path):
     """Gradients of weights add up by microbatch, links see microbatches in order, and what is summed over stages is summed in
     their order: so the schedule cannot matter, nor who owns which stage. `Epilogue` goes by the cool-down of the schedule:
@@ -118,7 +118,7 @@ def test_the_update_waits_for_every_weights_backward(small, schedule):
     assert updated == [sum(len(row) for row in engine.plan.rows)] * len(engine.workers)
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", third(1))
 def test_resumed_equals_not_interrupted(small, run):
     config = small(**RUNS[run])
     whole, losses = trained(config, steps=5)
@@ -131,7 +131,7 @@ def test_resumed_equals_not_interrupted(small, run):
     assert same(second.state(), whole.state())
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", third(2))
 def test_used_workers_load_as_fresh_ones(small, run):
     """What a step left that broke off, or that the checkpoint knows nothing of, is gone."""
     engine = start(small(**RUNS[run]))
@@ -146,7 +146,7 @@ def test_used_workers_load_as_fresh_ones(small, run):
     assert [losses_of(engine, step) for step in range(3)] == losses
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", third(0))
 def test_evaluation_leaves_no_trace(small, run):
     config = small(**RUNS[run])
     undisturbed, losses = trained(config)
@@ -333,7 +333,7 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
     assert "AQSGD's `capacity`" in str(caught.value)
 
 
-@pytest.mark.parametrize("run", [name for name in RUNS if not name.startswith(("custom", "interleaved"))])
+@pytest.mark.parametrize("run", third(1, [name for name in RUNS if not name.startswith(("custom", "interleaved"))]))
 def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
     """A letter holds a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
     engine = start(small(**RUNS[run]))

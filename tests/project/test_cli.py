@@ -44,13 +44,12 @@ def test_a_gpu_that_is_not_there_is_refused(called, monkeypatch, words, sentence
     assert sentence in " ".join(done.output.split())
 
 
-def test_training_prints_links_and_evaluations(tmp_path):
-    done = raysim(
+def test_training_prints_links_and_evaluations(called, tmp_path):
+    done = called(
         *["train", "digits-cnn", "steps=5", "forward=TopK(0.1)", "backward=Quantize(8)"],
         *["--engine", "inline", "--out", "run"],
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "Sent over 5 steps" in done.stdout
     assert "0 -> 1" in done.stdout
     assert "TopK(0.1)" in done.stdout

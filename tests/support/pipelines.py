@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from raysim.schedules.actions import Action
 from raysim.schedules.csv import rows_to_csv
 
@@ -187,6 +189,18 @@ RUNS = {
     "one-stage": {"num_stages": 1},
     "one-microbatch": {"num_microbatches": 1},
 }
+
+
+def third(part, names=RUNS):
+    """Return the names of runs as parameters, two of three marked slow; `part`, 0 to 2, says which third stays in the fast suite.
+
+    Laws over all runs take different thirds, so that each run is in the fast suite with one law or two.
+    """
+    return [
+        pytest.param(name, marks=() if place % 3 == part else pytest.mark.slow)
+        for place, name in enumerate(RUNS)
+        if name in names
+    ]
 
 
 def two_workers(num_stages, num_microbatches, path):
