@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 from ray.tune.experiment import Trial
 
-from raysim.engine.occupancy import Waiting, room_sentence
+from raysim.engine.occupancy import Waiting, is_starting, room_sentence
 from sweeps.lost import last_reason
 from sweeps.nodes import NodeWatch
 
 if TYPE_CHECKING:
     from sweeps.runner import Sweep
+
+LOOK_S = 1.0  # between two looks whether a trial's process is starting
+START_S = 600.0  # within which, beyond the wait for room, a process must have started
 
 
 class Stop(tune.Stopper):
@@ -47,7 +51,9 @@ class Watch(tune.Callback):
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
         self._limit_s = sweep.wait_s or sweep.study.config({}).timeout_s
-        self._waiting = Waiting()
+        self._waiting = Waiting()  # for room: no trial goes on or starts
+        self._idle = Waiting()  # no trial goes on
+        self._looked = time.monotonic()
         self._nodes = NodeWatch(partial(print, file=sys.stderr, flush=True)) if sweep.address else None
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
@@ -55,12 +61,21 @@ class Watch(tune.Callback):
             self._nodes.tell()
         if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._waiting.restart()
+            self._idle.restart()
             return
+        if time.monotonic() - self._looked >= LOOK_S:
+            self._looked = time.monotonic()
+            if is_starting():
+                self._waiting.restart()
         lacks = f"{self._sweep.entry.trial_words} needs room"
         if self._nodes is not None:  # a Ray of its own has room, and takes a while to start
             self._waiting.tell(partial(room_sentence, lacks))
         if self._waiting.seconds > self._limit_s and self._sweep.reason is None:
             self._sweep.reason = f"No trial has had room for {self._limit_s:g} s: {room_sentence(lacks)}"
+        elif self._idle.seconds > self._limit_s + START_S and self._sweep.reason is None:
+            self._sweep.reason = (
+                f"No trial has started for {self._idle.seconds:.0f} s, although its processes have room"
+            )
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         row = self._sweep.search.row(trial.trial_id)

@@ -62,6 +62,15 @@ def holders() -> list[Holder]:
     return [holder for _, holder in sorted(found)]
 
 
+def is_starting() -> bool:
+    """Return True if Ray is creating an actor of this driver: it has its room, but its process takes a while to start."""
+    import ray
+    from ray._private.state import state
+
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    return any(state.actor_table(None, job, name) for name in ("DEPENDENCIES_UNREADY", "PENDING_CREATION"))
+
+
 def room_sentence(needed: str) -> str:
     """Return the sentence that something needs room: what is free, and who holds the rest."""
     import ray

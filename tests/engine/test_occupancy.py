@@ -3,6 +3,7 @@
 import re
 import socket
 import threading
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from raysim.config import ConfigError
 from raysim.engine import cluster, head, occupancy
 from raysim.engine.cluster import check_address
 from raysim.engine.head import HeadWatch
-from raysim.engine.occupancy import Waiting, holders, room_sentence
+from raysim.engine.occupancy import Waiting, holders, is_starting, room_sentence
 from raysim.engine.ray import RayEngine
 from raysim.engine.slow_start import Reach, slow_start_warning, starts_slowly
 from raysim.engine.speeds import measured_gflops, slow_node_warning
@@ -90,6 +91,25 @@ def test_drivers_are_listed_with_what_they_hold_and_wait_for(ray):
         ray.util.remove_placement_group(held)
         ray.util.remove_placement_group(waiting)
         ray.kill(actor)
+
+
+def test_an_actor_whose_process_starts_is_seen(ray, tmp_path):
+    class Slow:
+        def __init__(self, go):
+            while not go.exists():
+                time.sleep(0.01)
+
+        def nothing(self):
+            pass
+
+    actor = ray.remote(num_cpus=1)(Slow).remote(tmp_path / "go")
+    deadline = time.monotonic() + 60
+    while not is_starting():  # Ray registers it in the background
+        assert time.monotonic() < deadline
+    (tmp_path / "go").touch()
+    ray.get(actor.nothing.remote())
+    assert not is_starting()
+    ray.kill(actor)
 
 
 def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
