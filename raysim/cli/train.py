@@ -56,9 +56,13 @@ def _train(
     config = read_config(recipe, overrides)
     check_start(out, engine, resume=resume)
     from raysim.workloads.data import bind_data
+    from raysim.workloads.depth import check_num_stages, num_layers
 
     try:
         bind_data(config.data.name, config.data.options)
+        layers = num_layers(config.model.name, config.model.options)
+        if layers is not None and config.cuts is None:
+            check_num_stages(config.stages, layers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     listen_on_loopback()

@@ -19,6 +19,7 @@ from raysim.notation import check_integer
 from raysim.values import Boundary
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import LayerCost, Shadow, named_layers
+from raysim.workloads.depth import check_num_stages
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.splits import DataShape
 
@@ -94,8 +95,8 @@ def partition(
         raise ValueError("Exactly one of `num_stages` and `cuts` must be given.")
     modules = named_layers(model)
     names = list(modules)
-    if num_stages is not None and check_integer("num_stages", num_stages, 1) > len(names):
-        raise ValueError(f"`num_stages` must be at most the number of layers ({len(names)}), but got {num_stages}.")
+    if num_stages is not None:
+        check_num_stages(check_integer("num_stages", num_stages, 1), len(names))
     ends = [*_ends(cuts, names), len(names)] if cuts is not None else []
     loss = loss if loss is not None else make_loss(None, {}, shape)
     shadow = Shadow(model, shape, batch, loss)

@@ -149,6 +149,7 @@ COMMANDS = [
     ["train", "digits-cnn", "backward=ErrorFeedback(Quantize(9))"],
     ["train", "digits-cnn", "num_replicas=2", "replica_gradient=GraVAC(3)"],
     ["train", "digits-cnn", "schedule=2F1B"],
+    ["train", "digits-cnn", "num_stages=99"],
     ["train", "digits-cnn", "--engine", "tpu"],
     ["train", "digits-cnn", "--resume", "--out", "nowhere"],
     ["sweep", "quickstarts"],

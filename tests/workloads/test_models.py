@@ -1,5 +1,6 @@
 """Models: what they are made of, that they depend on the seed alone, and what is refused."""
 
+import inspect
 import math
 import shutil
 import sys
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raysim.workloads.data import DataShape, batch_ids, load_data
+from raysim.workloads.depth import DEPTHS, num_layers
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.metrics import Accuracy
 from raysim.workloads.models import MODELS, build_model, gpt, gpt2
@@ -32,6 +34,22 @@ def inputs_of(shape, batch=2):
     if shape.input_dtype == "int64":
         return torch.randint(shape.num_classes, (batch, *shape.input_shape))
     return torch.randn(batch, *shape.input_shape)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 3}, {"num_layers": 5}, {"num_blocks": 2, "subspace": 8}])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_number_of_layers_is_known_without_the_model(name, options):
+    shape = SMALL.get(name, (CIFAR, {}))[0]
+    if name not in DEPTHS:
+        assert name in ("gpt2", "hf")  # whose folders tell
+        assert num_layers(name, options) is None
+        return
+    taken = {key: value for key, value in options.items() if key in inspect.signature(MODELS[name]).parameters}
+    found = num_layers(name, taken)
+    if "subspace" in taken:
+        assert found is None
+    else:
+        assert found == len(build_model(name, {**taken, "width": 8}, shape, seed=0))
 
 
 @pytest.mark.parametrize("name", SMALL)
