@@ -11,7 +11,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 demo: .venv/installed
 	rm -rf results/demo
-	$(BIN)/raysim sweep quickstart --seeds 8 --confirm 24 --out results/demo
+	$(BIN)/raysim sweep quickstart --seeds 4 --confirm 40 --out results/demo
 	$(BIN)/raysim report results/demo --network 100mbps
 
 test: lint types

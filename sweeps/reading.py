@@ -86,7 +86,7 @@ def read_study(
     Raises ConfigError by field and rule.
 
     >>> read_study("quickstart").budget
-    8
+    9
     """
     path = Path(source)
     if str(source) in study_names():

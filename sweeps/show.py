@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -14,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 import analysis
+from analysis.comparison.power import chance_of_safe, paired_spread
 from analysis.comparison.rule import RULE, SKILL
 from analysis.data.settings import COMPRESSION
 from analysis.report.adopt import snippet
-from analysis.report.words import listed
+from analysis.report.words import listed, plural
 from raysim.engine.token import dashboard_sentence
 from raysim.network.memory import format_bytes
 from raysim.quality import measures_of
@@ -173,6 +175,26 @@ def show_result(sweep: Sweep) -> None:
     if best and not sweep.study.confirm:
         said = "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` confirms it on others."
         console.print(said, highlight=False, soft_wrap=True)
+
+
+def show_power(sweep: Sweep, confirmation: Sweep) -> None:
+    """Print the chance that a confirmation calls a setting safe, by the spread over the seeds of the sweep that chose."""
+    chosen = {
+        int(one.name.removeprefix("trial-")) for one in confirmation.study.baselines if one.name.startswith("trial-")
+    }
+    runs = [name for row in sweep.rows if row.trial in chosen for name in row.runs]
+    spread = paired_spread(analysis.load(sweep.store.out), runs)
+    seeds, count = confirmation.study.seeds, len(chosen)
+    said = f"{plural(count, 'setting')} will be judged beside dense on seeds {listed(seeds)}."
+    if not math.isnan(spread.deviation):
+        sound, near = (
+            chance_of_safe(spread, len(seeds), settings=count, harm=share * spread.margin) for share in (0, 0.5)
+        )
+        said += (
+            f" With the spread of the seeds that chose, {spread.deviation:.2f} {spread.unit}, a setting as good as dense is called "
+            f"safe with a chance of {sound:.0%}, and one that is {0.5 * spread.margin:g} worse with {near:.0%}."
+        )
+    Console().print(said, highlight=False, soft_wrap=True)
 
 
 def show_confirmation(sweep: Sweep | None) -> None:

@@ -54,7 +54,7 @@ def sweep(
         listen_on_loopback(address)
         from sweeps.confirm import confirming
         from sweeps.runner import Sweep, SweepError
-        from sweeps.show import show_confirmation, show_result, show_sweep
+        from sweeps.show import show_confirmation, show_power, show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         options = [
@@ -84,6 +84,7 @@ def sweep(
                 second = confirming(one)
                 if second is not None:
                     second.on_head_lost = leave
+                    show_power(one, second)
                     show_sweep(second)
                 show_confirmation(second)
         except KeyboardInterrupt as error:

@@ -1,0 +1,91 @@
+"""The power of a confirmation: it is what the rule does to simulated seeds, and is told from the seeds that chose."""
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_made import write_run
+
+from analysis import load
+from analysis.comparison.power import Spread, chance_of_safe, paired_spread
+from analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
+from sweeps.show import show_power
+
+MARGIN = 0.5
+TRIES = 400
+
+spreads = st.builds(Spread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""))
+
+
+@pytest.mark.parametrize(("harm", "seeds", "count"), [(0.0, 12, 1), (0.1, 30, 3), (0.3, 8, 1)])
+def test_the_chance_is_the_share_of_simulated_confirmations_that_are_safe(harm, seeds, count):
+    spread = Spread(0.6, 0.0, MARGIN, "")
+    rng = np.random.default_rng(seeds)
+    safe = 0
+    for _ in range(TRIES):
+        harmful = [rng.normal(9, 0.6, seeds) for _ in range(count - 1)]  # the others need the mildest level, and fail
+        drawn = [sample(dict(enumerate(one)), plan=range(seeds)) for one in (rng.normal(harm, 0.6, seeds), *harmful)]
+        safe += judge(drawn, [MARGIN] * count)[0].where == "below"
+    expected = chance_of_safe(spread, seeds, settings=count, harm=harm)
+    assert abs(safe / TRIES - expected) < 4 * math.sqrt(expected * (1 - expected) / TRIES)
+
+
+@given(spreads, st.integers(3, 60), st.integers(1, 5))
+@settings(max_examples=50)
+def test_at_the_margin_the_chance_is_the_level_of_the_rule(spread, seeds, count):
+    level = (1 - CONFIDENCE) * PLANNED / count
+    assert chance_of_safe(spread, seeds, settings=count, harm=MARGIN) == pytest.approx(level)
+
+
+@given(spreads, st.integers(3, 60), st.integers(1, 4), st.floats(0, 0.4))
+@settings(max_examples=50)
+def test_more_seeds_help_and_more_settings_or_harm_do_not(spread, seeds, count, harm):
+    chance = chance_of_safe(spread, seeds, settings=count, harm=harm)
+    assert chance_of_safe(spread, seeds + 1, settings=count, harm=harm) >= chance - 1e-4
+    assert chance_of_safe(spread, seeds, settings=count + 1, harm=harm) <= chance + 1e-4
+    assert chance_of_safe(spread, seeds, settings=count, harm=harm + 0.05) <= chance + 1e-4
+
+
+def test_what_needs_no_seeds_and_what_has_too_few():
+    certain = Spread(0.0, 0.0, MARGIN, "")
+    assert (chance_of_safe(certain, 3, settings=1), chance_of_safe(certain, 3, settings=1, harm=1.0)) == (1.0, 0.0)
+    assert chance_of_safe(certain, 2, settings=1) == 0.0
+
+
+def test_the_demo_has_the_seeds_for_a_decision():
+    """With the spread that was recorded over 32 seeds, for a setting a tenth of a point worse than dense beside another one."""
+    (seeds,) = re.findall(r"sweep quickstart .*--confirm (\d+)", (Path(__file__).parents[2] / "Makefile").read_text())
+    assert chance_of_safe(Spread(0.65, 100 / 360, MARGIN, ""), int(seeds), settings=2, harm=0.1) > 0.9
+
+
+def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told(tmp_path, capsys):
+    accuracies = {"Identity": [0.95, 0.97, 0.96], "Quantize(8)": [0.95, 0.96, 0.97], "TopK(0.1)": [0.9, 0.8, 0.7]}
+    for place, (forward, reached) in enumerate(accuracies.items()):
+        for seed, accuracy in enumerate(reached):
+            finals = {"loss_on": 0.1, "accuracy_on": accuracy}
+            write_run(tmp_path / f"{place}-s{seed}", finals=finals, forward=forward, seed=seed, predictions=360)
+    results = load(tmp_path)
+    near = [f"1-s{seed}" for seed in range(3)]
+    deviation = np.std([0, 1, -1], ddof=1)
+    found = paired_spread(results, near)
+    assert found == (pytest.approx(deviation), pytest.approx(100 / 360), MARGIN, "points of accuracy")
+    worse = np.std(100 * (np.array(accuracies["Identity"]) - accuracies["TopK(0.1)"]), ddof=1)
+    pooled = paired_spread(results, [*near, "2-s0"]).deviation
+    assert pooled == pytest.approx(math.sqrt((deviation**2 + worse**2) / 2))
+
+    store = SimpleNamespace(out=str(tmp_path))
+    sweep = SimpleNamespace(
+        store=store, rows=[SimpleNamespace(trial=1, runs=near), SimpleNamespace(trial=0, runs=["0-s0"])]
+    )
+    study = SimpleNamespace(seeds=range(3, 43), baselines=[SimpleNamespace(name=name) for name in ("dense", "trial-1")])
+    show_power(sweep, SimpleNamespace(study=study))
+    sound, half = (chance_of_safe(found, 40, settings=1, harm=harm) for harm in (0, 0.25))
+    assert capsys.readouterr().out == (
+        "1 setting will be judged beside dense on seeds 3 to 42. With the spread of the seeds that chose, 1.00 points of accuracy, a "
+        f"setting as good as dense is called safe with a chance of {sound:.0%}, and one that is 0.25 worse with {half:.0%}.\n"
+    )
