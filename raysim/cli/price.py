@@ -280,6 +280,8 @@ def validate(
     For example: raysim validate --rate 20mbps --rate 50mbps --codec 'TopK(0.1)' --hosts 3
     """
     with on_made_hosts():
+        given = {"rate": rate, "schedule": schedule, "replicas": replicas > 1, "recipe": recipe}
+        _check_alone(count, trips, given, {"hosts": hosts, "codec": codec})
         if trips:
             _measure_trips(out, rounds)
         elif count:
@@ -287,6 +289,16 @@ def validate(
         else:
             own = bool(rate or codec or schedule or hosts or replicas > 1 or recipe)
             _measure_cases(out, rounds, (hosts, replicas, codec, schedule, rate, recipe) if own else None)
+
+
+def _check_alone(count: bool, trips: bool, of_cases: Mapping[str, object], of_count: Mapping[str, object]) -> None:
+    """End with one sentence where an option that only cases have, or only cases and `--count`, is given beside another."""
+    if count and trips:
+        fail("`--count` and `--trips` are measurements of their own: give one of them.", 2)
+    chosen = "--count" if count else "--trips"
+    for option, value in {**of_cases, **({} if count else of_count)}.items():
+        if (count or trips) and value:
+            fail(f"`--{option}` is for cases, not for `{chosen}`.", 2)
 
 
 def _measure_cases(out: Path, rounds: int, own: tuple[Any, ...] | None) -> None:

@@ -27,6 +27,7 @@ from raysim.pipeline.worker import Worker
 
 MAIL = "mail"
 STORED_BYTES = 100 * 1024  # from which on Ray stores an argument (`max_direct_call_object_size`)
+GREET_AGAIN_S = 0.5  # after a call that found no way to a peer
 REACH_TRIES = 5  # calls to a peer, of which the quickest counts
 LIFE: dict[str, Any] = {
     "max_concurrency": 1,  # beside the mail: calls run one after another
@@ -61,11 +62,15 @@ class StageActor:
         import ray
 
         probe = np.zeros(STORED_BYTES + 1, np.uint8)
-        calls = {
-            peer.hello.options(concurrency_group=MAIL).remote(probe): worker for worker, peer in self._peers.items()
-        }
-        reached, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
-        return sorted(worker for call, worker in calls.items() if call not in reached)
+        deadline = time.monotonic() + timeout_s
+        missing = set(self._peers)
+        while missing and (left_s := deadline - time.monotonic()) > 0:
+            calls = {self._peers[peer].hello.options(concurrency_group=MAIL).remote(probe): peer for peer in missing}
+            ended, _ = ray.wait(list(calls), num_returns=len(calls), timeout=left_s)
+            missing -= {calls[call] for call in ended if _answered(call)}
+            if missing:
+                time.sleep(GREET_AGAIN_S)
+        return sorted(missing)
 
     def hello(self, probe: np.ndarray | None = None) -> None:
         """Take in a letter of `greet`, or a call of `reach`."""
@@ -151,6 +156,18 @@ class StageActor:
                 self._mailbox.put(self._session, turn, index, key, (message, *send.everyone))
             else:
                 self._deliver[target].remote((self._session, turn, index, key, message), *everyone)
+
+
+def _answered(call: Any) -> bool:
+    """Return whether a call that has ended reached its actor: one that finds no way there ends at once, by an error."""
+    import ray
+    from ray.exceptions import ActorUnavailableError
+
+    try:
+        ray.get(call)
+    except ActorUnavailableError:
+        return False
+    return True
 
 
 def bound_memory() -> None:

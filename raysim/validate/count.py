@@ -8,6 +8,7 @@ comes back); the constant is their other traffic in a step, such as heartbeats.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from raysim.bench.workload import WARMUP_STEPS
+from raysim.config import make_config
 from raysim.records import Run
 from raysim.validate.cases import Pipeline
 from raysim.validate.hosts import Hosts
@@ -59,8 +61,10 @@ class CableBytes(NamedTuple):
 def count_bytes(out: Path, hosts: Sequence[int], codecs: Sequence[str], steps: int) -> Iterator[CableBytes]:
     """Yield the bytes on every cable for each number of hosts and each codec, from `steps` steps each; `out` holds the runs.
 
-    Raises ConfigError where this machine cannot make hosts, FailedError where a run breaks off.
+    Raises ConfigError where this machine cannot make hosts or a codec cannot be, FailedError where a run breaks off.
     """
+    for count, codec in product(hosts, codecs):  # before any host is made
+        make_config(Pipeline(count, 1, codec, "1F1B", ()).config(1))
     for count in hosts:
         with Hosts.made(count) as made, driving(made) as driver:
             for codec in codecs:

@@ -25,12 +25,12 @@ from raysim.network.transport import RAY
 from raysim.records import SCHEMAS, Run
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.validate import hosts as making
-from raysim.validate.cases import campaign, links_by_step, pipelines
+from raysim.validate.cases import Pipeline, campaign, links_by_step, pipelines
 from raysim.validate.count import cables_of, count_bytes
 from raysim.validate.hosts import Hosts, burst_bytes
 from raysim.validate.measure import Case, validate
 from raysim.validate.predict import Prediction, typical
-from raysim.validate.runs import link
+from raysim.validate.runs import FailedError, driving, link
 from raysim.validate.table import summaries, write
 from raysim.validate.trips import PATH, trips_of
 
@@ -339,6 +339,10 @@ def test_hosts_that_cannot_be_made_are_refused(monkeypatch, tmp_path):
         (["--recipe", "digits-cnn", "--hosts", "8"], "num_stages"),
         (["--rate", "fast"], "A link must be a rate"),
         (["--rate", "20mbps/half"], "A link must be a rate"),
+        (["--count", "--trips"], "`--count` and `--trips` are measurements of their own"),
+        (["--count", "--rate", "20mbps"], "`--rate` is for cases, not for `--count`"),
+        (["--trips", "--hosts", "3"], "`--hosts` is for cases, not for `--trips`"),
+        (["--count", "--codec", "TopK(2)"], "TopK"),
     ],
 )
 def test_cases_that_cannot_be_are_refused(words, sentence, tmp_path):
@@ -381,6 +385,23 @@ def test_packets_take_the_cable_between_their_workers_and_no_other(two_hosts, tm
 
 @needs_root
 @pytest.mark.slow
+def test_nodes_that_cannot_reach_one_another_are_named(two_hosts, tmp_path):
+    """The cable between hosts 1 and 2, which both reach the head, is cut off before a run of a stage on each host."""
+    two_hosts.close()
+    config = Pipeline(3, 1, "Identity", "1F1B", ()).config(1)
+    with Hosts.made(3) as hosts, driving(hosts) as driver:
+        said(*hosts.inside(1, "ip", "link", "set", hosts.port(1, 2), "down"))
+        with pytest.raises(FailedError) as caught:
+            driver.train(config, tmp_path / "run", {1: None})
+    sentence = (
+        f"Node {hosts.address(2)} must take calls of node {hosts.address(1)}, but worker 2 there did not answer worker 1 "
+        "within 30 s. Open Ray's ports between all nodes."
+    )
+    assert str(caught.value) == f"The run in {tmp_path / 'run'} broke off: ConfigError: {sentence}"
+
+
+@needs_root
+@pytest.mark.slow
 def test_cases_are_measured_and_predicted(two_hosts, tmp_path):
     """Real Ray nodes over links that change from step to step; how near the prediction is, on a machine that is busy with
     tests, is not asserted: `raysim validate` says it. Neither is a step made again where its run is there."""
@@ -415,7 +436,8 @@ def test_the_bench_over_links_has_every_side(two_hosts, tmp_path, monkeypatch):
         "raysim.bench.links.SIDES", (BASE, Side("torch", "100mbps"), Side("raysim", "100mbps", "Quantize(4)"))
     )
     file = tmp_path / "links.json"
-    done = CliRunner().invoke(app, ["bench", "links", "--turns", "1", "--steps", "1", "--json", str(file)])
+    words = ["bench", "links", "--hosts", "3", "--turns", "1", "--steps", "1", "--json", str(file)]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     base, of_torch, compressed = json.loads(file.read_text())["sides"]
     assert (base["ratio"], base["ratio_of_torch"]) == (1.0, None)
