@@ -12,28 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+from raysim.bench.processes import Spent, by_kind, cpu_seconds, per
 from raysim.engine.loopback import listen_on_loopback
 from sweeps.rows import Rows
 
 STAGES = 4
 CPUS = 20  # of all nodes together: five trials at once
 LOOK_S = 1.0  # between two readings of the processes' CPU seconds
-PROGRAMS = {"gcs_server": "head", "raylet": "raylets"}
-TITLES = {
-    "ray::ResourceTrainable": "trials",  # as Tune wraps them
-    "ray::StageActor": "stages",
-    "Agent": "agents",
-    "ray::": "idle workers",
-    "default_worker.py": "idle workers",
-    "agent": "agents",
-}
-"""Kinds of Python processes, by the first of these texts that a command line holds."""
-DRIVER, OTHER = "driver", "other"
 
 
 def bench_nodes(counts: list[int], *, trials: int = 64, steps: int = 10) -> list[dict[str, Any]]:
@@ -87,43 +76,21 @@ def _sweep(folder: Path, address: str, trials: int, steps: int) -> dict[str, Any
     before = time.perf_counter()
     with (folder / "log").open("w") as log:
         driver = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)
-        spent: dict[tuple[int, float], tuple[str, float]] = {}
-        start = _cpu_s(driver.pid)
+        spent: Spent = {}
+        start = cpu_seconds(driver.pid)
         while driver.poll() is None:
-            spent |= _cpu_s(driver.pid)
+            spent |= cpu_seconds(driver.pid)
             time.sleep(LOOK_S)
     if driver.returncode:
         raise RuntimeError(f"the sweep failed: {(folder / 'log').read_text().strip()}")
-    by_kind: dict[str, float] = {}
-    for process, (kind, seconds) in spent.items():
-        by_kind[kind] = by_kind.get(kind, 0.0) + seconds - start.get(process, ("", 0.0))[1]
     rows = Rows(folder / "sweep", "bench")
     rows.read()
     started = sorted(row.started_at.timestamp() for row in rows if row.started_at is not None)
     return {
         "seconds": time.perf_counter() - before,
         "seconds_between_trials": (started[-1] - started[0]) / (len(started) - 1),
-        "cpu_s_of_a_trial": {kind: seconds / trials for kind, seconds in sorted(by_kind.items())},
+        "cpu_s_of_a_trial": per(by_kind(start, spent), trials),
     }
-
-
-def _cpu_s(driver: int) -> dict[tuple[int, float], tuple[str, float]]:
-    """Return the kind and the CPU seconds of every process that this one has started."""
-    found = {}
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        try:
-            words, times = process.cmdline(), process.cpu_times()
-            key = (process.pid, process.create_time())
-        except psutil.Error:
-            continue
-        found[key] = (DRIVER if process.pid == driver else kind_of(words), times.user + times.system)
-    return found
-
-
-def kind_of(words: list[str]) -> str:
-    """Return the kind of a process of Ray's, by its command line."""
-    program, line = Path(words[0]).name if words else "", " ".join(words)
-    return PROGRAMS.get(program) or next((kind for text, kind in TITLES.items() if text in line), OTHER)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.bench.intervals import median_interval
-from raysim.bench.workload import engine_step_s
+from raysim.bench.workload import time_engine
 from raysim.config import RunConfig, make_config
 from raysim.engine.base import Engine
 from raysim.engine.inline import InlineEngine
@@ -58,7 +58,7 @@ def bench_gpu(
     sides: list[tuple[str, type[Engine], Workload]] = [("one", InlineEngine, whole), ("stages", RayEngine, parted)]
     runs = [
         {
-            name: engine_step_s(engine(workload), steps)
+            name: time_engine(engine(workload), steps).seconds
             for name, engine, workload in (sides if pair % 2 else sides[::-1])
         }
         for pair in range(pairs)

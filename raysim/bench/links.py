@@ -1,6 +1,6 @@
 """The bench GPT over slow links: torch uncompressed, and raysim compressed, beside raysim uncompressed on loopback.
 
-Two hosts on this machine have shaped links (see `raysim.validate.hosts`) and a stage each; on loopback both stages are on one
+Hosts on this machine have shaped links (see `raysim.validate.hosts`) and a stage each; on loopback all stages are on one
 host. All sides are measured one after another in every turn; figures are ratios within a turn, and medians over turns.
 """
 
@@ -10,6 +10,8 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.bench.intervals import MedianInterval, median_interval
-from raysim.bench.workload import WARMUP_STEPS, bench_config, engine_step_s
+from raysim.bench.workload import WARMUP_STEPS, bench_config, time_engine
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import prepare
 from raysim.show.terminal import console
@@ -57,7 +59,7 @@ SIDES = (
 )
 
 
-def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
+def bench_links(*, num_hosts: int = 2, turns: int = 3, steps: int = 10) -> dict[str, Any]:
     """Measure and print; return the figures, seconds a step of every turn among them.
 
     Raises ConfigError where the machine cannot make hosts (it needs Linux and root), FailedError where a side breaks off.
@@ -65,21 +67,22 @@ def bench_links(*, turns: int = 3, steps: int = 10) -> dict[str, Any]:
     check_machine()
     seconds: dict[Side, list[float]] = {side: [] for side in SIDES}
     on_cluster = [side for side in SIDES if side.trainer == "raysim" and side.links != LOOPBACK]
-    with Hosts.made(2) as hosts, TemporaryDirectory() as folder:
+    with Hosts.made(num_hosts) as hosts, TemporaryDirectory() as folder:
         for turn in range(turns):
             with driving(hosts) as driver:
                 for place, side in enumerate(on_cluster if turn % 2 == 0 else on_cluster[::-1]):
-                    seconds[side].append(_raysim_step_s(driver, side, Path(folder) / f"{turn}-{place}", steps))
+                    found = _raysim_step_s(driver, num_hosts, side, Path(folder) / f"{turn}-{place}", steps)
+                    seconds[side].append(found)
             for side in SIDES:  # the cluster is down while others run
                 if side == BASE:
-                    seconds[side].append(engine_step_s(RayEngine(prepare(bench_config(2))), steps))
+                    seconds[side].append(time_engine(RayEngine(prepare(bench_config(num_hosts))), steps).seconds)
                 elif side.trainer == "torch":
                     seconds[side].append(_torch_step_s(hosts, side.links, steps))
             said = ", ".join(f"{values[-1]:.3f}" for values in seconds.values())
             Console(stderr=True).print(f"turn {turn + 1}: seconds a step {said}", highlight=False)
     results = [_result(side, seconds) for side in SIDES]
-    console().print(_table(results, f"Two stages on two hosts, medians of {turns} turns of {steps} steps"))
-    return {"bench": "links", "turns": turns, "steps": steps, "sides": results}
+    console().print(_table(results, f"A stage on each of {num_hosts} hosts, medians of {turns} turns of {steps} steps"))
+    return {"bench": "links", "hosts": num_hosts, "turns": turns, "steps": steps, "sides": results}
 
 
 def _result(side: Side, seconds: dict[Side, list[float]]) -> dict[str, Any]:
@@ -113,31 +116,49 @@ def _table(results: list[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def _raysim_step_s(driver: Driver, side: Side, folder: Path, steps: int) -> float:
+def _raysim_step_s(driver: Driver, num_hosts: int, side: Side, folder: Path, steps: int) -> float:
     changes = {"forward": side.codec, "backward": side.codec, "schedule": side.schedule}
     rates = {WARMUP_STEPS + step: None if side.links == FREE else side.links for step in range(steps)}
-    run = driver.train(bench_config(2).model_dump(mode="json") | changes, folder, rates)
+    run = driver.train(bench_config(num_hosts).model_dump(mode="json") | changes, folder, rates)
     return float(run.steps[run.steps["step"] >= WARMUP_STEPS]["seconds"].mean())
 
 
 def _torch_step_s(hosts: Hosts, rate: str, steps: int) -> float:
     hosts.shape(*link(rate))
+    with _without_loopback(hosts):
+        return _torch_on(hosts, steps)
+
+
+def _torch_on(hosts: Hosts, steps: int) -> float:
     words = [sys.executable, "-m", "raysim.bench.torch_pipeline"]
     ranks = [
         subprocess.Popen(
-            hosts.inside(rank, *words, str(rank), "2", hosts.address(0), str(PORT), str(steps), f"to{1 - rank}"),
+            hosts.inside(rank, *words, str(rank), str(hosts.count), hosts.address(0), str(PORT), str(steps), "lo"),
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # addresses without names are no warning here
         )
-        for rank in range(2)
+        for rank in range(hosts.count)
     ]
     try:
         said = ranks[0].communicate(timeout=TIMEOUT_S)[0]
-        if ranks[0].returncode or ranks[1].wait(timeout=60):
+        if any(rank.wait(timeout=60) for rank in ranks):
             raise FailedError("A rank of torch died.")
         return float(said)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+@contextmanager
+def _without_loopback(hosts: Hosts) -> Iterator[None]:
+    """Leave each host its own address alone: gloo takes the first of a device, which a host has on its loopback device."""
+    loopback = ("127.0.0.1/8", "dev", "lo")
+    for host in range(hosts.count):
+        subprocess.run(hosts.inside(host, "ip", "address", "delete", *loopback), check=True)
+    try:
+        yield
+    finally:
+        for host in range(hosts.count):
+            subprocess.run(hosts.inside(host, "ip", "address", "add", *loopback), check=True)

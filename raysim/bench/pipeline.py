@@ -1,7 +1,8 @@
 """The cost of Ray: one GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, timed in turn.
 
 Both run 1F1B on the same stages, batches and optimiser, one process and one thread a stage, on loopback; Ray is down
-while torch runs. The figure is the ratio of their step times, pair by pair, with the interval of its median.
+while torch runs. The figure is the ratio of their step times, pair by pair, with the interval of its median. Beside it stand the
+CPU seconds of both: of torch's ranks, and of the stages, the driver and Ray's own processes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.table import Table
 
 from raysim.bench.intervals import MedianInterval, median_interval
 from raysim.bench.torch_pipeline import run_rank
-from raysim.bench.workload import bench_config, engine_step_s
+from raysim.bench.workload import Timing, bench_config, time_engine
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.plan import Workload, prepare
 
@@ -34,19 +35,21 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         workload = prepare(bench_config(stages))
         runs = []
         for pair in range(pairs):
-            sides = [("torch", _torch_step_s), ("ray", _ray_step_s)]
+            sides = [("torch", _time_torch), ("ray", _time_ray)]
             timed = {name: measure(workload, steps) for name, measure in (sides if pair % 2 == 0 else sides[::-1])}
             runs.append(timed)
-            Console(stderr=True).print(
-                f"{stages} stages, pair {pair + 1}: torch {timed['torch']:.4f} s, Ray {timed['ray']:.4f} s a step"
+            said = "; ".join(
+                f"{name} {one.seconds:.4f} s a step, {_cpu(one)} CPU seconds" for name, one in timed.items()
             )
-        ratios = sorted(run["ray"] / run["torch"] for run in runs)
+            Console(stderr=True).print(f"{stages} stages, pair {pair + 1}: {said}", highlight=False)
+        ratios = sorted(run["ray"].seconds / run["torch"].seconds for run in runs)
         interval = median_interval(ratios)
         results.append(
             {
                 "num_stages": stages,
                 "steps": steps,
-                "runs": runs,
+                "runs": [{name: one.seconds for name, one in run.items()} for run in runs],
+                "cpu_s": {name: _median_cpu_s([run[name] for run in runs]) for name in ("torch", "ray")},
                 "ratio": statistics.median(ratios),
                 "ratio_low": interval.low,
                 "ratio_high": interval.high,
@@ -61,14 +64,37 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         spread = str(MedianInterval(*(result[f"ratio_{name}"] for name in ("low", "high", "coverage"))))
         table.add_row(str(result["num_stages"]), f"{torch_s:.4f}", f"{ray_s:.4f}", f"{result['ratio']:.3f}", spread)
     Console().print(table)
+    Console().print(_cpu_table(results))
     return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
 
 
-def _ray_step_s(workload: Workload, steps: int) -> float:
-    return engine_step_s(RayEngine(workload), steps)
+def _cpu(timing: Timing) -> str:
+    return f"{sum(timing.cpu_s.values()):.3f}"
 
 
-def _torch_step_s(workload: Workload, steps: int) -> float:
+def _median_cpu_s(timings: list[Timing]) -> dict[str, float]:
+    """Return the median CPU seconds of each kind of process."""
+    kinds = sorted({kind for timing in timings for kind in timing.cpu_s})
+    return {kind: statistics.median(timing.cpu_s.get(kind, 0.0) for timing in timings) for kind in kinds}
+
+
+def _cpu_table(results: list[dict[str, Any]]) -> Table:
+    kinds = sorted({kind for result in results for kind in result["cpu_s"]["ray"]})
+    table = Table("stages", title="CPU seconds a step, by kind of process")
+    for name in ("torch's ranks", *(f"raysim: {kind}" for kind in kinds)):
+        table.add_column(name, justify="right")
+    for result in results:
+        ours = result["cpu_s"]["ray"]
+        cells = [result["cpu_s"]["torch"]["ranks"], *(ours.get(kind, 0.0) for kind in kinds)]
+        table.add_row(str(result["num_stages"]), *(f"{seconds:.3f}" for seconds in cells))
+    return table
+
+
+def _time_ray(workload: Workload, steps: int) -> Timing:
+    return time_engine(RayEngine(workload), steps)
+
+
+def _time_torch(workload: Workload, steps: int) -> Timing:
     context = mp.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -80,17 +106,18 @@ def _torch_step_s(workload: Workload, steps: int) -> float:
         ranks[-1].start()
     try:
         deadline = time.monotonic() + TIMEOUT_S
-        while not receiver.poll(1):
-            if time.monotonic() > deadline or any(process.exitcode for process in ranks):
+        answers: list[tuple[float, float]] = []
+        while len(answers) < len(ranks):
+            if receiver.poll(1):
+                answers.append(receiver.recv())
+            elif time.monotonic() > deadline or any(process.exitcode for process in ranks):
                 raise RuntimeError("torch's ranks died, or gave no answer in time.")
-        return float(receiver.recv())
+        return Timing(max(seconds for seconds, _ in answers), {"ranks": sum(cpu_s for _, cpu_s in answers)})
     finally:
         for process in ranks:
             process.join(timeout=30)
             process.kill()
 
 
-def _torch_rank(rank: int, port: int, workload: Workload, steps: int, answer: Connection) -> None:
-    seconds = run_rank(rank, workload, steps, address="127.0.0.1", port=port, interface="lo")
-    if rank == 0:
-        answer.send(seconds)
+def _torch_rank(rank: int, port: int, workload: Workload, steps: int, answers: Connection) -> None:
+    answers.send(run_rank(rank, workload, steps, address="127.0.0.1", port=port, interface="lo"))

@@ -19,8 +19,10 @@ from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.plan import Workload, prepare
 
 
-def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: int, interface: str) -> float:
-    """Train one stage, with the others at `address`; return the seconds of a step, from a barrier to a barrier."""
+def run_rank(
+    rank: int, workload: Workload, steps: int, *, address: str, port: int, interface: str
+) -> tuple[float, float]:
+    """Train one stage, with the others at `address`; return seconds and CPU seconds of a step, from a barrier to a barrier."""
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
     plan, config = workload.plan, workload.plan.config
@@ -31,11 +33,11 @@ def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: i
     schedule = Schedule1F1B(stage, config.num_microbatches, loss_fn=plan.task.loss)
     optimizer = make_optimizer(config.optimizer, module.named_parameters())
     assert optimizer is not None
-    start = 0.0
+    start = cpu_start = 0.0
     for step in range(WARMUP_STEPS + steps):
         if step == WARMUP_STEPS:
             dist.barrier()
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
         ids = [plan.microbatch(step, m)[1] for m in range(config.num_microbatches)]
         if rank == 0:
             schedule.step(torch.cat([workload.data.train.inputs(part, 0, config.seed, True) for part in ids]))
@@ -47,14 +49,14 @@ def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: i
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     dist.barrier()
-    seconds = (time.perf_counter() - start) / steps
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
     dist.destroy_process_group()
-    return seconds
+    return seconds / steps, cpu_s / steps
 
 
 if __name__ == "__main__":
     _rank, _ranks, _port, _steps = (int(sys.argv[place]) for place in (1, 2, 4, 5))
-    _seconds = run_rank(
+    _seconds, _ = run_rank(
         _rank, prepare(bench_config(_ranks)), _steps, address=sys.argv[3], port=_port, interface=sys.argv[6]
     )
     if _rank == 0:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from typing import NamedTuple
 
+from raysim.bench.processes import by_kind, cpu_seconds, per
 from raysim.config import RunConfig, make_config
 from raysim.engine.base import Engine
 
@@ -26,15 +29,23 @@ def bench_config(num_stages: int) -> RunConfig:
     )
 
 
-def engine_step_s(engine: Engine, steps: int) -> float:
-    """Return the mean seconds of a step of an engine, which is started, warmed up and closed."""
+class Timing(NamedTuple):
+    """The mean of some steps: seconds, and the CPU seconds of all processes by their kinds."""
+
+    seconds: float
+    cpu_s: dict[str, float]
+
+
+def time_engine(engine: Engine, steps: int) -> Timing:
+    """Return the timing of an engine, which is started, warmed up and closed."""
     try:
         engine.start()
         for step in range(WARMUP_STEPS):
             engine.step(step)
-        start = time.perf_counter()
+        before, start = cpu_seconds(os.getpid()), time.perf_counter()
         for step in range(WARMUP_STEPS, WARMUP_STEPS + steps):
             engine.step(step)
-        return (time.perf_counter() - start) / steps
+        seconds = time.perf_counter() - start
+        return Timing(seconds / steps, per(by_kind(before, cpu_seconds(os.getpid())), steps))
     finally:
         engine.close()

@@ -78,16 +78,17 @@ def bench_hops(
 
 
 def bench_links(
+    hosts: Annotated[int, typer.Option(min=2, max=8, help="Hosts, a stage on each.")] = 2,
     turns: Annotated[int, typer.Option(min=1, help="Runs of every side, in turn.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run.")] = 10,
     json_file: JsonFile = None,
 ) -> None:
-    """The same GPT over slow links between two hosts made on this machine (Linux, root): torch, and raysim compressed."""
+    """The same GPT over slow links between hosts made on this machine (Linux, root): torch, and raysim compressed."""
     check_writable("--json", json_file)
     with on_made_hosts():
         from raysim.bench.links import bench_links as measure
 
-        result = measure(turns=turns, steps=steps)
+        result = measure(num_hosts=hosts, turns=turns, steps=steps)
     if json_file is not None:
         write_json(result, json_file)
 

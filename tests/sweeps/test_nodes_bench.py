@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sweeps.bench_nodes import kind_of
+from raysim.bench.processes import kind_of
 
 
 @pytest.mark.parametrize(
