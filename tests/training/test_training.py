@@ -1,16 +1,19 @@
 """A run from end to end: its records, its resumption after any death, and the effect of every setting."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import killed
 import numpy as np
 import pytest
 import torch
 from config_fields import FIELD_CHANGES
-from pipelines import RUNS
+from configurations import SMALL
+from pipelines import REPLICAS, RUNS
 from runs import same_records
 
 from raysim import Run, load_weights, train
@@ -237,6 +240,48 @@ def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
     assert resumed.returncode == 0, resumed.stderr
     whole = train(*settings, engine="inline", out=tmp_path / "whole")
     same_records(Run(folder), whole)
+
+
+# Every memory and method that came later, by the names of `RUNS`, and one that has none there.
+KILLED = {
+    **{
+        name: RUNS[name]
+        for name in (
+            "replicas-local",  # DiLoCo, DeMo, SparseLoCo
+            "replicas-apart",  # StreamingDiLoCo, SPARTA
+            "look-ahead",
+            "stashed",
+            "double-buffered",
+            "pipemare",
+            "predicted",
+            "replicas-differ",
+            "subspace",
+            "replicas-subspace",
+            "replicas-projected",
+        )
+    },
+    "muloco": {**REPLICAS, "optimizer": {"name": "muon"}, "replica_gradient": "MuLoCo(2, codec=EF21(TopK(0.1)))"},
+}
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory):
+    """Return the folder of runs of `KILLED`, each killed in its fourth step, after a checkpoint of two."""
+    folder = tmp_path_factory.mktemp("killed")
+    values = {name: SMALL | changes for name, changes in KILLED.items()}
+    command = [sys.executable, killed.__file__, str(folder)]
+    subprocess.run(command, input=json.dumps(values), text=True, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name):
+    config = small(**KILLED[name])
+    assert Run(killed_runs / name).status == "killed"
+    assert max(each.step for each in checkpoints(killed_runs / name / "checkpoints")) == 2
+    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
+    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
 
 
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
