@@ -110,6 +110,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md"])
+def test_a_page_of_the_site_that_is_a_file_of_the_checkout_is_a_link_to_it(name):
+    """An editor that writes a file in place of the link would leave two versions."""
+    assert (ROOT / "docs" / name.lower()).resolve() == (ROOT / name).resolve()
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents]
