@@ -122,7 +122,8 @@ class Arguments:
     """The arguments of each block besides the hidden state, as the model's own forward computes them.
 
     They depend on the shape of the hidden state and on the mask, so they are computed once for each shape or mask, by a copy
-    of the model that has no parameters. This is not a module: all blocks of a stage share it.
+    of the model that has no parameters. Blocks may be given different shapes, as in a ResNet. This is not a module: all blocks
+    of a stage share it.
     """
 
     def __init__(self, base: Any, layout: Layout) -> None:
@@ -130,16 +131,17 @@ class Arguments:
         self._model = _trimmed(base, [*layout.before, *blocks, *layout.after]).eval()
         self._holes = holes(self._model)
         self._blocks = [self._model.get_submodule(name) for name in blocks]
-        self._key: Any = None  # of the arguments at hand
-        self._mask: Tensor | None = None
-        self._kept: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._mask: Tensor | None = None  # of the arguments at hand
+        self._kept: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}  # by shape, for all blocks
 
     def of(self, index: int, x: Tensor, mask: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the named arguments of a block for a hidden state like `x`."""
         key = (tuple(x.shape), x.dtype, x.device)
-        if key != self._key or mask is not self._mask:
-            self._key, self._mask, self._kept = key, mask, self._compute(x, mask)
-        return self._kept[index]
+        if mask is not self._mask or len(self._kept) > len(self._blocks):  # of batches of another size, too
+            self._mask, self._kept = mask, {}
+        if key not in self._kept:
+            self._kept[key] = self._compute(x, mask)
+        return self._kept[key][index]
 
     def _compute(self, x: Tensor, mask: Tensor | None) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with unset_fake_temporarily(), torch.no_grad():  # masks have values, also where costs are counted
@@ -153,7 +155,7 @@ class Arguments:
                 return [block.arguments for block in self._blocks]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_key": None, "_mask": None, "_kept": []}
+        return {**self.__dict__, "_mask": None, "_kept": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arguments:
         found = memo[id(self)] = Arguments.__new__(Arguments)
