@@ -26,7 +26,7 @@ import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import HeadWatch
-from raysim.engine.init import init_ray
+from raysim.engine.init import end_ray, init_ray
 from raysim.engine.ray import UNWATCHED
 from raysim.records import RecordsError, Run
 from sweeps.callbacks import Stop, Watch
@@ -313,7 +313,7 @@ class Sweep:
         finally:
             if self._head is not None:
                 self._head.end()
-            ray.shutdown()
+            end_ray()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

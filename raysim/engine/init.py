@@ -1,4 +1,4 @@
-"""The start of Ray in a driver, with raysim's own handlers of signals, a closed token, and no second word on losses."""
+"""The start and end of Ray in a driver, with raysim's handlers of signals, a closed token, and no second word on losses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def init_ray(**options: Any) -> Any:
         worker: Any = ray._private.worker.global_worker
         worker.gcs_error_subscriber = WithoutLosses(worker.gcs_error_subscriber)  # read by the thread that prints them
     return context
+
+
+def end_ray() -> None:
+    """Call `ray.shutdown`, and keep the handlers of signals: Ray's core takes them away at its end, and SIGTERM would kill."""
+    import ray
+
+    with signals_after():
+        ray.shutdown()
 
 
 class WithoutLosses:

@@ -18,7 +18,7 @@ from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.cluster import check_address, first_reason, join_cluster, lost_nodes, node_address
 from raysim.engine.head import HeadWatch
-from raysim.engine.init import init_ray
+from raysim.engine.init import end_ray, init_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import assign, equal_share, free_resources, room_for
 from raysim.engine.room import check_room, host_memory_bytes
@@ -148,7 +148,7 @@ class RayEngine(Engine):
         self._stop_actors()
         self._stored = ()
         if self._called_init and ray.is_initialized():
-            ray.shutdown()
+            end_ray()
             self._called_init = False
 
     def node_speeds(self) -> list[tuple[str, float]]:
@@ -185,7 +185,6 @@ class RayEngine(Engine):
         return offsets
 
     def _connect(self) -> None:
-        import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS")
@@ -209,7 +208,7 @@ class RayEngine(Engine):
         except (
             Exception
         ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
-            ray.shutdown()
+            end_ray()
             raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
         self._say_dashboard(context.dashboard_url)
 
