@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 from codec_variants import VARIANTS
-from commands import COMMAND, LIMIT_S, Outcome
+from commands import LIMIT_S, Outcome
 from packet_fuzz import fuzz
 from typer.testing import CliRunner
 
@@ -19,6 +20,15 @@ from raysim.cli import app
 
 LONGEST_S = 5.0  # of a CPU, for refusing an input: other programs may hold the CPUs
 LARGEST_BYTES = 1 << 30  # of memory that refusing one takes
+MEASURED = """
+import re
+from pathlib import Path
+from raysim.cli import main
+try:
+    main()
+finally:
+    print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
 ALONE = 50  # of how many inputs one goes to a process of its own
 
 WORDS = [
@@ -113,16 +123,19 @@ def _here(words: list[str]) -> str | None:
 
 def _alone(words: list[str]) -> str | None:
     """Return the harm of a command in a process of its own."""
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=errors)
+    with tempfile.TemporaryFile("w+", errors="replace") as errors, tempfile.TemporaryFile("w+") as out:
+        command = [sys.executable, "-c", MEASURED, "train", "digits-cnn", *words]
+        process = subprocess.Popen(command, stdout=out, stderr=errors)
         overdue = threading.Timer(LIMIT_S, process.kill)
         overdue.start()
         _, status, usage = os.wait4(process.pid, 0)
         overdue.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
-        said = errors.read()
-    seconds, memory_bytes = usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss
+        out.seek(0)
+        said, memory = errors.read(), out.read().split()
+    seconds = usage.ru_utime + usage.ru_stime
+    memory_bytes = 1024 * int(memory[-1]) if memory else 0  # none where the process was killed
     if _in_a_sentence(process.returncode, said) and seconds <= LONGEST_S and memory_bytes <= LARGEST_BYTES:
         return None
     return f"alone {process.returncode}, {seconds:.1f} CPU seconds, {memory_bytes:,} bytes, {said[-100:]!r}"
