@@ -160,7 +160,7 @@ def contexts(
     """
     over = results.runs["status"].isin(FINISHED)
     runs = results.runs[over & ~are_probes(results.runs)]
-    known = [*dict.fromkeys(name for row in results.runs.to_dict("records") for name in measures_of(row))]
+    known = [*results.measures]
     if quality not in ("auto", *(known or MEASURES)):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")
     if runs.empty:

@@ -66,7 +66,7 @@ def gather(
     if not len(ended):
         return material
     chosen = results.select(ended)
-    prices = prices_of(chosen, networks, compute, profile)
+    prices = prices_of(chosen, dense_partners(chosen), networks, compute, profile)
     judged = _judged(chosen)
     each = [job_of(row) for row in ended.to_dict("records")]
     jobs = [
@@ -79,14 +79,17 @@ def gather(
 
 def prices_of(
     results: Results,
+    partners: Mapping[str, str],
     networks: Mapping[str, Network],
     compute: str,
     profile: Path | str | None,
     runs: Iterable[str] | None = None,
 ) -> Prices:
-    """Return the price of each run's step, or of `runs` alone; a run that cannot be priced is left out, and named in the problems."""
+    """Return the price of each run's step, or of `runs` alone, beside the dense runs of `dense_partners`.
+
+    A run that cannot be priced is left out, and named in the problems.
+    """
     chosen = list(networks.values())
-    partners = dense_partners(results)
     found = {}
     for run in results.runs["run"].astype(str) if runs is None else runs:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.data.results import Results
+from analysis.pricing.replay import dense_partners
 from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
 from analysis.report.gather import mean_price, prices_of
 from analysis.report.material import Job, Material, Setting
@@ -40,6 +41,7 @@ def section(material: Material) -> Section:
         return Section(key, title, absent="No trained run here can be priced.", interactive=True)
     ended = material.results.runs[material.results.runs["status"].isin(FINISHED)]
     results = material.results.select(ended)
+    partners = dense_partners(results)
     blocks: list[Block] = [
         Text(
             "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
@@ -49,16 +51,16 @@ def section(material: Material) -> Section:
     ]
     for job in jobs:
         blocks += [Heading(job.title)] if len(jobs) > 1 else []
-        blocks.append(_table(job, material, results))
+        blocks.append(_table(job, material, results, partners))
     return Section(key, title, blocks, interactive=True)
 
 
-def _table(job: Job, material: Material, results: Results) -> Table:
+def _table(job: Job, material: Material, results: Results, partners: Mapping[str, str]) -> Table:
     named = [one for one in job.named if one.step_s]  # dense first
     settings = [*named, *(one for one in job.priced if one.verdict == "safe" and one not in named)]
     rows = []
     for setting in settings:
-        nodes = _nodes(setting, material, results)
+        nodes = _nodes(setting, material, results, partners)
         rows.append(
             [
                 Cell(setting.name, code=True),
@@ -78,8 +80,8 @@ def _table(job: Job, material: Material, results: Results) -> Table:
     )
 
 
-def _nodes(setting: Setting, material: Material, results: Results) -> Nodes:
-    prices = prices_of(results, GRID, material.compute, material.profile, setting.runs)
+def _nodes(setting: Setting, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
+    prices = prices_of(results, partners, GRID, material.compute, material.profile, setting.runs)
     price = mean_price(list(prices.values()), GRID)
     return Nodes(_listed(price.step_s), _listed(price.speedup), _listed(price.dense_step_s))
 
