@@ -190,6 +190,13 @@ class Replay:
         return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **overheads)
 
     @property
+    def _packet_s(self) -> float:
+        """The engine's seconds for a packet of mean size, beside codec and wire."""
+        sizes = self.recording.stacked("wire_bytes")
+        mean_bytes = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
+        return self.overheads.call_s + self.overheads.message_s + mean_bytes * self.overheads.byte_s
+
+    @property
     def notes(self) -> list[str]:
         """Limits of the figures, a sentence each."""
         notes = []
@@ -197,6 +204,11 @@ class Replay:
             notes.append(
                 "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
                 "Ray's time for a packet is not in the figures."
+            )
+        if self.row.get("engine") == "ray" and self._with_overheads:
+            notes.append(
+                f"Ray's own time for a packet is {1000 * self._packet_s:.2g} ms, as recorded. Other work on the machine lengthens it, "
+                "and intervals hold its spread between runs alone. `--overheads none` leaves it out."
             )
         notes.append(f"Transport {self.transport}.")
         if self.row.get("engine") == "ray" and self.row["schema_version"] < STRAIGHT_SINCE:

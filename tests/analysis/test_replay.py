@@ -321,6 +321,8 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
     found = Replay(tmp_path / "ray")
     for name, value in given.items():
         assert getattr(found.overheads, name) == pytest.approx(value, rel=0.02), name
+    assert any("Ray's own time for a packet is 1" in note for note in found.notes)
+    assert not any("Ray's own time" in note for note in Replay(tmp_path / "ray", overheads="none").notes)
     recorded = seconds[seconds["step"].isin(found.profiles)]["seconds"]
     again = [dataclasses.replace(profile, **found.overheads._asdict()) for profile in bare.profiles.values()]
     free = step_seconds(bare.schedule, again, [parse_network("free")])[0]
