@@ -1,9 +1,10 @@
 """Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
 
 All figures are bytes. At its worst moment a stage holds its weights, the versions of them that passes still read, their
-gradients, the optimiser's slots, the tensors that autograd saves of every microbatch in flight, gradients kept for the weights'
+gradients, the optimiser's slots, the tensors that it keeps of every microbatch in flight, gradients kept for the weights'
 part of a backward, packets made and not yet consumed, residuals of error feedback, reference copies of delta feedback, and the
-workspace of one action. The interpreter, libraries and allocator slack are not counted: give a capacity that leaves room for them.
+workspace of one action: the temporary tensors that a forward, a backward or an update holds beside these at its peak. The
+interpreter, libraries and allocator slack are not counted: give a capacity that leaves room for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -16,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raysim.schedules.actions import Row, peak_in_flight
 from raysim.schedules.families import Schedule
@@ -31,7 +32,7 @@ class StageMemory:
 
     stage: int = dataclasses.field(kw_only=False)
     weights_bytes: int = 0
-    """Parameters and buffers."""
+    """Parameters, buffers, and constants such as causal masks."""
     versions_bytes: int = 0
     """Copies of the weights beside the newest version, that passes still read."""
     gradients_bytes: int = 0
@@ -39,9 +40,12 @@ class StageMemory:
     optimizer_bytes: int = 0
     """Slots of the optimiser: momentum is one copy of the weights, Adam two."""
     saved_bytes: int = 0
-    """Bytes that autograd keeps of one microbatch from forward to backward; with recomputation, the stage's input only."""
+    """Bytes that a stage keeps of one microbatch from forward to backward; with recomputation, the stage's input only."""
     in_flight: int = 0
-    """Microbatches gone forward and not yet backward, W included, when its worker holds most: from the schedule."""
+    """Microbatches gone forward and not yet backward, W included, when its worker holds most: from the schedule.
+
+    A microbatch in the midst of its backward may count as workspace instead.
+    """
     kept_bytes: int = 0
     """Bytes of one microbatch that wait for W from B on, beside `saved_bytes`: the gradients that arrived where weights are used."""
     waiting: int = 0
@@ -55,7 +59,7 @@ class StageMemory:
     references_bytes: int = 0
     """Reference copies of delta feedback (EF21, AQ-SGD) that this stage keeps: one end of each link."""
     workspace_bytes: int = 0
-    """Bytes that one action needs while it runs: recomputed activations, the codec's temporaries."""
+    """Bytes that one action needs while it runs, beside the other fields: temporary tensors, recomputed activations."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -123,33 +127,83 @@ def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> lis
     return [peak_in_flight(schedule.row(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
 
 
-def held_at_worst(rows: Sequence[Row], saved_bytes: Sequence[int], kept_bytes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return for each stage the number of microbatches in flight, and between B and W, when its worker holds most bytes.
+class Needs(NamedTuple):
+    """Bytes of one microbatch at a stage, beside weights and accumulated gradients."""
 
-    `saved_bytes` and `kept_bytes` are of one microbatch, by stage. A worker's stages seldom hold most at once, so this is less
-    than the sum of their peaks.
+    saved: int
+    """Kept from forward to backward."""
+    kept: int = 0
+    """Kept from B to W beside `saved`."""
+    forward: int = 0
+    """All that a forward holds at its peak."""
+    backward: int = 0
+    """All that a backward, or a B, holds at its peak; it begins with `saved`."""
+    weights: int = 0
+    """All that a W holds at its peak; it begins with `saved` and `kept`."""
+    first: int = 0
+    """The peak of a step's first backward, or of its first W, with the gradients of the weights that it makes."""
+    gradients: int = 0
+    """Gradients of the weights, which exist from the first backward, or W, to the end of the step."""
+    update: int = 0
+    """The peak of temporary tensors at the end of the step."""
+
+
+class Worst(NamedTuple):
+    """A stage when its worker holds most: microbatches in flight, those between B and W, and the workspace of its action."""
+
+    in_flight: int
+    waiting: int
+    workspace: int
+
+
+def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
+    """Return each stage's microbatches and workspace when its worker holds most bytes.
+
+    `needs` are by stage. A worker's stages seldom hold most at once, so this is less than the sum of their peaks. A step begins
+    without gradients.
 
     >>> from raysim.schedules import ZBH1, Interleaved1F1B
-    >>> held_at_worst(ZBH1().rows(3, 6), [4, 4, 4], [1, 1, 1])
-    [(3, 1), (3, 2), (3, 3)]
-    >>> held_at_worst(Interleaved1F1B(2).rows(4, 4), [4] * 4, [1] * 4), in_flight(Interleaved1F1B(2), 4, 4)
-    ([(3, 0), (2, 0), (2, 0), (1, 0)], [4, 3, 2, 1])
+    >>> [tuple(each) for each in worst_moment(ZBH1().rows(3, 6), [Needs(4, 1, 4, 4, 5)] * 3)]
+    [(3, 1, 0), (3, 2, 0), (3, 3, 0)]
+    >>> worst = worst_moment(Interleaved1F1B(2).rows(4, 4), [Needs(4, forward=4, backward=4)] * 4)
+    >>> [each.in_flight for each in worst], in_flight(Interleaved1F1B(2), 4, 4)
+    ([3, 2, 2, 1], [4, 3, 2, 1])
     """
-    worst = [(0, 0)] * len(saved_bytes)
+    worst = [Worst(0, 0, 0)] * len(needs)
     for row in rows:
         apart = {action._replace(op="B") for action in row if action.op == "W"}
-        held = {action.stage: [0, 0] for action in row}
-        now = most = (0, 0)  # bytes, and microbatches where those are of no bytes
+        held = {action.stage: (0, 0) for action in row}
+        missing = set(held)  # stages that have no gradients yet
+        most = (-1, 0)  # bytes, and microbatches where those are of no bytes
         for action in row:
-            counts, saved, kept = held[action.stage], saved_bytes[action.stage], kept_bytes[action.stage]
-            forward, waiting = {"F": (1, 0), "B": (0, 1) if action in apart else (-1, 0), "W": (-1, -1)}[action.op]
-            counts[0] += forward
-            counts[1] += waiting
-            now = (now[0] + forward * saved + waiting * kept, now[1] + forward + waiting)
+            stage, need, (flying, waiting) = action.stage, needs[action.stage], held[action.stage]
+            ends = action.op == "W" or (action.op == "B" and action not in apart)
+            own = Needs(need.saved, need.kept if action.op == "W" else 0)  # its microbatch, in the midst of the action
+            makes = ends and stage in missing
+            peak = need.first if makes else {"F": need.forward, "B": need.backward, "W": need.weights}[action.op]
+            peak = max(peak, own.saved + own.kept)
+            others = flying - (action.op != "F"), waiting - (action.op == "W")
+            held[stage] = others
+            lacking = sum(needs[other].gradients for other in missing)
+            total = sum(n * needs[s].saved + w * needs[s].kept for s, (n, w) in held.items()) + peak - lacking
+            now = (total, sum(n + w for n, w in held.values()) + 1)
             if now > most:
                 most = now
-                for stage, (first, second) in held.items():
-                    worst[stage] = (first, second)
+                for other, counts in held.items():
+                    worst[other] = Worst(*counts, 0)
+                space = peak - lacking
+                if space >= own.saved + own.kept:
+                    worst[stage] = Worst(others[0] + 1, waiting, space - own.saved - own.kept)
+                else:
+                    worst[stage] = Worst(*others, max(space, 0))
+            if not ends:
+                held[stage] = (others[0] + 1, waiting + (action.op == "B"))
+            elif makes:
+                missing.remove(stage)
+        update = max(held, key=lambda stage: needs[stage].update)
+        if needs[update].update > most[0]:
+            for stage in held:
+                worst[stage] = Worst(0, 0, needs[stage].update if stage == update else 0)
     return worst
 
 

@@ -10,14 +10,17 @@ from torch import nn
 from raysim.codecs.base import DTYPES
 from raysim.config import RunConfig
 from raysim.config.links import Pairs
-from raysim.network.memory import StageMemory, held_at_worst, packets_in_flight
+from raysim.network.memory import Needs, StageMemory, packets_in_flight, worst_moment
 from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.exchanges import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.parameters import averaged_shapes, tied_owners
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
+from raysim.workloads.footprint import Footprint
 from raysim.workloads.partition import Partition
+
+_SQUARED_BYTES = 16  # of a gradient's value while a norm is computed: in float64, and squared
 
 
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
@@ -32,44 +35,65 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
         count = max(count, *schedule.in_flight(num_stages))
     rows, owners = schedule.rows(num_stages, count), schedule.workers(num_stages)
     messages = _message_bytes(config, parts, copies)
-    saved_bytes, kept_bytes = ([copies * each for each in one] for one in (parts.saved_bytes, parts.kept_bytes))
-    if config.recompute:  # inputs, and from B to W all tensors that were computed again
-        saved = [0, *(sizes[0] for sizes in messages[1:])]
-        waits = [here + caught for here, caught in zip(saved_bytes, kept_bytes, strict=True)]
-    else:
-        saved, waits = saved_bytes, kept_bytes
-    waits[0] = sum(messages[0])  # the first stage computes nothing before W, and keeps the tensors that it received
-    held = held_at_worst(rows, saved, waits)
+    two_parts = any(action.op == "W" for row in rows for action in row)
+    footprints = parts.footprints(two_parts=two_parts, dtype=DTYPES[config.dtype])
+    needs = [
+        _needs(config, stage, module, one, copies)
+        for stage, (module, one) in enumerate(zip(parts.stages, footprints, strict=True))
+    ]
+    worst = worst_moment(rows, needs)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     elementwise = find_elementwise(parts.stages, tied_owners(parts))
     policy, delays = config.weight_policy, config.weight_delays()
     memories = []
     for stage, module in enumerate(parts.stages):
-        in_flight, waiting = held[stage]
-        computes_again = config.recompute and (stage == 0 or not waiting)  # where it waits for W it is counted as kept
+        in_flight, waiting, workspace = worst[stage]
         weights = copies * sum(parameter.nbytes for parameter in module.parameters())
-        trained = copies * sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+        trained = needs[stage].gradients
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
                 stage,
-                weights_bytes=weights + buffers,
+                weights_bytes=weights + buffers + footprints[stage].constants,
                 versions_bytes=trained * policy.num_copies(delays[stage]),
                 gradients_bytes=trained,
                 optimizer_bytes=_optimizer_bytes(config, module, elementwise[stage]),
-                saved_bytes=saved[stage],
+                saved_bytes=needs[stage].saved,
                 in_flight=in_flight,
-                kept_bytes=waits[stage] if waiting else 0,
+                kept_bytes=needs[stage].kept if waiting else 0,
                 waiting=waiting,
                 packet_bytes=max(messages[stage], default=0),
                 packets=packets[stage],
                 residuals_bytes=residuals[stage],
                 references_bytes=references[stage],
-                workspace_bytes=saved_bytes[stage] if computes_again else 0,
+                workspace_bytes=workspace,
             )
         )
     return tuple(memories)
+
+
+def _needs(config: RunConfig, stage: int, module: nn.Module, one: Footprint, copies: int) -> Needs:
+    """Return the bytes of a microbatch at a stage, of which everything is computed twice with two `copies`."""
+    saved, kept = one.saved, max(one.waiting - one.saved, 0)
+    backward, weights, first = one.backward, one.weights, one.first
+    if config.recompute:
+        again = one.forward + one.gradient  # the forward runs again in the backward, beside the gradient that arrived
+        state = module.state_dict()
+        saved = one.received + sum(x.nbytes for name, x in module.named_buffers() if name in state)
+        if not weights:
+            backward, first = max(backward, again), max(first, again)
+        elif stage == 0:  # computes nothing before W
+            kept = one.gradient
+            backward, weights, first = saved + kept, max(weights, again), max(first, again)
+        else:
+            kept, backward = max(one.waiting - saved, 0), max(backward, again)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    gradients = sum(parameter.nbytes for parameter in trained)
+    clips = config.optimizer.clip_norm is not None
+    update = _SQUARED_BYTES * max((parameter.numel() for parameter in trained), default=0) if clips else 0
+    needs = Needs(saved, kept, one.forward, backward, weights, first, gradients)
+    return Needs(*(copies * each for each in needs))._replace(update=update)
 
 
 def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[list[int], list[int]]:

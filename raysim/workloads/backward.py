@@ -7,7 +7,6 @@ in one backward, so the gradients are equal bit for bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -113,13 +112,6 @@ def run_branches(caught: list[Caught]) -> None:
         if arrived:
             at, values = zip(*arrived, strict=True)
             torch.autograd.backward(at, values, inputs=leaves, retain_graph=True)  # branches may share what they save
-
-
-def caught_bytes(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> int:
-    """Return the bytes of the gradients that `input_gradients` would catch, counted on the graph of `outputs`."""
-    edges = [edge for at, _ in find_branches(outputs, inputs) for edge in (_roots(outputs) if at is None else at)]
-    arriving = [edge.node._input_metadata[edge.output_nr] for edge in edges]
-    return sum(math.prod(one.shape) * one.dtype.itemsize for one in arriving)
 
 
 def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.values import Boundary, Value, join, only, sent_bytes, split
-from raysim.workloads.backward import caught_bytes
+from raysim.values import UNNAMED, Boundary, Value, join, only, sent_bytes, split
+from raysim.workloads.footprint import Alive, Footprint, footprint
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.splits import DataShape
 
@@ -42,8 +41,8 @@ class Shadow:
     >>> shadow = Shadow(model, DataShape((1, 8, 8), "float32", 10), batch=2)
     >>> [(layer.name, layer.flops, layer.output.shape) for layer in shadow.layers]
     [('0', 0, (2, 64)), ('1', 2560, (2, 10))]
-    >>> shadow.held_bytes(0, 2)  # the images, and the loss: 20 logarithms, 2 targets, a count
-    (612, 0)
+    >>> shadow.footprint(0, 2).saved  # the images, 20 logarithms, 2 targets, a count, and the loss
+    616
     """
 
     def __init__(self, model: nn.Sequential, shape: DataShape, batch: int, loss: Loss | None = None) -> None:
@@ -53,49 +52,50 @@ class Shadow:
         self._modules = named_layers(model)
         with self._mode:
             # deepcopy does not copy the entries of its memo, so no weight is copied, and tied weights stay tied
-            state: dict[int, Any] = {id(x): self._mode.from_tensor(x) for x in [*model.parameters(), *model.buffers()]}
+            state: dict[int, Any] = {id(x): torch.empty_like(x) for x in model.buffers()}
+            state |= {id(x): nn.Parameter(torch.empty_like(x), x.requires_grad) for x in model.parameters()}
             self._copies = list(named_layers(copy.deepcopy(model, state).train()).values())
-            self._state = {storage(x) for x in state.values() if isinstance(x, Tensor)}
+            self._state = [x for x in state.values() if isinstance(x, Tensor)]
         dtype = torch.int64
         if shape.input_dtype != "int64":  # as the model's parameters: a model in bfloat16 is fed bfloat16
             dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
         self._input = ((batch, *shape.input_shape), dtype)
         self.layers = self._count()
 
-    def held_bytes(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the bytes that layers start..stop-1, as one stage, keep between forward and backward, and the bytes of
-        gradients that they keep between the two parts of a backward.
+    def footprint(
+        self, start: int, stop: int, *, two_parts: bool = False, dtype: torch.dtype = torch.float32
+    ) -> Footprint:
+        """Return the bytes of a microbatch at layers start..stop-1, as one stage whose backward is in one part or in two.
 
-        Memory is counted once, without parameters and buffers. The stage's input counts if it is kept, and the loss belongs to the
-        last layer. The first stage has no gradient of an input, so the second number is 0 there.
+        The loss belongs to the last layer. `dtype` is that of the stage's computation, see `autocast` of torch.
         """
-        found: dict[int, int] = {}
-        alive = []
+        last, low_precision = stop == len(self.layers), dtype != torch.float32
 
-        def keep(x: Tensor) -> Tensor:
-            alive.append(x)
-            if storage(x) not in self._state:
-                found[storage(x)] = x.untyped_storage().nbytes()
-            return x
-
-        received = self._values[start]
-        with self._mode, torch.enable_grad(), saved_tensors_hooks(keep, lambda x: x):
-            floats, exact = split(received)
+        def make_input() -> Value:
+            floats, exact = split(self._values[start])
             sources = {
-                name: torch.empty_like(like, requires_grad=start > 0 and like.is_floating_point())
+                name: torch.empty_like(
+                    like,
+                    dtype=dtype if low_precision and start > 0 else like.dtype,
+                    requires_grad=start > 0 and like.is_floating_point(),
+                )
                 for name, like in floats.items()
             }
-            x = join(sources, exact)
-            for index in range(start, stop):
-                x = self._run(index, x)
-                outputs = list(split(x)[0].values())
-                alive += outputs
-            if stop == len(self.layers):
+            return join(sources, {name: torch.empty_like(like) for name, like in exact.items()})
+
+        def forward(x: Value) -> dict[str, Tensor]:
+            with torch.autocast("cpu", dtype, enabled=low_precision):
+                for index in range(start, stop):
+                    x = self._run(index, x)
+            if last:
                 y = only(x)
-                outputs = [self._loss(y, example_targets(self._loss, y, self._shape))]
-                alive += outputs
-            caught = caught_bytes(outputs, list(sources.values())) if start > 0 else 0
-        return sum(found.values()), caught
+                return {UNNAMED: self._loss(y, example_targets(self._loss, y, self._shape))}
+            return {name: y.to(dtype) if low_precision else y for name, y in split(x)[0].items()}
+
+        parameters = {p: None for layer in self._copies[start:stop] for p in layer.parameters()}
+        alive = Alive(self._state, lambda x: isinstance(x, FakeTensor))
+        with self._mode, torch.enable_grad():
+            return footprint(alive, make_input, forward, parameters, first=start == 0, two_parts=two_parts)
 
     def _count(self) -> list[LayerCost]:
         layers = []
@@ -141,11 +141,6 @@ class Shadow:
 def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:
     """Return the layers by name, in order; unlike `named_children`, a module used twice counts twice."""
     return {name: module for name, module in model.named_modules(remove_duplicate=False) if name and "." not in name}
-
-
-def storage(x: Tensor) -> int:
-    """Return an identity of a tensor's memory while it lives; fake tensors have no address."""
-    return int(x.untyped_storage()._cdata)
 
 
 def _attention_flops(

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from operator import add
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from raysim.notation import check_integer
@@ -20,6 +21,7 @@ from raysim.values import Boundary
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import LayerCost, Shadow, named_layers
 from raysim.workloads.depth import check_num_stages
+from raysim.workloads.footprint import Footprint
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.splits import DataShape
 
@@ -47,18 +49,19 @@ class Partition:
     """For each stage, the number of values that it learns; a tied parameter counts in each of its stages."""
     flops_forward: tuple[int, ...]
     """For each stage, the operations of one microbatch's forward, two for a multiplication and addition."""
-    saved_bytes: tuple[int, ...]
-    """For each stage, the bytes that one microbatch keeps between forward and backward, parameters left out.
-
-    The last stage's bytes include the loss.
-    """
-    kept_bytes: tuple[int, ...]
-    """For each stage, the bytes of gradients that one microbatch keeps between the two parts of its backward, where it has two.
-
-    They are the gradients that arrive where weights are used. 0 for the first stage, which keeps its incoming gradient.
-    """
     tied: tuple[Tied, ...]
     """Parameters that are in two stages; a parameter of more stages has an entry for each stage after the first."""
+    shadow: Shadow
+    """The model on fake tensors."""
+    spans: tuple[tuple[int, int], ...]
+    """For each stage, its first layer and the one after its last."""
+
+    def footprints(self, *, two_parts: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Footprint, ...]:
+        """Return the bytes of one microbatch's tensors at each stage; `dtype` is that of the computation, by autocast.
+
+        `two_parts` tells that backwards have two parts. The loss belongs to the last stage.
+        """
+        return tuple(self.shadow.footprint(*span, two_parts=two_parts, dtype=dtype) for span in self.spans)
 
 
 def partition(
@@ -111,8 +114,7 @@ def partition(
             raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
         widened, cuts = with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
-    spans = list(pairwise([0, *ends]))
-    held = [shadow.held_bytes(start, stop) for start, stop in spans]
+    spans = tuple(pairwise([0, *ends]))
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
@@ -120,9 +122,9 @@ def partition(
         boundaries=tuple(shadow.layers[end - 1].output for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
-        saved_bytes=tuple(saved for saved, _ in held),
-        kept_bytes=tuple(kept for _, kept in held),
         tied=_find_tied(parts),
+        shadow=shadow,
+        spans=spans,
     )
 
 

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.network.memory import (
+    Needs,
     StageMemory,
+    Worst,
     check_memory,
     format_bytes,
-    held_at_worst,
     in_flight,
     packets_in_flight,
     reference_bytes,
+    worst_moment,
 )
 from raysim.schedules.actions import dependency, peak_in_flight, topological_order
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
@@ -79,12 +81,12 @@ def test_a_workers_stages_are_counted_at_its_worst_moment() -> None:
         schedule, stages = Interleaved1F1B(v), p * v
         rows = schedule.rows(stages, 2 * p)
         saved = [3 + 7 * s % 5 for s in range(stages)]
-        held = held_at_worst(rows, saved, [1] * stages)
+        held = worst_moment(rows, [Needs(size) for size in saved])
         peaks = in_flight(schedule, stages, 2 * p)
         for row in rows:
             mine = {action.stage for action in row}
-            priced = sum(held[s][0] * saved[s] for s in mine)
-            assert all(held[s][0] <= peaks[s] for s in mine)
+            priced = sum(held[s].in_flight * saved[s] + held[s].workspace for s in mine)
+            assert all(held[s].in_flight <= peaks[s] for s in mine)
             now, most = dict.fromkeys(mine, 0), 0
             for action in row:
                 now[action.stage] += 1 if action.op == "F" else -1
@@ -95,9 +97,18 @@ def test_a_workers_stages_are_counted_at_its_worst_moment() -> None:
 def test_zero_bubble_keeps_what_waits_for_w() -> None:
     for p in range(1, 6):
         for m in range(1, 9):
-            held = held_at_worst(ZBH1().rows(p, m), [5] * p, [2] * p)
-            assert [forward for forward, _ in held] == [min(m, p)] * p
-            assert [waiting for _, waiting in held] == [min(s + 1, m) for s in range(p)]
+            held = worst_moment(ZBH1().rows(p, m), [Needs(5, 2)] * p)
+            assert [stage.in_flight for stage in held] == [min(m, p)] * p
+            assert [stage.waiting for stage in held] == [min(s + 1, m) for s in range(p)]
+
+
+def test_the_peak_of_an_action_counts_beside_the_other_microbatches() -> None:
+    """Gradients are there after a step's first backward: before that, their place is free for temporary tensors."""
+    rows = GPipe().rows(1, 3)
+    peaks = Needs(10, forward=11, backward=14, first=20, gradients=5)
+    assert worst_moment(rows, [peaks]) == [Worst(3, 0, 5)]  # 20 + 20 before the gradients' 5
+    assert worst_moment(rows, [peaks._replace(first=14, gradients=8)]) == [Worst(2, 0, 6)]
+    assert worst_moment(rows, [peaks._replace(update=50)]) == [Worst(0, 0, 50)]
 
 
 @given(

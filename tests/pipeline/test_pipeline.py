@@ -282,27 +282,6 @@ def test_a_fault_of_weights_backward_is_named(small, monkeypatch):
     assert same(engine.state(), before)
 
 
-def test_what_waits_for_its_weights_backward_is_what_memory_counts(small):
-    """The bytes of gradients that stages keep between B and W, at their most, are those priced before."""
-    engine = start(small(**GPT, schedule="ZBH1", num_microbatches=4))
-    most = [0] * 3
-    for worker in engine.workers:
-        act = worker._act
-
-        def watched(action, worker=worker, act=act):
-            yield from act(action)
-            stage = worker.stages[action.stage]
-            kept = [t for waiting in stage._caught.values() for one in waiting for t in one.gradients]
-            kept += [t for t in stage._arrived.values() if t is not None]
-            most[action.stage] = max(most[action.stage], sum(t.nbytes for t in kept))
-
-        worker._act = watched
-    engine.step(0)
-    assert most == [memory.waiting_bytes for memory in engine.plan.memories]
-    assert [memory.waiting for memory in engine.plan.memories] == [1, 2, 3]
-    assert [memory.in_flight for memory in engine.plan.memories] == [3, 3, 3]
-
-
 def test_calls_out_of_order_are_refused(small):
     engine = start(small())
     with pytest.raises(StageError, match="is at step 0, but was called for step 1"):

@@ -122,7 +122,8 @@ def test_operations_are_those_of_the_formulas():
 
 
 def really_saved(stage, x, targets=None):
-    """Return the bytes of distinct memory that autograd keeps in a real forward, parameters and buffers left out."""
+    """Return the bytes of distinct memory that a real forward leaves: its input, its output, and what autograd keeps, without
+    parameters and buffers."""
     state = {value.untyped_storage().data_ptr() for value in [*stage.parameters(), *stage.buffers()]}
     kept = {}
 
@@ -134,6 +135,7 @@ def really_saved(stage, x, targets=None):
         y = stage(x)
         error = y if targets is None else CrossEntropy()(y, targets)
     assert error.requires_grad
+    keep(x), keep(error)
     return sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in state), y
 
 
@@ -143,25 +145,26 @@ def test_saved_bytes_are_what_autograd_keeps_of_real_tensors(name):
     if name.endswith("dropout"):
         model = build_model("gpt", {"num_blocks": 3, "width": 16, "dropout": 0.2}, BYTES, seed=0)
     parts = partition(model, shape, num_stages=3, batch=BATCH)
-    for stage, expected in zip(parts.stages, parts.saved_bytes, strict=True):
+    for stage, expected in zip(parts.stages, parts.footprints(), strict=True):
         found, y = really_saved(stage.train(), x, targets if stage is parts.stages[-1] else None)
-        assert found == expected
+        assert found == expected.saved
         x = y.detach().clone().requires_grad_()
 
 
 def test_attention_is_counted_as_it_runs_not_with_its_whole_matrix():
     shape = DataShape((256,), "int64", 256)
     model = build_model("gpt", {"num_blocks": 1, "width": 16, "num_heads": 4}, shape, seed=0)
-    assert partition(model, shape, cuts=["embedding", "block0"], batch=1).saved_bytes[1] < 4 * 4 * 256**2
+    assert partition(model, shape, cuts=["embedding", "block0"], batch=1).footprints()[1].saved < 4 * 4 * 256**2
 
 
 def test_a_model_in_bfloat16_is_counted_in_bfloat16():
     model = build_model("cnn", {}, DIGITS, seed=0)
     wide = partition(model, DIGITS, num_stages=2, batch=BATCH)
     narrow = partition(model.to(torch.bfloat16), DIGITS, num_stages=2, batch=BATCH)
-    of_loss = 4 * BATCH * 10 + 8 * BATCH + 4  # the loss is in float32 always: logarithms, targets, a count
-    assert 2 * narrow.saved_bytes[0] == wide.saved_bytes[0]
-    assert 2 * (narrow.saved_bytes[1] - of_loss) == wide.saved_bytes[1] - of_loss
+    of_loss = 4 * BATCH * 10 + 8 * BATCH + 8  # in float32 always: logarithms, targets, a count, the loss
+    (first, last), (wide_first, wide_last) = ([one.saved for one in parts.footprints()] for parts in (narrow, wide))
+    assert 2 * first == wide_first
+    assert 2 * (last - of_loss) == wide_last - of_loss
 
 
 # What is shared
@@ -304,9 +307,9 @@ def test_an_unfit_model_is_refused_by_the_name_of_its_layer(model, message):
 
 def test_a_layer_that_overwrites_what_its_stage_received_is_refused():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 10))
-    partition(model, DIGITS, cuts=["2"], batch=BATCH)
+    partition(model, DIGITS, cuts=["2"], batch=BATCH).footprints()
     with pytest.raises(ValueError, match=r"Layer `2` failed on a tensor of shape \(4, 64\): .*in-place"):
-        partition(model, DIGITS, cuts=["1"], batch=BATCH)
+        partition(model, DIGITS, cuts=["1"], batch=BATCH).footprints()
 
 
 def test_a_shadow_holds_no_values():

@@ -1,0 +1,100 @@
+"""The memory of a worker as it trains, beside the plan's count: storages of torch, from the operation that makes them to their end."""
+
+import pytest
+
+from raysim.config import make_config
+from raysim.engine.inline import InlineEngine
+from raysim.pipeline.plan import prepare
+from raysim.values import split
+from raysim.workloads.footprint import Alive
+
+BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
+TEXT = {"name": "topics", "length": 64, "train_samples": 64, "test_samples": 8}
+DIGITS = {"name": "digits", "train_samples": 64, "test_samples": 8}
+MODELS = {
+    "llama": ({"model_type": "llama", **BASE, "num_key_value_heads": 2}, TEXT),
+    "qwen2": ({"model_type": "qwen2", **BASE, "num_key_value_heads": 2}, TEXT),
+    "gpt2": ({"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4}, TEXT),  # with a tied embedding
+    "vit": ({"model_type": "vit", **BASE, "patch_size": 2}, DIGITS),
+    "resnet": (
+        {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [32, 64, 64, 64], "depths": [1, 1, 1, 1]},
+        DIGITS,
+    ),
+}
+RUNS = {
+    "llama": {},
+    "llama, GPipe": {"schedule": "GPipe"},
+    "llama, two stages a worker": {"schedule": "Interleaved1F1B(2)"},
+    "llama, weights' backward apart": {"schedule": "ZBH1"},
+    "llama, computed again": {"recompute": True},
+    "llama, computed again, weights' backward apart": {"recompute": True, "schedule": "ZBH1"},
+    "llama, bfloat16": {"dtype": "bfloat16"},
+    "llama, clipped": {"optimizer": {"name": "sgd", "clip_norm": 1.0}},
+    "llama, more microbatches": {"num_microbatches": 8},
+    "qwen2, adamw": {"optimizer": {"name": "adamw"}},
+    "gpt2, adamw": {"optimizer": {"name": "adamw"}},
+    "vit, momentum": {"optimizer": {"name": "sgd", "momentum": 0.9}},
+    "vit, weights' backward apart": {"schedule": "ZBH1"},
+    "resnet": {},
+    "resnet, GPipe": {"schedule": "GPipe"},
+    "resnet, weights' backward apart": {"schedule": "ZBH1"},
+}
+
+
+def config_of(name):
+    model, data = MODELS[name.partition(",")[0]]
+    common = {"num_stages": 4, "batch_size": 32, "num_microbatches": 4, "steps": 2, "profile_every_steps": 0}
+    codecs = {"forward": "Quantize(8)", "backward": "Quantize(8)"}
+    return make_config({"model": {"name": "hf", "config": model}, "data": data, **common, **codecs, **RUNS[name]})
+
+
+def peaks(engine):
+    """Return, by worker, the most bytes of storages that are alive at once in the second step."""
+    found = []
+    for worker in engine.workers:
+        alive = Alive()
+        found.append(alive)
+
+        def watch(owner, name, alive=alive):
+            action = getattr(owner, name)
+
+            def run(*arguments):
+                with alive:
+                    for argument in arguments:
+                        for x in (
+                            (one for part in split(argument) for one in part.values()) if _is_value(argument) else ()
+                        ):
+                            alive.add(x)
+                    return action(*arguments)
+
+            setattr(owner, name, run)
+
+        watch(worker.updates, "squared_norm")
+        for stage in worker.stages.values():
+            for tensor in [*stage.module.parameters(), *stage.module.buffers()]:
+                alive.add(tensor)
+            for name in ("forward", "backward", "backward_input", "backward_weights", "update"):
+                watch(stage, name)
+    engine.step(0)
+    for alive in found:
+        alive.begin()
+    engine.step(1)
+    return [alive.most_made for alive in found]
+
+
+def _is_value(argument):
+    return hasattr(argument, "untyped_storage") or isinstance(argument, dict)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "vit, momentum" else pytest.mark.slow) for name in RUNS]
+)
+def test_a_worker_holds_what_was_promised(name):
+    engine = InlineEngine(prepare(config_of(name)))
+    engine.start()
+    promised = [0] * len(engine.workers)
+    for memory, owner in zip(engine.plan.memories, engine.plan.owners, strict=True):
+        promised[owner] += memory.total_bytes - memory.messages_bytes  # packets are no tensors
+    found = peaks(engine)
+    engine.close()
+    assert found == [pytest.approx(each, rel=0.01) for each in promised]
