@@ -3,7 +3,7 @@
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
 finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
 host. In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
-study that asks for the time to a target; and in the index `overview`. All other lines are written by hand.
+study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,13 +24,17 @@ import pyarrow.parquet as pq
 from analysis import Finding, Results, findings, load, replay, safe_set
 from analysis.comparison.evidence import Setting, contexts, setting_of
 from analysis.comparison.statistics import bounds
+from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
+PICTURES = PAGES.parent / "images" / "findings"
 SMALL = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
 COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 
@@ -67,7 +72,7 @@ def _write_small(table: pa.Table, path: Path) -> None:
 def blocks_of(results: Results) -> dict[str, str]:
     """Return the blocks of a study's page, by name."""
     found = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(results)}
-    return found | ({"networks": _networks(results)} if _races(results) else {})
+    return found | ({"networks": _networks(results)} if races(results) else {})
 
 
 def decided(results: Results) -> list[Finding]:
@@ -110,40 +115,78 @@ def _settings(results: Results) -> str:
                 f"{factors[list(runs['run'])].mean():.1f}x",
             ]
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+        tables += [f"`{context.label}`", "\n".join(lines)]
+    return "\n\n".join(tables if len(tables) > 2 else tables[1:])
 
 
-def _races(results: Results) -> dict[str, str]:
+def races(results: Results) -> dict[str, str]:
     """Return the networks that a study prices steps on, and the target whose time it asks for: empty for a study that asks for none."""
     folder = DATA / str(results.runs["study"].iloc[0])
     named = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))["objectives"]
-    targets = [one["target"] for one in named if isinstance(one, dict) and "target" in one]
-    steps = [one.partition("@")[2] for one in named if isinstance(one, str) and one.startswith("step_s@")]
+    targets = [one["target"] for one in named if "target" in one]
+    steps = [one["name"].partition("@")[2] for one in named if one["name"].startswith("step_s@")]
     return dict.fromkeys(steps, targets[0]) if targets else {}
 
 
 def _networks(results: Results) -> str:
     """Return a table of all settings, whatever their job: harm beside dense, bytes, and seconds to the target on each network."""
-    races = _races(results)
+    named = races(results)
     runs = results.runs.set_index("run")
     names = pd.Series({run: _name(row) for run, row in runs.iterrows()})
-    seeds = {name: runs.loc[names.index[names == name]].set_index("seed").sort_index() for name in dict.fromkeys(names)}
-    prices = replay(results, list(races), target=next(iter(races.values())), split=False)
-    times = prices.assign(name=prices["run"].map(names)).groupby(["name", "network"], sort=False)["time_to_target_on_s"]
-    dense = seeds["dense"]["final_loss_on"]
+    prices = replay(results, list(named), target=next(iter(named.values())), split=False)
+    times = prices.assign(name=prices["run"].map(names)).groupby(["name", "network"], sort=False)
+    networks = list(dict.fromkeys(prices["network"]))
+    sent = _sent(results).groupby(names).mean()
+    measure = _judged_by(results)
+    reached_by = runs.assign(name=names).set_index(["name", "seed"])[f"final_{measure.name}_on"]
     rows = []
-    for name, mine in seeds.items():
-        harms = 100 * (mine["final_loss_on"] / dense - 1).dropna()
-        found = bounds(list(harms), 0.95)
-        harm = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})" if name != "dense" else ""
-        fewer = runs.loc[names.index[names == "dense"], "wire_bytes"].mean() / mine["wire_bytes"].mean()
-        reached = [times.get_group((name, network)) for network in dict.fromkeys(prices["network"])]
-        cells = [f"{each.mean():.3g} s" if each.notna().all() else "not reached" for each in reached]
-        rows.append((found.mean, [f"`{name}`", f"{mine['final_loss_on'].mean():.3f}", harm, f"{fewer:.3g}x", *cells]))
-    head = ["setting", "loss", "harm, % of the loss", "fewer bytes", *races]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for _, cells in sorted(rows, key=lambda row: row[0]))])
+    for name in dict.fromkeys(names):
+        pairs = pd.concat([reached_by[name], reached_by["dense"]], axis=1).dropna()
+        found = bounds([measure.harm(mine, dense) for mine, dense in pairs.to_numpy()], 0.95)
+        reached = [times.get_group((name, network)) for network in networks]
+        cells = [
+            f"`{name}`",
+            f"{reached_by[name].mean():.4g}",
+            f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})" if name != "dense" else "",
+            *(
+                f"{factor:.3g}x" if factor < 1000 else f"{factor:,.0f}x"
+                for factor in sent.loc["dense"] / sent.loc[name]
+            ),
+            *(_seconds(each) for each in reached),
+        ]
+        rows.append((found.mean, f"| {' | '.join(cells)} |"))
+    head = [
+        "setting",
+        measure.name,
+        f"harm ({measure.unit})",
+        "fewer bytes",
+        "between stages",
+        "between replicas",
+        *named,
+    ]
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(row for _, row in sorted(rows))])
+
+
+def _judged_by(results: Results) -> Measure:
+    """Return the measure by which the settings of a study are judged."""
+    return next(iter(measures_of(results.runs.iloc[0].to_dict()).values()))
+
+
+def _seconds(prices: pd.DataFrame) -> str:
+    """Return the mean seconds to the target with the interval of the prices; in words where a seed did not reach it."""
+    steps = prices["steps_to_target_on"]
+    if steps.isna().any():
+        return "not reached"
+    value, low, high = ((steps * prices[column]).mean() for column in ("step_s", "step_low_s", "step_high_s"))
+    return f"{value:.3g} s ({low:.3g} to {high:.3g})"
+
+
+def _sent(results: Results) -> pd.DataFrame:
+    """Return the bytes that each run sent: in all, between stages, and between replicas."""
+    links = results.links
+    replicas = links["direction"].astype(str) == "replica_gradient"
+    parts = {"all": links, "stages": links[~replicas], "replicas": links[replicas]}
+    return pd.DataFrame({name: part.groupby("run", observed=True)["wire_bytes"].sum() for name, part in parts.items()})
 
 
 def _name(row: pd.Series) -> str:
@@ -186,6 +229,36 @@ def _overview(pages: dict[str, Results]) -> str:
     return "\n".join(lines)
 
 
+def deviations(results: Results) -> list[float]:
+    """Return the harms of all seeds less their setting's mean, in standard deviations of that setting."""
+    found: list[float] = []
+    for context in contexts(results):
+        dense = context.settings[Setting()]
+        for setting, runs in context.settings.items():
+            seeds = dense.index.intersection(runs.index)
+            if setting != Setting() and len(seeds) >= 5:
+                harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
+                found += list((harms - harms.mean()) / harms.std(ddof=1))
+    return found
+
+
+def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
+    """Return how often the lower and the upper 95 % bound of five values drawn from a spread with mean 0 hold that mean."""
+    drawn = np.random.default_rng(0).choice(spread, (draws, 5))
+    found = [bounds(values, 0.95) for values in drawn]
+    return float(np.mean([one.low < 0 for one in found])), float(np.mean([one.high > 0 for one in found]))
+
+
+def _coverage(pages: dict[str, Results]) -> str:
+    spreads = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
+    spreads["all"] = [value for spread in spreads.values() for value in spread]
+    lines = ["| spreads of | lower bound | upper bound |", "|---|---|---|"]
+    for name, spread in spreads.items():
+        low, high = coverage(spread)
+        lines.append(f"| {name} | {100 * low:.1f} % | {100 * high:.1f} % |")
+    return "\n".join(lines)
+
+
 def _plain(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
 
@@ -193,23 +266,65 @@ def _plain(text: str) -> str:
 def draw(results: Results, path: Path) -> None:
     """Draw the harm of each setting with its one-sided bounds, beside the margin."""
     judged = safe_set(results).dropna(subset="harm").sort_values("harm", ascending=False)
-    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.36 * len(judged)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.42 * len(judged)), layout="constrained")
+    many = judged["context"].nunique() > 1
     for place, row in enumerate(judged.to_dict("records")):
         colour = COLOURS[row["verdict"]]
         low, high = row["harm_low"], row["harm_high"]
         if math.isfinite(low):
             axes.plot([low, high], [place, place], color=colour, linewidth=2)
         axes.plot(row["harm"], place, "o", color=colour)
+        name = f"{row['context']}: {row['setting']}" if many else row["setting"]
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        axes.text(0.005, place + 0.2, name, fontsize=8, bbox=box, transform=axes.get_yaxis_transform())
     axes.axvline(0, color="black", linewidth=0.8)
     axes.axvline(judged["within"].iloc[0], color="black", linewidth=0.8, linestyle="--")
     axes.set_xscale("symlog", linthresh=2)
-    axes.set_yticks(range(len(judged)), [str(one) for one in judged["setting"]], fontsize=8)
+    axes.set_yticks([])
     axes.set_xlabel(f"harm beside dense, {judged['unit'].iloc[0]} (dashed: the margin)")
-    axes.set_ylim(-0.6, len(judged) - 0.4)
+    axes.set_ylim(-0.6, len(judged) - 0.2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for verdict, colour in COLOURS.items():
         axes.plot([], [], "o-", color=colour, label=verdict)
     figure.legend(loc="outside upper right", ncols=len(COLOURS), fontsize=8, frameon=False)
+    _save(figure, path)
+
+
+def draw_networks(results: Results, path: Path) -> None:
+    """Draw the mean quality of each setting, whatever its job, against seconds on each network and against bytes."""
+    runs = results.runs.set_index("run")
+    names = pd.Series({run: _name(row) for run, row in runs.iterrows()})
+    prices = replay(results, list(races(results)), split=False)
+    seconds = prices.assign(name=prices["run"].map(names)).groupby(["network", "name"], sort=False)["step_s"].mean()
+    sent = (runs["wire_bytes"] / runs["steps"] / 1e6).groupby(names).mean()
+    measure = _judged_by(results)
+    evals = results.evals[results.evals["mode"] == "on"]
+    curves = evals.groupby([evals["run"].map(names), "step"], observed=True)[measure.name].mean().unstack(0)
+    panels = {f"seconds, {network}": seconds[network] for network in dict.fromkeys(prices["network"])} | {"MB": sent}
+    figure, grid = plt.subplots(2, 3, figsize=(13, 9), layout="constrained", sharey=True)
+    order = curves.iloc[-1].sort_values(ascending=not measure.higher).index
+    for axes, (title, factors) in zip(grid.flat, panels.items(), strict=False):
+        for place, name in enumerate(order):
+            style = (
+                {"color": plt.get_cmap("tab20")(place % 20)} if name != "dense" else {"color": "black", "linewidth": 3}
+            )
+            axes.plot(curves.index * factors[name], curves[name], label=name, **style)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(title)
+    end, start = curves["dense"].iloc[[-1, 0]]  # of a setting far from dense its end alone is in sight, or nothing
+    for axes in grid[:, 0]:
+        axes.set_ylim(*sorted((end - 0.1 * (start - end), start + 0.6 * (start - end))))
+        axes.set_ylabel(measure.name)
+    (last,) = list(grid.flat)[len(panels) :]
+    last.set_axis_off()
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7.5)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
@@ -241,7 +356,11 @@ def written(studies: dict[str, Results]) -> dict[Path, str]:
         page = PAGES / f"{name}.md"
         found[page] = filled(page.read_text(encoding="utf-8"), blocks_of(results))
     index = PAGES / "index.md"
-    return found | {index: filled(index.read_text(encoding="utf-8"), {"overview": _overview(studies)})}
+    return found | {
+        index: filled(
+            index.read_text(encoding="utf-8"), {"overview": _overview(studies), "coverage": _coverage(studies)}
+        )
+    }
 
 
 if __name__ == "__main__":
@@ -250,6 +369,8 @@ if __name__ == "__main__":
     else:
         studies = pages()
         for name, results in studies.items():
-            draw(results, PAGES.parent / "images" / "findings" / f"{name}.png")
+            draw(results, PICTURES / f"{name}.png")
+            if races(results):
+                draw_networks(results, PICTURES / f"{name}-networks.png")
         for page, text in written(studies).items():
             page.write_text(text, encoding="utf-8")

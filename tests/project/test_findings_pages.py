@@ -4,15 +4,12 @@ import json
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 from configurations import SMALL
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from analysis import findings_frame, load
-from analysis.comparison.evidence import Setting, contexts
-from analysis.comparison.statistics import bounds
 from raysim import train
 from raysim.cli import app
 from raysim.config import make_config
@@ -34,10 +31,13 @@ def test_the_pages_are_what_the_runs_say():
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_picture_is_drawn_for_each_study(study, tmp_path):
-    MAKE["draw"](load(MAKE["DATA"] / study), tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
-    assert (ROOT / "docs" / "images" / "findings" / f"{study}.png").is_file()
+def test_pictures_are_drawn_for_each_study(study, tmp_path):
+    results = load(MAKE["DATA"] / study)
+    drawn = {study: MAKE["draw"]} | ({f"{study}-networks": MAKE["draw_networks"]} if MAKE["races"](results) else {})
+    for name, draw in drawn.items():
+        draw(results, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert (ROOT / "docs" / "images" / "findings" / f"{name}.png").is_file()
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -65,21 +65,11 @@ def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
     assert size < 10_000_000
 
 
-@pytest.mark.parametrize("study", STUDIES)
-def test_bounds_cover_as_stated_on_spreads_that_were_recorded(study):
+def test_bounds_cover_as_stated_on_spreads_that_were_recorded():
     """Five seeds are drawn from the deviations of the recorded harms, scaled alike; each bound holds the mean in 95 % of draws."""
-    deviations = []
-    for context in contexts(load(MAKE["DATA"] / study)):
-        dense = context.settings[Setting()]
-        for setting, runs in context.settings.items():
-            seeds = dense.index.intersection(runs.index)
-            if setting != Setting() and len(seeds) >= 5:
-                harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
-                deviations += list((harms - harms.mean()) / harms.std(ddof=1))
-    draws = np.random.default_rng(0).choice(deviations, (20_000, 5))
-    found = [bounds(draw, 0.95) for draw in draws]
-    assert 0.93 < np.mean([one.low < 0 for one in found]) < 0.97
-    assert 0.93 < np.mean([one.high > 0 for one in found]) < 0.97
+    spread = [value for study in STUDIES for value in MAKE["deviations"](load(MAKE["DATA"] / study))]
+    for share in MAKE["coverage"](spread):
+        assert 0.93 < share < 0.97
 
 
 def test_keeping_runs_changes_nothing_but_their_size(monkeypatch, tmp_path):
