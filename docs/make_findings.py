@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import Finding, Results, findings, load, replay, safe_set
-from analysis.comparison.evidence import Setting, contexts, setting_of
+from analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
 from analysis.comparison.statistics import bounds
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS
@@ -36,6 +36,12 @@ PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
 SMALL = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
+HEADS: dict[Mode, str] = {
+    "on": "",
+    "off": ", compression off",
+    "on_estimated": ", estimated statistics",
+    "off_estimated": ", estimated statistics, compression off",
+}
 COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 
 
@@ -100,18 +106,16 @@ def _settings(results: Results) -> str:
     for context in contexts(results):
         name = context.quality.name
         verdicts = judged[judged["context"] == context.label].set_index("setting")
-        lines = [
-            f"| setting | seeds | {name} | {name}, compression off | fewer bytes | harm ({context.unit}) | bounds | verdict |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
+        modes = [mode for mode in MODES if context.rows[f"{name}_{mode}"].notna().any()]
+        heads = [f"{name}{HEADS[mode]}" for mode in modes]
+        columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
+        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for setting in sorted(context.settings, key=lambda one: _harm(verdicts, str(one))):
             runs = context.settings[setting]
-            on, off = (runs[f"{name}_{mode}"].mean() for mode in ("on", "off"))
             cells = [
                 f"`{setting}`",
                 str(len(runs)),
-                f"{on:.4g}",
-                f"{off:.4g}",
+                *(f"{runs[f'{name}_{mode}'].mean():.4g}" for mode in modes),
                 f"{factors[list(runs['run'])].mean():.1f}x",
             ]
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")

@@ -81,6 +81,26 @@ class Freed:
 
 
 @dataclass(frozen=True)
+class OfStatistics:
+    """The part of the degradation from switching compression off that BatchNorm statistics, estimated under each mode, spare."""
+
+    def unit(self, context: Context) -> str:
+        return context.unit
+
+    def step(self, context: Context) -> float | None:
+        return None
+
+    def text(self, one: str, other: str) -> str:
+        return f"harm of switching compression off that BatchNorm statistics of each mode spare {one}"
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        return (((one, "on"),),)
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        return context.harm(one, "off", one, "on") - context.harm(one, "off_estimated", one, "on_estimated")
+
+
+@dataclass(frozen=True)
 class Counted:
     """Base of quantities that no quality enters: they are counted or priced, and need no trained model."""
 

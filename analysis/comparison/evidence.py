@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 
@@ -24,7 +24,9 @@ from raysim.records import FINISHED
 UNPRICED = Estimate(math.nan, math.nan, math.nan)
 LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
 
-Mode = Literal["on", "off"]
+Mode = Literal["on", "off", "on_estimated", "off_estimated"]
+"""Compression on or off in an evaluation, with the BatchNorm statistics of training or with those estimated anew under that mode."""
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Setting(NamedTuple):
@@ -212,7 +214,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
     rows = []
     for row in runs.to_dict("records"):
         name = measure.name
-        values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in ("on", "off")}
+        values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in MODES}
         chance = _number(row.get(f"chance_{name}"))
         if row["status"] == "diverged":
             untrained, said = _untrained(results, row["run"], measure, chance)

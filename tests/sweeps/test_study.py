@@ -218,7 +218,7 @@ def raysim(tmp_path, monkeypatch):
     [
         (
             ["nothing"],
-            "Unknown study 'nothing'. Known: equal-bandwidth, equal-bandwidth-pictures, finetune-links, full, gravac",
+            "Unknown study 'nothing'. Known: equal-bandwidth, equal-bandwidth-pictures, finetune-activations, finetune-links",
         ),
         (["missing.toml"], "The study 'missing.toml' cannot be read"),
         (["broken.toml"], "broken.toml is not TOML"),
