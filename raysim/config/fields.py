@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-_LARGEST = 2**31 - 1  # the greatest count that the records hold
+LARGEST = 2**31 - 1  # the greatest count that the records hold
 Role = Literal["setting", "compression", "seed", "arithmetic", "observation", "place"]
 """The part of a key in a run's result.
 
@@ -22,8 +22,8 @@ def role(name: Role) -> dict[str, Any]:
     return {"role": name}
 
 
-Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
-Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 MOST_STAGES = 1024  # a few times the stages of the largest published pipelines
 
 

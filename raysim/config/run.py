@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict, role
+from raysim.config.fields import LARGEST, MOST_STAGES, Natural, Positive, Strict, role
 from raysim.config.links import (
     ByReplica,
     Notations,
@@ -156,6 +156,16 @@ class RunConfig(Strict):
         if not isinstance(value, (str, Mapping, Named)):
             raise PydanticCustomError("no_name", "Input should be a name")
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("model", "data")
+    @classmethod
+    def _has_sizes_that_exist(cls, value: Named, info: ValidationInfo) -> Named:
+        for key, option in value.options.items() if ":" not in value.name else ():
+            if isinstance(option, int) and abs(option) > LARGEST:
+                raise ValueError(
+                    f"`{info.field_name}.{key}` must be from -{LARGEST} to {LARGEST}, but got {shown(option)}."
+                )
+        return value
 
     @field_validator("loss", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 from raysim.notation import suggestion
 from raysim.workloads.hub import hf
 from raysim.workloads.images import cifar10, cifar100, digits
-from raysim.workloads.options import bind_options, import_function
+from raysim.workloads.options import bind_options, check_path, import_function
 from raysim.workloads.order import batch_ids, steps_per_epoch
 from raysim.workloads.own import own
 from raysim.workloads.pictures import images
@@ -44,6 +44,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "topics": topics,
     "wikitext2": wikitext2,
 }
+ON_A_HUB = ("hf",)  # sets whose `path` may be a name on the hub
 
 
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
@@ -61,7 +62,7 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
 
 
 def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the arguments with which the data set `name` is loaded; raises ValueError for a wrong name or option."""
+    """Return the arguments with which the data set `name` is loaded; raises ValueError for a wrong name, option or path."""
     if ":" in name:
         return bind_options("data", name, import_function("Data", name), options)
     if name not in DATASETS:
@@ -69,4 +70,7 @@ def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
             f"Unknown data set {name!r}. Known: {', '.join(sorted(DATASETS))}; your own is written "
             f"`package.module:function`.{suggestion(name, DATASETS)}"
         )
-    return bind_options("data", name, DATASETS[name], options)
+    arguments = bind_options("data", name, DATASETS[name], options)
+    if "path" in arguments and name not in ON_A_HUB:
+        check_path("data.path", arguments["path"])
+    return arguments

@@ -387,6 +387,10 @@ REFUSED_BY_THE_PLAN = {
         "Unknown model 'cnm'. Known: cnn, gpt, gpt2, hf, lstm, mlp, resnet101, resnet18, vgg16; "
         "your own is written `package.module:function`."
     ),
+    (f"model.width={10**20}",): f"`model.width` must be from -2147483647 to 2147483647, but got {10**20}.",
+    ("data.train_samples=-2147483648",): (
+        "`data.train_samples` must be from -2147483647 to 2147483647, but got -2147483648."
+    ),
     ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width. Did you mean `model.width`?",
 }
 
