@@ -1,6 +1,8 @@
 """Models of transformers: cut into stages they compute what transformers computes, and what cannot be cut is refused."""
 
+import pkgutil
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -144,6 +146,38 @@ def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(famil
                 assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max())), name
             else:
                 assert torch.equal(gradient, expected), name
+
+
+def counted(function, calls, name):
+    def call(*args, **kwargs):
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "changes", "first", "later"),
+    [
+        ("llama", ["create_causal_mask", "LlamaRotaryEmbedding.forward"], {}, 2, 0),  # once in each stage
+        ("gpt2", ["create_causal_mask"], {}, 2, 0),
+        ("resnet", ["ResNetModel.forward"], {"hidden_sizes": [4, 8, 8], "depths": [1, 1, 1]}, 2, 0),  # for two shapes
+        ("bert", ["create_bidirectional_mask"], {}, 8, 8),  # every microbatch has padding of its own
+    ],
+)
+def test_blocks_compute_their_arguments_once_for_each_shape_or_mask(family, names, changes, first, later, monkeypatch):
+    """The embedding and the head run the model's own forward for every microbatch, with its masks and rotary embeddings."""
+    config, shape = FAMILIES[family]
+    engine = engine_of(run_of({**config, **changes}, num_stages=2, num_microbatches=4, steps=3), shape)
+    calls = Counter()
+    for name in names:
+        path = f"transformers.models.{family}.modeling_{family}.{name}"
+        monkeypatch.setattr(path, counted(pkgutil.resolve_name(path), calls, name))
+    for step, blocks in enumerate([first, later, later]):
+        calls.clear()
+        engine.step(step)
+        assert calls == dict.fromkeys(names, 2 * 4 + blocks)
+    engine.close()
 
 
 LORA = {"rank": 2, "targets": ["q_proj", "v_proj", "up_proj"]}

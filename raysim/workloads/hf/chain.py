@@ -72,7 +72,7 @@ class Embedding(nn.Module):
         after = [f"{base}.{name}" for name in layout.after]
         self.model = _trimmed(model, [*_block_names(model, layout), *after, *heads])
         self._holes = holes(self.model)
-        self._first = f"{base}.{layout.blocks}.0"
+        self._first = self._holes.index(self.model.get_submodule(f"{base}.{layout.blocks}.0"))
 
     def forward(self, x: Tensor) -> Value:
         """Return the first hidden state of token ids or pictures, with the mask where there is padding."""
@@ -80,7 +80,7 @@ class Embedding(nn.Module):
         mask = None if self.padding is None else x != self.padding
         with filled(self._holes):
             base(**{base.main_input_name: x}, **_mask_input(mask))
-            hidden: Tensor = self.model.get_submodule(self._first).arrived
+            hidden: Tensor = self._holes[self._first].call.arrived
         return hidden if mask is None else {"hidden": hidden, "mask": mask}
 
 
@@ -152,7 +152,7 @@ class Arguments:
             self._model.to(x.device)
             with filled(self._holes, hidden):
                 self._model(**_hidden_input(self._model, hidden), **_mask_input(mask))
-                return [block.arguments for block in self._blocks]
+                return [block.call.arguments for block in self._blocks]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mask": None, "_kept": {}}

@@ -10,6 +10,22 @@ from typing import Any
 from torch import Tensor, nn
 
 
+class Call:
+    """The last call of a hole, and the tensor to return instead of its input.
+
+    A plain object, because a module checks every attribute that is set, which costs more than the call itself.
+    """
+
+    def __init__(self) -> None:
+        self.given: Tensor | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the tensors of the last call."""
+        self.arrived: Any = None
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
 class Hole(nn.Module):
     """Stands in the place of a module: keeps the arguments of its last call, and returns its input, or a given tensor.
 
@@ -20,14 +36,13 @@ class Hole(nn.Module):
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__()
         self._replaced = _Replaced(replaced)
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self.arrived: Any = None
-        self.given: Tensor | None = None
+        self.call = Call()
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the given tensor, or else `x`."""
-        self.arrived, self.arguments = x, (args, kwargs)
-        return x if self.given is None else self.given
+        call = self.call
+        call.arrived, call.arguments = x, (args, kwargs)
+        return x if call.given is None else call.given
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -70,14 +85,15 @@ def holes(model: nn.Module) -> tuple[Hole, ...]:
 @contextmanager
 def filled(some: Iterable[Hole], x: Tensor | None = None) -> Iterator[None]:
     """Let holes return `x` where it is given; at the end they forget the arguments of their calls."""
-    for hole in some:
-        hole.given = x
+    calls = [hole.call for hole in some]
+    for call in calls:
+        call.given = x
     try:
         yield
     finally:
-        for hole in some:
-            hole.given = hole.arrived = None
-            hole.arguments = ((), {})
+        for call in calls:
+            call.given = None
+            call.forget()
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:
