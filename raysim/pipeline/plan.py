@@ -29,6 +29,7 @@ from raysim.values import Boundary
 from raysim.weights import WeightPolicy
 from raysim.weights.base import Delays
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
+from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition
 from raysim.workloads.task import Task, make_task
@@ -296,6 +297,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         **cut,
     )
     check_names(config, parts.boundaries)
+    check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
     schedule = config.parsed_schedule
     plan = Plan(
         config=config,

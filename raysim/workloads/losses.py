@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raysim.on_demand import torch
@@ -97,13 +98,22 @@ def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape)
     """
     name = name or ("cross_entropy" if shape.classifies else "mse")
     if ":" in name:
-        return OwnLoss(name, import_function("Loss", name))
+        return OwnLoss(name, _with_options(name, import_function("Loss", name), options))
     kind = _LOSSES[name]
     arguments = bind_options("loss", name, kind, options)
     if shape.classifies != (name == "cross_entropy"):
         held, other = ("classes", "cross_entropy") if shape.classifies else ("numbers", "mse")
         raise ValueError(f"`loss` = {name!r} does not fit the data, whose targets are {held}. Use {other!r}.")
     return kind(**arguments)
+
+
+def _with_options(
+    name: str, function: Callable[..., Tensor], options: Mapping[str, object]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of outputs and targets with its further arguments given; raises ValueError naming a wrong one."""
+    if not options:
+        return function
+    return partial(function, **bind_options("loss", name, partial(function, None, None), options))
 
 
 def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:

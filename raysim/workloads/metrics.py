@@ -17,7 +17,7 @@ from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
 from raysim.workloads.losses import IGNORED
 from raysim.workloads.options import import_function
-from raysim.workloads.splits import DataShape
+from raysim.workloads.splits import DataShape, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,6 +196,27 @@ def make_metric(name: str, shape: DataShape) -> Metric:
         fitting = ", ".join(one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies)
         raise ValueError(f"`metrics` cannot have {name!r} with targets that are {held}. Known for these: {fitting}.")
     return make(shape)
+
+
+def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test: Split) -> None:
+    """Raise ValueError naming a metric of your own that fails on outputs of zeros and the first targets of the test data.
+
+    `output_shape` begins with the samples of a microbatch.
+    """
+    own = [metric for metric in metrics if isinstance(metric, OwnMetric)]
+    if not own:
+        return
+    targets = test.targets(np.arange(min(output_shape[0], len(test))))
+    outputs = torch.zeros((len(targets), *output_shape[1:]))
+    for metric in own:
+        try:
+            metric.sums(outputs, targets)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise ValueError(
+                f"Metric `{metric.measure.name}` must return one number, but failed on outputs of shape {tuple(outputs.shape)} "
+                f"and targets of shape {tuple(targets.shape)}: {reason}."
+            ) from error
 
 
 def count(targets: Tensor) -> int:

@@ -42,7 +42,7 @@ class OwnSplit:
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
         """Return (batch, ...), as `DataShape` says; raises ValueError naming a sample that is not of that shape."""
-        found = [_tensor(read(self.name, self.samples, int(index))[0]) for index in ids]
+        found = [_input_of(self.name, self.samples, int(index)) for index in ids]
         for index, x in zip(ids, found, strict=True):
             if tuple(x.shape) != self.shape.input_shape:
                 raise ValueError(
@@ -79,7 +79,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
             f"but got {type(found).__name__}."
         )
     names = [f"`{name}`, {split} split" for split in ("training", "test")]
-    x, y = (_tensor(part) for part in read(names[0], parts[0], 0))
+    x, y = _input_of(names[0], parts[0], 0), _target_of(names[0], parts[0], 0)
     of_tokens, of_classes = (not part.is_floating_point() for part in (x, y))
     target_shape = tuple(y.shape) if of_classes or y.ndim else (1,)
     shape = DataShape(
@@ -118,7 +118,7 @@ def read(name: str, samples: Samples, index: int) -> tuple[Any, Any]:
 
 def target_of(name: str, samples: Samples, index: int, shape: DataShape) -> Tensor:
     """Return the target of a sample as `shape` says; raises ValueError naming one of another kind."""
-    y = _tensor(read(name, samples, index)[1])
+    y = _target_of(name, samples, index)
     y = y.reshape(1) if not shape.classifies and not y.ndim else y
     if tuple(y.shape) != shape.target_shape or (shape.classifies and y.is_floating_point()):
         raise ValueError(
@@ -132,7 +132,14 @@ def _read_targets(name: str, samples: Samples, shape: DataShape) -> NDArray[Any]
     """Return all targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
     given = getattr(samples, "targets", None)
     if given is not None and len(given) == len(samples):
-        return _tensor(given).reshape(len(given), *shape.target_shape).to(getattr(torch, shape.target_dtype)).numpy()
+        y = _tensor(given, f"The attribute `targets` of {name}")
+        y = y.reshape(-1, 1) if shape.target_shape == (1,) else y
+        if tuple(y.shape[1:]) != shape.target_shape:
+            raise ValueError(
+                f"The attribute `targets` of {name} must hold targets of the shape {shape.target_shape}, as sample 0 has, but "
+                f"has {tuple(y.shape)}."
+            )
+        return y.to(getattr(torch, shape.target_dtype)).numpy()
     found: NDArray[Any] = torch.stack([target_of(name, samples, index, shape) for index in range(len(samples))]).numpy()
     return found
 
@@ -150,5 +157,18 @@ def _count_classes(names: list[str], parts: tuple[Any, ...], known: list[NDArray
     return greatest + 1
 
 
-def _tensor(value: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(value) if isinstance(value, (list, tuple)) else value)
+def _input_of(name: str, samples: Samples, index: int) -> Tensor:
+    return _tensor(read(name, samples, index)[0], f"The input of sample {index} of {name}")
+
+
+def _target_of(name: str, samples: Samples, index: int) -> Tensor:
+    return _tensor(read(name, samples, index)[1], f"The target of sample {index} of {name}")
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(np.asarray(value) if isinstance(value, (list, tuple)) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{what} must be a tensor, an array, or numbers of one shape, but is {type(value).__name__}."
+        ) from None

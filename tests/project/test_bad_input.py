@@ -36,6 +36,13 @@ class Skipping(nn.Module):
 
 def widest(outputs, targets):
     return outputs.sum(2)
+
+
+widest.higher_is_better = True
+
+
+def words():
+    return [("a word", 0)] * 64, [("a word", 0)] * 64
 """
 
 
@@ -86,6 +93,18 @@ BAD = {
     ),
     "a loss of numbers for classes": (["digits-cnn", "loss=mse"], "`loss`"),
     "a loss of one's own that fails": (["digits-cnn", "loss=of_mine:widest"], "of_mine:widest"),
+    "an option that a loss of one's own does not have": (
+        ["digits-cnn", "loss=of_mine:widest", "loss.gamma=2"],
+        "Unknown option `loss.gamma` of `of_mine:widest`. Known: none.",
+    ),
+    "a metric of one's own that fails": (
+        ["digits-cnn", "metrics=of_mine:widest"],
+        "Metric `widest` must return one number, but failed on outputs of shape (8, 10) and targets of shape (8,): Dimension",
+    ),
+    "samples that are no tensors": (
+        ["digits-cnn", "data=of_mine:words"],
+        "The input of sample 0 of `of_mine:words`, training split must be a tensor, an array, or numbers of one shape, but is str.",
+    ),
     "weights that do not match": (
         [*TEXT, "model.path=weights", "data.tokenizer=weights", "model.config.num_hidden_layers=6"],
         "lacks the weights",

@@ -343,6 +343,12 @@ def tokens():
     return [(row, torch.where(row > 2, row, -100))] * 6, [(row, row)] * 3
 def single():
     return Pairs(3)
+def ragged():
+    return [([[1.0], [2.0, 3.0]], 0)] * 3, [(torch.ones(3), 0)]
+def named():
+    pairs = Pairs(3)
+    pairs.targets = ["cat", "dog", "cat"]
+    return pairs, pairs
 def odd():
     return [(torch.ones(3), 0), (torch.ones(4), 1)], [(torch.ones(3), 0)]
 """
@@ -374,6 +380,12 @@ def test_objects_that_cannot_be_are_refused(mine):
     assert "must return two objects" in refusal(lambda: load("my_pairs:single"))
     assert refusal(lambda: load("my_pairs:classes", fail=5)) == (
         "Sample 5 of `my_pairs:classes`, training split cannot be read: OSError: the disk is gone."
+    )
+    assert refusal(lambda: load("my_pairs:ragged")) == (
+        "The input of sample 0 of `my_pairs:ragged`, training split must be a tensor, an array, or numbers of one shape, but is list."
+    )
+    assert refusal(lambda: load("my_pairs:named")).startswith(
+        "The attribute `targets` of `my_pairs:named`, training split must"
     )
     data = load("my_pairs:odd")
     assert refusal(lambda: data.train.inputs(np.array([1]), 0, 0, True)) == (

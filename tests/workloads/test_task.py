@@ -230,6 +230,10 @@ def test_a_loss_and_a_metric_of_ones_own(mine):
         "def worst(outputs, targets):\n    return (outputs - targets).abs().max()\nworst.higher_is_better = False\n",
         "worst",
     )
+    weighted = mine(
+        "def scaled(outputs, targets, factor=1.0):\n    return factor * (outputs - targets).abs().mean()\n", "scaled"
+    )
+    assert make_loss(weighted, {"factor": 3}, NUMBERS)(torch.ones(4, 2), torch.zeros(4, 2)) == 3
     task = make_task(path, {}, [metric, "mae"], NUMBERS)
     check_loss(task.loss, "head", (4, 2), NUMBERS)
     outputs, targets = drawn(NUMBERS, 10)
@@ -254,3 +258,7 @@ def test_a_loss_or_metric_of_ones_own_that_cannot_be_is_refused(mine):
         f"Metric `{metric}` must say whether more is better: set `plain.higher_is_better` to True or False."
     )
     assert "cannot be imported" in refusal(lambda: make_loss("nothing.like:this", {}, NUMBERS))
+    scaled = mine("def scaled(outputs, targets, factor):\n    return factor * (outputs - targets).mean()\n", "scaled")
+    assert refusal(lambda: make_loss(scaled, {"facter": 3}, NUMBERS)) == (
+        f"Unknown option `loss.facter` of `{scaled}`. Known: loss.factor. Did you mean `loss.factor`?"
+    )
