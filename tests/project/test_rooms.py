@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -94,8 +96,9 @@ def room_of(module):
     return room
 
 
+@cache
 def imports_of(path):
-    """Return the modules that a file imports, wherever in it; those for the type checker alone are left out."""
+    """Return the modules and names that a file imports, wherever in it, without imports for the type checker alone."""
     tree = ast.parse(path.read_text())
     typing_only = {
         id(inner)
@@ -103,13 +106,15 @@ def imports_of(path):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
+    found = []
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
@@ -117,7 +122,7 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
     room = room_of(module)
     ours, theirs = ROOMS[room]
     own = room.removeprefix("raysim.")
-    for name in imports_of(path):
+    for name, _ in imports_of(path):
         top = name.split(".")[0]
         if top == "raysim" and name != "raysim" and ours != {"*"}:
             inner = name.removeprefix("raysim.")
@@ -125,6 +130,19 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
             assert allowed, f"{module} imports {name}"
         elif top in THIRD_PARTY:
             assert top in theirs, f"{module} imports {name}"
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    """Imports within functions count too: a circle is one wherever it is closed."""
+    paths = dict(modules())
+    graph = {
+        module: {
+            inner if (inner := f"{name}.{imported}") in paths else name for name, imported in imports_of(path)
+        }.intersection(paths)
+        for module, path in paths.items()
+    }
+    assert any(graph.values())
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
 
 COMMANDS = [
@@ -188,5 +206,5 @@ def test_every_package_is_documented_and_typed():
 
 def test_no_test_module_imports_another():
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        imported = {name.split(".")[0] for name in imports_of(path)}
+        imported = {name.split(".")[0] for name, _ in imports_of(path)}
         assert not {name for name in imported if name.startswith("test_")}, path
