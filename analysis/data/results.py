@@ -190,7 +190,9 @@ class Results:
             if isinstance(sentence, str):
                 self.complain(sentence)
         for name in sorted(files.keys() - there):
-            self.complain(f"The study in {files[name].parent} has no trials yet.")
+            self.complain(
+                f"The study in {files[name].parent} has no trials.parquet: no trial has ended, or its runs alone were kept."
+            )
         good = [(name, table) for name, table in zip(there, read, strict=True) if not isinstance(table, str)]
         return stack([table for _, table in good], "folder", [name for name, _ in good])
 

@@ -171,7 +171,7 @@ def _rows(
                 "exchange_bytes": one.recording.exchange_bytes(),
             }
         if split:
-            parts = one.split(network)
+            parts = one.shares(network)
             row |= {name: float(parts.workers[name].mean()) for name in PARTS}
             row |= {
                 "pipeline_s": parts.pipeline_s,

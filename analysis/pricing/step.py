@@ -47,7 +47,7 @@ STRAIGHT_SINCE = 2  # version of records since which packets go from worker to w
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class StepShares:
     """Shares of the seconds of a mean step on one network."""
 
     workers: pd.DataFrame
@@ -299,7 +299,7 @@ class Replay:
         for seed, profile in enumerate(self.profiles.values()):
             yield simulate(self.schedule, profile, network, placement=self.placement(network), seed=seed)
 
-    def split(self, network: Network) -> Split:
+    def shares(self, network: Network) -> StepShares:
         """Return where the seconds of a step go on `network`, mean over the priced steps."""
         parts = np.zeros((self.num_workers, len(PARTS)))
         pipeline_s = utilisation = 0.0
@@ -318,7 +318,7 @@ class Replay:
         ]
         workers.insert(0, "worker", range(self.num_workers))
         workers.insert(1, "stages", [", ".join(map(str, of_worker)) for of_worker in stages])
-        return Split(
+        return StepShares(
             workers=workers,
             pipeline_s=pipeline_s / count,
             utilisation=utilisation / count,

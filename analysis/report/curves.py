@@ -23,7 +23,7 @@ from analysis.report.figures import (
     style,
     thinned,
 )
-from analysis.report.material import Job, Material, Setting
+from analysis.report.material import Job, Material, SettingRuns
 
 MOST_POINTS = 120  # of a line
 MOST_FAINT_POINTS = 30  # of one that is only there for comparison
@@ -94,7 +94,7 @@ def looks(job: Job) -> Mapping[str, Style]:
 
 def _row(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: Material) -> list[Panel]:
     chosen = looks(job)
-    axes: list[tuple[Axis, Callable[[Setting, Curve], Any]]] = [
+    axes: list[tuple[Axis, Callable[[SettingRuns, Curve], Any]]] = [
         (Axis("step", "steps"), lambda setting, curve: curve["step"].tolist()),
         (Axis("sent_bytes", "bytes sent", unit="B"), lambda setting, curve: finite(curve["sent_bytes"])),
         (Axis("simulated_s", "time, simulated", unit="s"), lambda setting, curve: _times(setting, curve, material)),
@@ -102,7 +102,7 @@ def _row(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: M
     return [Panel(title, axis, y, _series(job, curves, chosen, place, material), height=270) for axis, place in axes]
 
 
-def _times(setting: Setting, curve: Curve, material: Material) -> Scaled:
+def _times(setting: SettingRuns, curve: Curve, material: Material) -> Scaled:
     return Scaled(finite(curve["step"]), {network: setting.step_s[network].value for network in material.networks})
 
 
@@ -110,7 +110,7 @@ def _series(
     job: Job,
     curves: Mapping[str, Curve],
     chosen: Mapping[str, Style],
-    place: Callable[[Setting, Curve], Any],
+    place: Callable[[SettingRuns, Curve], Any],
     material: Material,
 ) -> list[Series]:
     named, faint = [], []

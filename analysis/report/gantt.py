@@ -9,7 +9,7 @@ import numpy as np
 from analysis import Replay
 from analysis.report.blocks import Section
 from analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
-from analysis.report.material import Job, Material, Setting
+from analysis.report.material import Job, Material, SettingRuns
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network
@@ -57,15 +57,15 @@ def section(material: Material) -> Section:
     return Section("gantt", "A step of the pipeline", figures, absent)
 
 
-def _pair(job: Job, material: Material) -> list[Setting]:
-    """Return the dense setting and the compressed one to set beside it: the recommended, else the one that is shown first."""
+def _pair(job: Job, material: Material) -> list[SettingRuns]:
+    """Return the dense setting and the compressed setting to show beside it: the recommended one, else the first of the page."""
     recommended = job.recommended(material.network)
     compressed = [one for one in ([recommended] if recommended else []) + job.named if one.step_s and not one.dense]
     dense = [job.dense] if job.dense is not None and job.dense.step_s else []
     return [*dense, *compressed[:1]]
 
 
-def _figure(job: Job, settings: list[Setting], material: Material) -> Figure | None:
+def _figure(job: Job, settings: list[SettingRuns], material: Material) -> Figure | None:
     spans: list[Spans] = []
     for setting in settings:
         assert setting.priced is not None
@@ -105,7 +105,7 @@ def _collectives(timeline: Timeline) -> Iterator[tuple[str, Span]]:
                 yield "collective", (lane, start, end - start, f"round {turn}")
 
 
-def _panel(setting: Setting, spans: Spans, longest: Mapping[str, float]) -> Panel:
+def _panel(setting: SettingRuns, spans: Spans, longest: Mapping[str, float]) -> Panel:
     lanes = list(dict.fromkeys(lane for of in spans.values() for _, (lane, *_) in of))
     series = []
     for kind, look in KINDS.items():

@@ -13,20 +13,21 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison.choice import safe_set
-from analysis.comparison.evidence import Setting as How
-from analysis.comparison.evidence import contexts, setting_of
+from analysis.comparison.evidence import Setting, contexts, setting_of
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import job_of, titles
 from analysis.data.probes import candidate_name, is_probe
 from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION
+from analysis.data.settings import COMPRESSION, as_text
 from analysis.pricing.estimates import Estimate
 from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
-from analysis.report.material import FIRST, MODES, Job, Material, Metric, Setting, Spread
+from analysis.report.material import FIRST, MODES, Job, Material, Metric, SettingRuns, Spread
 from raysim.network.topology import Network
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED
+
+UNCOMPRESSED = {f"{key}={as_text(value)}" for key, value in Setting()._asdict().items()}  # of a dense run
 
 
 class Price(NamedTuple):
@@ -39,7 +40,7 @@ class Price(NamedTuple):
 
 
 class MeanPrice(NamedTuple):
-    """The price of a setting by network, as in `Setting`."""
+    """The price of a setting by network, as in `SettingRuns`."""
 
     step_s: Mapping[str, Estimate]
     speedup: Mapping[str, Estimate]
@@ -143,7 +144,10 @@ def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
 
 
 def _names(runs: pd.DataFrame) -> pd.Series[str]:
-    """Return the name of each run's setting: forward / backward, and the other keys in which the job's settings differ."""
+    """Return the name of each run's setting: forward / backward, and the other keys in which it differs from other settings.
+
+    Keys with the value of a dense run are left out.
+    """
     pairs = [set(_pairs(str(setting))) for setting in runs["setting"]]
     shared = set.intersection(*pairs)
     names = []
@@ -153,11 +157,11 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
         if probed:
             names.append(candidate_name(row))
             continue
-        words = ["dense" if how == How() else f"{how.forward} / {how.backward}"]
+        words = ["dense" if how == Setting() else f"{how.forward} / {how.backward}"]
         words += [
             pair
             for pair in _pairs(str(setting))
-            if pair not in shared and pair.split("=")[0] not in ("forward", "backward")
+            if pair not in shared and pair not in UNCOMPRESSED and pair.split("=")[0] not in ("forward", "backward")
         ]
         names.append(" ".join(words))
     return pd.Series(names, runs.index)
@@ -175,18 +179,18 @@ def _setting(
     prices: Prices,
     judged: Judged,
     networks: Sequence[str],
-) -> Setting:
+) -> SettingRuns:
     how = setting_of(runs.iloc[0])
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
     mine = {str(run): prices[run] for run in runs["run"] if run in prices}
     price = mean_price(list(mine.values()), networks)
-    return Setting(
+    return SettingRuns(
         name=name,
         forward=how.forward,
         backward=how.backward,
-        dense=how == How(),
+        dense=how == Setting(),
         runs=tuple(runs["run"].astype(str)),
         seeds=int(_column(runs, "seed", 0).nunique()),
         diverged=int((runs["status"] == "diverged").sum()),
@@ -222,7 +226,7 @@ def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str
 
 
 def _skill(runs: pd.DataFrame, measure: Measure) -> float:
-    """Return the mean skill of runs with compression on; nan where they do not tell what chance reaches."""
+    """Return the mean skill of runs with compression on; nan where they do not record the quality of chance."""
     columns = (f"final_{measure.name}_on", f"chance_{measure.name}")
     if not measure.points or not {*columns} <= {*runs}:
         return math.nan

@@ -23,6 +23,7 @@ from analysis.report.typed import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
+LONGEST_WORD = 32  # characters of a notation in a table that is not broken into lines
 
 
 def write_html(page: Page) -> str:
@@ -150,15 +151,16 @@ class _Writer:
             return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
-    def _changing(self, text: str | ByNetwork | Typed, *, code: bool = False) -> str:
-        """Return a text as HTML; one that depends on the network is marked, and a script changes it."""
+    def _changing(self, text: str | ByNetwork | Typed, *, code: bool = False, number: bool = False) -> str:
+        """Return a text as HTML. Texts that depend on the network are marked, and a script changes them."""
+        write = _figure_text if number else _prose
         if isinstance(text, Typed):
             self.nodes.setdefault(id(text.nodes), text.nodes)
             return f'<span data-nodes="{list(self.nodes).index(id(text.nodes))}" data-part="{text.part}"></span>'
         if not isinstance(text, ByNetwork):
-            return f"<code>{escape(text)}</code>" if code else _prose(text)
-        self.spans.append([_prose(text.values[network]) for network in self.page.networks])
-        return f'<span data-text="{len(self.spans) - 1}">{_prose(text.values[self.page.network])}</span>'
+            return f"<code>{escape(text)}</code>" if code else write(text)
+        self.spans.append([write(text.values[network]) for network in self.page.networks])
+        return f'<span data-text="{len(self.spans) - 1}">{write(text.values[self.page.network])}</span>'
 
     def _table(self, table: Table) -> str:
         heads = []
@@ -188,10 +190,10 @@ class _Writer:
     def _row(self, table: Table, row: Sequence[Cell]) -> str:
         cells = []
         for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
-            attributes = f'{_class(column)} data-head="{escape(column.text)}"'
+            attributes = f'{_class(column, cell)} data-head="{escape(column.text)}"'
             if table.live:
                 attributes += self._sorting(cell)
-            inner = self._changing(cell.text, code=cell.code)
+            inner = self._changing(cell.text, code=cell.code, number=column.number)
             cells.append(f'<th scope="row"{attributes}>{inner}</th>' if place == 0 else f"<td{attributes}>{inner}</td>")
         current = ""
         if table.current is not None:
@@ -291,8 +293,10 @@ def _of_nodes(nodes: Nodes) -> dict[str, Any]:
     }
 
 
-def _class(column: Column) -> str:
+def _class(column: Column, cell: Cell | None = None) -> str:
     kind = "number" if column.number else "long" if column.long else ""
+    if cell is not None and cell.code and len(str(cell.text)) > LONGEST_WORD:
+        kind = "notation"  # long enough to be broken
     return f' class="{kind}"' if kind else ""
 
 
@@ -307,6 +311,15 @@ def _hash(script: str) -> str:
 def _prose(text: str) -> str:
     """Return text as HTML, `code` set as such."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _figure_text(text: str) -> str:
+    """Return a figure as HTML whose lines break before its interval, and after it, only.
+
+    >>> _figure_text("1.01x (0.97 to 1.05), alike")
+    '<span class="whole">1.01x</span> <span class="whole">(0.97 to 1.05),</span> <span class="whole">alike</span>'
+    """
+    return " ".join(f'<span class="whole">{_prose(part)}</span>' for part in re.split(r" (?=\()|(?<=,) ", text))
 
 
 def _json(data: Any) -> str:

@@ -79,7 +79,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class SettingRuns:
     """Runs that differ in nothing but their seed."""
 
     name: str
@@ -129,7 +129,7 @@ class Job:
     key: str
     title: str
     metric: Metric
-    settings: Sequence[Setting]
+    settings: Sequence[SettingRuns]
     runs: pd.DataFrame
     networks: Sequence[str]
     compute: str = ""
@@ -138,26 +138,26 @@ class Job:
     """The source of the compute seconds, in a few words."""
 
     @cached_property
-    def dense(self) -> Setting | None:
-        """The dense setting; of several, the one with most seeds."""
+    def dense(self) -> SettingRuns | None:
+        """The dense setting; of several, the setting with most seeds."""
         return max((one for one in self.settings if one.dense), key=lambda one: len(one.runs), default=None)
 
     @cached_property
-    def priced(self) -> list[Setting]:
+    def priced(self) -> list[SettingRuns]:
         """The settings that have a price on every network."""
         return [one for one in self.settings if one.step_s]
 
     @cached_property
-    def trained(self) -> list[Setting]:
+    def trained(self) -> list[SettingRuns]:
         """The priced settings whose models have learned at least half as much as dense models; all where that is unknown."""
         least = self.dense.skill / 2 if self.dense is not None and self.dense.skill > SKILL else -math.inf
         return [one for one in self.priced if not one.skill < least]
 
     @cached_property
-    def fronts(self) -> Mapping[str, Mapping[str, list[Setting]]]:
+    def fronts(self) -> Mapping[str, Mapping[str, list[SettingRuns]]]:
         """By network and mode: trained settings of which none other is both faster and better, fastest first."""
         quality, trained = self.metric.name, self.trained
-        found: dict[str, dict[str, list[Setting]]] = {}
+        found: dict[str, dict[str, list[SettingRuns]]] = {}
         for network in self.networks:
             frame = pd.DataFrame(
                 {
@@ -175,19 +175,19 @@ class Job:
                 found[network][mode] = [trained[place] for place in rows.index]
         return found
 
-    def recommended(self, network: str) -> Setting | None:
+    def recommended(self, network: str) -> SettingRuns | None:
         """Return the fastest setting on `network` that is shown to be safe, dense where that is not `WORTH` it; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
         safe = [one for one in self.faster(network) if one.verdict == "safe"]
         return max(safe, key=lambda one: one.speedup[network].value, default=self.dense)
 
-    def faster(self, network: str) -> list[Setting]:
+    def faster(self, network: str) -> list[SettingRuns]:
         """Return the compressed settings that would be worth it, were they safe: faster than dense beyond the interval, by `WORTH`."""
         others = [one for one in self.priced if not one.dense and one.speedup]
         return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
 
-    def promising(self, network: str) -> Setting | None:
+    def promising(self, network: str) -> SettingRuns | None:
         """Return the undecided setting to look into first: the fastest within the margin so far, else the least harmful."""
         open_ = [
             one for one in self.faster(network) if one.verdict == "undecided" and not math.isnan(one.judged["harm"])
@@ -198,7 +198,7 @@ class Job:
         return min(open_, key=lambda one: float(one.judged["harm"]), default=None)
 
     @cached_property
-    def named(self) -> list[Setting]:
+    def named(self) -> list[SettingRuns]:
         """The settings that figures give a look of their own: dense, the recommended ones, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
         chosen += [one for network in self.networks if (one := self.recommended(network)) is not None]

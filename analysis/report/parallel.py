@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analysis.report.blocks import Section
 from analysis.report.figures import Axis, ByNetwork, Figure, Panel, Series, joined
-from analysis.report.material import MODES, Job, Material, Setting
+from analysis.report.material import MODES, Job, Material, SettingRuns
 from analysis.report.tradeoff import grouped
 from analysis.report.words import bytes_of, seconds
 
@@ -111,7 +111,7 @@ def _scales(job: Job, network: str) -> list[Scale]:
     return found
 
 
-def _names(direction: str, settings: Sequence[Setting]) -> Scale:
+def _names(direction: str, settings: Sequence[SettingRuns]) -> Scale:
     order = sorted({getattr(one, direction) for one in settings})
     span = max(len(order) - 1, 1)
     return Scale(

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.data.probes import LIMIT, cost_words, smaller_runs
 from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from analysis.report.figures import ByNetwork
-from analysis.report.material import Job, Material, Setting
+from analysis.report.material import Job, Material, SettingRuns
 from analysis.report.tradeoff import priced
 from analysis.report.words import bytes_of, seconds, speedup, step_time
 
@@ -64,7 +64,7 @@ def _lead(job: Job, network: str) -> str:
     )
 
 
-def _row(setting: Setting, links: pd.DataFrame) -> list[Cell]:
+def _row(setting: SettingRuns, links: pd.DataFrame) -> list[Cell]:
     mine = links[links["run"].isin(setting.runs)]
     means = mine.groupby("direction", observed=True)["fidelity"].mean()
     errors = [float(means.get(direction, float("nan"))) for direction in DIRECTIONS]

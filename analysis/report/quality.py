@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.data.notations import read_method
 from analysis.report.blocks import Section
 from analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
-from analysis.report.material import MODES, Job, Material, Setting
+from analysis.report.material import MODES, Job, Material, SettingRuns
 from analysis.report.tradeoff import described
 
 STRENGTHS = {  # the meaning of a codec's first argument
@@ -57,7 +57,7 @@ def _figure(job: Job) -> Figure | None:
     )
 
 
-def _panel(job: Job, kind: str, direction: str, settings: list[Setting]) -> Panel:
+def _panel(job: Job, kind: str, direction: str, settings: list[SettingRuns]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
     alone = [one for one in settings if getattr(one, other) == "Identity"]
     series = []

@@ -1,4 +1,4 @@
-"""The table of runs: every one that was found, sortable and filterable."""
+"""The table of all runs that were found, which the reader can sort and filter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.figures import ByNetwork
-from analysis.report.material import Job, Material, Setting
+from analysis.report.material import Job, Material, SettingRuns
 from analysis.report.words import bytes_of, seconds, step_time
 
 COLUMNS = (
@@ -55,7 +55,7 @@ def _table(job: Job, material: Material) -> Table:
     )
 
 
-def _row(job: Job, setting: Setting, row: dict[Any, Any], material: Material) -> list[Cell]:
+def _row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> list[Cell]:
     done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 where it is missing
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     on, off = (_number(row.get(f"final_{job.metric.name}_{mode}")) for mode in ("on", "off"))

@@ -11,7 +11,7 @@ from analysis.comparison.rule import RULE
 from analysis.report.adopt import adoption
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.figures import ByNetwork
-from analysis.report.material import MODES, WORTH, Job, Material, Setting
+from analysis.report.material import MODES, WORTH, Job, Material, SettingRuns
 from analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
@@ -132,7 +132,7 @@ def _lead(job: Job, network: str) -> str:
     )
 
 
-def _sure(setting: Setting) -> str:
+def _sure(setting: SettingRuns) -> str:
     """Return how sure it is that a setting does no harm, where that was judged."""
     judged = setting.judged
     if not judged:
@@ -148,14 +148,14 @@ def _seeds_of(judged: Mapping[str, Any]) -> str:
     return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
 
 
-def _faster_than_dense(setting: Setting, network: str) -> str:
+def _faster_than_dense(setting: SettingRuns, network: str) -> str:
     """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
     value, low, high = setting.speedup[network]
     dense = seconds(setting.dense_step_s[network])
     return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
 
 
-def _facts(job: Job, setting: Setting, network: str) -> str:
+def _facts(job: Job, setting: SettingRuns, network: str) -> str:
     """Return the seconds and bytes of a step and the quality, beside dense where the setting is not dense."""
     dense = job.dense if job.dense is not setting else None
     reached = [
@@ -169,7 +169,7 @@ def _facts(job: Job, setting: Setting, network: str) -> str:
     )
 
 
-def _fastest(job: Job, network: str) -> Setting:
+def _fastest(job: Job, network: str) -> SettingRuns:
     return min(job.priced, key=lambda one: one.step_s[network].value)
 
 

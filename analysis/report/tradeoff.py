@@ -27,7 +27,7 @@ from analysis.report.figures import (
     finite,
     style,
 )
-from analysis.report.material import MODES, Job, Material, Setting
+from analysis.report.material import MODES, Job, Material, SettingRuns
 from analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
 
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
@@ -134,7 +134,7 @@ def _table(job: Job, material: Material) -> Table:
     )
 
 
-def priced(setting: Setting, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
+def priced(setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
     """Return a cell of estimates by network; a dense setting is as fast as itself."""
     if not values:
         return Cell("not priced" if not setting.step_s else "unknown")
@@ -151,22 +151,24 @@ def below(row: Mapping[Any, Any]) -> str:
 
     >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
     '250 Mbit/s (240 Mbit/s to 260 Mbit/s)'
+    >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
+    'always (90 Gbit/s to always)'
     """
     if row["pays"] != "below":
         return str(row["pays"] or "unknown")
-    middle, *ends = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
-    low, high = ("always" if math.isinf(end) else bandwidth(end) for end in ends)
-    return f"{bandwidth(middle)} ({low} to {high})"
+    found = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
+    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in found)
+    return f"{middle} ({low} to {high})"
 
 
-def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:
+def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
     """Return settings by the kinds of their codecs, and the look of each kind; dense comes last, to lie on top."""
-    kinds: dict[str, list[Setting]] = {}
+    kinds: dict[str, list[SettingRuns]] = {}
     for setting in settings:
         if not setting.dense:
             kinds.setdefault(f"{family(setting.forward)} / {family(setting.backward)}", []).append(setting)
     if len(kinds) > len(COLOURS):
-        merged: dict[str, list[Setting]] = {}
+        merged: dict[str, list[SettingRuns]] = {}
         for members in kinds.values():
             for setting in members:
                 merged.setdefault(f"{family(setting.forward)} forward", []).append(setting)
@@ -180,12 +182,12 @@ def grouped(settings: list[Setting]) -> dict[str, tuple[Style, list[Setting]]]:
     return found | ({"dense": (DENSE, dense)} if dense else {})
 
 
-def number(job: Job, setting: Setting) -> str:
+def number(job: Job, setting: SettingRuns) -> str:
     """Return the number of a named setting, which stands beside its point and in the table of settings."""
     return str(job.named.index(setting) + 1) if setting in job.named else ""
 
 
-def described(setting: Setting) -> str:
+def described(setting: SettingRuns) -> str:
     """Return a setting for one who points at it."""
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
@@ -195,7 +197,7 @@ def described(setting: Setting) -> str:
     )
 
 
-def _points(job: Job, name: str, settings: list[Setting], look: Style, mode: str, material: Material) -> Series:
+def _points(job: Job, name: str, settings: list[SettingRuns], look: Style, mode: str, material: Material) -> Series:
     return Series(
         name,
         ByNetwork({network: finite(one.step_s[network].value for one in settings) for network in material.networks}),

@@ -13,7 +13,7 @@ from analysis.data.results import Results
 from analysis.pricing.replay import dense_partners
 from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
 from analysis.report.gather import mean_price, prices_of
-from analysis.report.material import Job, Material, Setting
+from analysis.report.material import Job, Material, SettingRuns
 from raysim.network.topology import Network
 from raysim.records import FINISHED
 
@@ -80,7 +80,7 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
     )
 
 
-def _nodes(setting: Setting, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
+def _nodes(setting: SettingRuns, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
     prices = prices_of(results, partners, GRID, material.compute, material.profile, setting.runs)
     price = mean_price(list(prices.values()), GRID)
     return Nodes(_listed(price.step_s), _listed(price.speedup), _listed(price.dense_step_s))

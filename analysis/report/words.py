@@ -10,7 +10,7 @@ from analysis.pricing.estimates import Estimate
 from raysim.network.memory import format_bytes
 
 if TYPE_CHECKING:
-    from analysis.report.material import Setting
+    from analysis.report.material import SettingRuns
 
 
 def seconds(value: float) -> str:
@@ -86,7 +86,7 @@ def bandwidth(bps: float) -> str:
     return f"{bps:.3g} bit/s"
 
 
-def against_dense(setting: Setting) -> str:
+def against_dense(setting: SettingRuns) -> str:
     """Return the difference of a setting's quality from dense with compression on, with its interval."""
     judged = setting.judged
     harm, low, high = (float(judged.get(name, math.nan)) for name in ("harm", "harm_low", "harm_high"))

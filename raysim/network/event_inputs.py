@@ -15,7 +15,7 @@ from raysim.network.profile import Profile
 from raysim.network.timeline import alone_s
 from raysim.network.topology import Network
 from raysim.network.wires import REPLICA_SEEDS, Floats, check_complete, ends_of
-from raysim.schedules.arrays import Table
+from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
 RESULTS = ("start_s", "end_s", "begin_s", "arrive_s")
@@ -28,7 +28,7 @@ class SharedWiring:
     The kernel changes state in place, so every run takes copies. It resets `machines` and ports itself.
     """
 
-    table: Table
+    table: ActionTable
     placement: Placement
     shape: tuple[int, ...]
     """Replicas, stages, ops and microbatches."""
@@ -44,7 +44,7 @@ class SharedWiring:
 
     @classmethod
     def of(
-        cls, table: Table, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
+        cls, table: ActionTable, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
     ) -> SharedWiring:
         """Return the inputs for networks that name their hosts alike, or of which none does."""
         ends = [ends_of(table, placement, num_ops, replica) for replica in range(replicas)]
@@ -132,7 +132,7 @@ class SharedWiring:
         return costs.reshape(-1)
 
 
-def _actions(table: Table, there: NDArray[np.int64], back: NDArray[np.int64]) -> Records:
+def _actions(table: ActionTable, there: NDArray[np.int64], back: NDArray[np.int64]) -> Records:
     """Return all actions, (replica, stage, op, microbatch); `there` and `back` are channels by (replica, stage, op)."""
     actions = np.empty((*there.shape, table.num_microbatches), ACTION)
     replicas, stages = actions.shape[:2]
@@ -152,7 +152,7 @@ def _actions(table: Table, there: NDArray[np.int64], back: NDArray[np.int64]) ->
     return actions
 
 
-def _workers(table: Table, placement: Placement, replicas: int) -> tuple[Records, Records]:
+def _workers(table: ActionTable, placement: Placement, replicas: int) -> tuple[Records, Records]:
     """Return the workers of all replicas, which wait, and the machines that they are on."""
     hosts = np.array(placement.hosts, np.int64)
     workers = np.zeros(len(hosts), WORKER)

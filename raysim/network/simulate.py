@@ -38,7 +38,7 @@ from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network
 from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait, receivers_ask
 from raysim.notation import check_integer
-from raysim.schedules.arrays import Table
+from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
 
@@ -203,7 +203,7 @@ def _set_up(
     num_microbatches: int | None,
     num_replicas: int | None,
     placement: Placement | None,
-) -> tuple[Table, int, Placement]:
+) -> tuple[ActionTable, int, Placement]:
     """Return the table, the number of replicas and the placement, checked against one another."""
     count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
     check_integer("num_microbatches", count, 1)
@@ -231,7 +231,7 @@ def _set_up(
     return table, replicas, placement
 
 
-def _joined(profile: Profile, table: Table) -> Profile:
+def _joined(profile: Profile, table: ActionTable) -> Profile:
     """Return the profile with the weights' part of backward in B wherever the schedule has no W for it."""
     if profile.compute_s.shape[2] < 3:
         return profile
@@ -253,7 +253,7 @@ def _farthest_s(networks: Sequence[Network], placement: Placement) -> Floats:
     return np.array([network.latencies_s(placement.hosts[0], placement.hosts).max() for network in networks])
 
 
-def _end_s(profile: Profile, table: Table, farthest_s: Floats) -> Floats:
+def _end_s(profile: Profile, table: ActionTable, farthest_s: Floats) -> Floats:
     """Return the seconds of a step after its collectives: the update, the driver's trips to the farthest worker, and `step_s`.
 
     Without a flush stages have updated, and the driver waits for nobody.
@@ -264,7 +264,7 @@ def _end_s(profile: Profile, table: Table, farthest_s: Floats) -> Floats:
 
 
 def _collectives(
-    profile: Profile, placement: Placement, table: Table, replicas: int, *, overlap: bool
+    profile: Profile, placement: Placement, table: ActionTable, replicas: int, *, overlap: bool
 ) -> list[Collective]:
     """Return the collectives that end the step: of the profile's transfers, and of `gradient_bytes` averaged uncompressed."""
     if replicas == 1 and not len(profile.transfers):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.profile import COSTS, Profile
-from raysim.schedules.arrays import OPS, Table, make_table
+from raysim.schedules.arrays import OPS, ActionTable, make_table
 from raysim.schedules.families import Schedule
 from raysim.schedules.unflushed import Unflushed
 
@@ -25,7 +25,7 @@ FEWEST_STEPS, MOST_STEPS = 12, 96
 SAME = 1e-9  # of all time simulated: steps that differ by less take as long
 
 
-def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Table:
+def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """Return the rows that give the time of a step: its own, or those of several steps without a flush."""
     if not isinstance(schedule, Unflushed):
         return make_table(schedule, num_stages, num_microbatches)
@@ -46,7 +46,7 @@ def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tup
     return max(FEWEST_STEPS, min(3 * in_flight + 3, MOST_STEPS)) + 3 * ahead, ahead
 
 
-def on_end(profile: Profile, table: Table) -> Profile:
+def on_end(profile: Profile, table: ActionTable) -> Profile:
     """Return the costs of all steps of a table; without a flush, the last backward of a step holds the stage's update."""
     if table.num_steps == 1:
         return profile
@@ -62,7 +62,7 @@ def on_end(profile: Profile, table: Table) -> Profile:
     return replace(profile, **changed)
 
 
-def steady_end(table: Table, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
+def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
     """Return by network the start and the seconds of the priced step, and when each stage is done with it (stage, network).
 
     `free` is when workers are done (replica, worker, network), `done` when stages are with each step (replica, step, stage,
@@ -96,7 +96,7 @@ def _period_s(done: Floats) -> Floats:
     return found
 
 
-def windows(table: Table) -> NDArray[np.int64]:
+def windows(table: ActionTable) -> NDArray[np.int64]:
     """Return the actions of the priced step of each worker, from the first to behind the last, in the table's numbers.
 
     Without a flush these follow the worker's last backward of the step before. Its forwards are those of later microbatches.

@@ -14,7 +14,7 @@ from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.schedules.actions import Action
-from raysim.schedules.arrays import OPS, Table
+from raysim.schedules.arrays import OPS, ActionTable
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ class Timeline:
     is before or after it has negative or later times.
     """
 
-    table: Table
+    table: ActionTable
     window: NDArray[np.int64]
     """By worker: the actions of the table that are the step's, from the first to behind the last."""
     profile: Profile

@@ -13,7 +13,7 @@ from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.schedules.actions import topological_order
-from raysim.schedules.arrays import Table
+from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Ends:
     receiver: NDArray[np.int64]
 
 
-def ends_of(table: Table, placement: Placement, num_ops: int, replica: int) -> Ends:
+def ends_of(table: ActionTable, placement: Placement, num_ops: int, replica: int) -> Ends:
     """Return the ends of all packets of one replica."""
     workers = replica * table.num_workers + table.owner.astype(np.int64)
     sender = np.repeat(workers[:, None], num_ops, axis=1)
@@ -59,7 +59,7 @@ def questions_wait(network: Network, asked: bool) -> bool:
     return asked and bool(np.isfinite(network.bandwidth_bps).any())
 
 
-def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: bool = False) -> bool:
+def is_ordered(table: ActionTable, sharing: str, placement: Placement, *, questions: bool = False) -> bool:
     """Return whether the schedule alone fixes the order of all messages.
 
     It does where no wire has two workers at the end that orders it, and no `questions` wait behind packets.
@@ -87,7 +87,7 @@ def is_ordered(table: Table, sharing: str, placement: Placement, *, questions: b
 class OrderedWiring:
     """Inputs of the fast kernel about networks: for each replica its wires, and for each block of networks their costs."""
 
-    table: Table
+    table: ActionTable
     wires: list[NDArray[np.int32]]
     """By replica: (stage, op) to wire, -1 within a host."""
     costs: list[list[Costs]]
@@ -96,7 +96,7 @@ class OrderedWiring:
 
     @classmethod
     def of(
-        cls, table: Table, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
+        cls, table: ActionTable, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
     ) -> OrderedWiring:
         """Return the inputs for networks that name their hosts alike, or of which none does."""
         inbound = networks[0].sharing == "inbound"
@@ -223,7 +223,7 @@ def _lane_costs(networks: Sequence[Network], ends: Ends) -> tuple[Floats, Floats
     return byte_wire, np.ascontiguousarray(latency), 8 * bursts / bandwidth, jitter
 
 
-def check_complete(schedule: Schedule, table: Table, count: int, replicas: int) -> None:
+def check_complete(schedule: Schedule, table: ActionTable, count: int, replicas: int) -> None:
     """Raise ValueError with the action that blocks where not all actions ran."""
     if count < replicas * len(table.op):
         topological_order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)

@@ -14,7 +14,7 @@ OPS = "FBW"
 """An op's number is its place here: forward, backward, and backward for the weights alone where it is apart."""
 
 
-class Table(NamedTuple):
+class ActionTable(NamedTuple):
     """The rows of a schedule, one worker after another.
 
     >>> from raysim.schedules import GPipe
@@ -53,7 +53,7 @@ class Table(NamedTuple):
         return len(self.offsets) - 1
 
 
-def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Table:
+def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """Return the rows of a schedule as arrays; raises ValueError with the action that blocks where they deadlock."""
     owner = schedule.workers(num_stages)
     if type(schedule).rows is Schedule.rows:  # one stage a worker, rows of letters: no objects are needed
@@ -70,7 +70,7 @@ def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Ta
             for row in rows
         ]
         stages = [np.array([action.stage for action in row], np.int32) for row in rows]
-    return Table(
+    return ActionTable(
         offsets=np.cumsum([0, *(len(ops) for ops, _ in parts)], dtype=np.int64),
         stage=np.concatenate(stages),
         op=np.concatenate([ops for ops, _ in parts]),

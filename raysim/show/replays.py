@@ -72,10 +72,10 @@ def show_replay(
             out.print(
                 placement_words(replay, network, network.host_names), highlight=False, markup=False, soft_wrap=True
             )
-    splits = [(repr(network), replay.split(network)) for network in networks]
-    show_workers(out, [(name, [by_name(w) for w in split.workers.to_dict("records")]) for name, split in splits])
-    for name, split in splits:
-        out.print(critical_words(name, split.critical_s), highlight=False, markup=False, soft_wrap=True)
+    by_network = [(repr(network), replay.shares(network)) for network in networks]
+    show_workers(out, [(name, [by_name(w) for w in shares.workers.to_dict("records")]) for name, shares in by_network])
+    for name, shares in by_network:
+        out.print(critical_words(name, shares.critical_s), highlight=False, markup=False, soft_wrap=True)
     show_notes(out, replay.notes)
 
 
@@ -162,8 +162,10 @@ def replay_figures(
     """Return the content of `show_replay`, for JSON: null where a target was not reached or no bandwidth breaks even."""
     rows = []
     for row, network in zip(frame.to_dict("records"), networks, strict=True):
-        split = replay.split(network)
-        rows.append(plain_row(row) | {"workers": split.workers.to_dict("records"), "critical_path_s": split.critical_s})
+        shares = replay.shares(network)
+        rows.append(
+            plain_row(row) | {"workers": shares.workers.to_dict("records"), "critical_path_s": shares.critical_s}
+        )
     return {
         "run": str(replay.run.folder),
         "schedule": replay.row["schedule"],

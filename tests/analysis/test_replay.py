@@ -124,7 +124,7 @@ def test_a_faster_network_is_never_slower(sparse):
 
 
 def test_an_infinite_network_leaves_compute_alone(sparse):
-    free = sparse.split(parse_network("free"))
+    free = sparse.shares(parse_network("free"))
     assert free.workers["wait_s"].max() == pytest.approx(0, abs=1e-12)
     assert free.utilisation == 0
     busy = free.workers[["compute_s", "codec_s", "overhead_s"]].sum(axis=1)
@@ -137,11 +137,11 @@ def test_an_infinite_network_leaves_compute_alone(sparse):
 
 def test_the_parts_of_a_worker_add_up(sparse):
     for network in ("free", "8mbps", "100mbps+20ms", "worldwide"):
-        split = sparse.split(parse_network(network))
-        parts = split.workers.drop(columns=["worker", "stages"]).sum(axis=1)
+        shares = sparse.shares(parse_network(network))
+        parts = shares.workers.drop(columns=["worker", "stages"]).sum(axis=1)
         mean = sparse.step_seconds([parse_network(network)]).mean()
         assert parts.tolist() == pytest.approx([mean] * sparse.num_workers)
-        assert sum(split.critical_s.values()) == pytest.approx(mean)
+        assert sum(shares.critical_s.values()) == pytest.approx(mean)
 
 
 def test_twice_the_bandwidth_halves_the_time_on_the_wire(sparse):
@@ -263,7 +263,7 @@ def test_tied_gradients_are_exchanged_at_the_end(runs):
         round_s = RAY.small_trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
         seconds = 2 * round_s
         assert run.step_seconds([network])[0].tolist() == pytest.approx([one.step_s + seconds for one in without])
-        assert run.split(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
+        assert run.shares(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
     row = replay(run, "8mbps").iloc[0]
     links = Run(runs / "tied").links
     here = links[links["step"] == 3]
