@@ -34,7 +34,7 @@ def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a path names a regular file; one that is malformed or too long names none.
+    """Return whether a path names a regular file. A malformed path, or one that is too long, names none.
 
     >>> is_file("x" * 100_000)
     False

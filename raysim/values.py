@@ -38,7 +38,7 @@ class Boundary(NamedTuple):
 
 
 def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of floating-point numbers by name, and those of integers and booleans.
+    """Return the tensors of floating-point numbers by name, and the tensors of integers and booleans.
 
     A tensor without a dictionary is among the first, as `UNNAMED`, whatever its type. Raises ValueError where named tensors are
     not of the kinds that may cross a boundary.

@@ -1,4 +1,4 @@
-"""Calls of Tune into a sweep while it goes: whether to end it, and what to say while trials wait."""
+"""Callbacks of Tune into a running sweep: they end it, and tell why trials wait."""
 
 from __future__ import annotations
 

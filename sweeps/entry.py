@@ -48,9 +48,9 @@ class Entry(NamedTuple):
 def enter(
     study: Study, workers: int, folder: Path | None, *, shared: bool, wait_s: float | None, check: Callable[[], None]
 ) -> Entry:
-    """Return what trials of up to `workers` worker processes get of the machines, once there is room for one.
+    """Return the share of the machines for trials of up to `workers` worker processes, once there is room for one trial.
 
-    `folder`: that of the study, where it is a path, which all nodes must see. `shared`: the cluster is used by others, so that
+    `folder`: the study's folder where it is a path, which all nodes must see. `shared`: the cluster is used by others, so that
     trials wait for what they hold, `wait_s` at most. `check` is called while it waits, and may raise. Raises ConfigError where
     there is no room.
     """

@@ -26,7 +26,7 @@ class NodeWatch:
             self.compare()
 
     def compare(self) -> None:
-        """Look, and say what has changed."""
+        """Compare the nodes with the last look, and name the nodes that joined or were lost."""
         now = dict(self._look())
         for node in self._known.keys() - now.keys():
             self._say(

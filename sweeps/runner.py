@@ -221,7 +221,7 @@ class Sweep:
     def _pending(self) -> Mapping[str, str]:
         """Return Tune's setting for the number of trials whose actors may start side by side: all that run at once.
 
-        By default Tune starts one after another. On a cluster that others use it does so still: they see what waits for room.
+        By default Tune starts one after another. On a shared cluster this default stays, so that other drivers see which trials wait.
         """
         return {} if self.entry.allotment is not None else {"TUNE_MAX_PENDING_TRIALS_PG": str(self.share.jobs)}
 
@@ -266,7 +266,7 @@ class Sweep:
                     scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
 
     def _enter(self) -> Entry:
-        """Return what a trial gets of the machines, once there is room for one."""
+        """Return a trial's share of the machines, once there is room for one trial."""
 
         def check() -> None:
             if self.signal is not None:
@@ -289,7 +289,7 @@ class Sweep:
 
     @contextmanager
     def _ray(self) -> Iterator[None]:
-        """Have Ray: the one that is there, the cluster of the address, or one of our own on this machine."""
+        """Connect to Ray: the Ray of this process, the cluster of the address, or a new Ray on this machine."""
         if ray.is_initialized():
             yield
             return

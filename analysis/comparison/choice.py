@@ -186,7 +186,7 @@ def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame)
 
 
 def _pays(even: Estimate) -> str | None:
-    """Return where a setting pays, in a word: what the interval leaves open is not distinguishable."""
+    """Return where a setting pays, in a word; "not distinguishable" where the interval leaves that open."""
     if math.isnan(even.value):
         return None
     if math.isinf(even.low):

@@ -58,7 +58,7 @@ def _of_run(row: Mapping[Any, Any], folder: Place) -> Iterator[str]:
 
 
 def _of_file(file: Path, table: str, row: Mapping[Any, Any], filled: tuple[str, ...]) -> Iterator[str]:
-    """Yield the problems of the one file of a table."""
+    """Yield the problems of a table that is a single file."""
     try:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException) as error:

@@ -344,7 +344,7 @@ class RunConfig(Strict):
         return parse_weights(self.weights)
 
     def weight_delays(self) -> Delays:
-        """Return the delay of each stage's microbatches: updates from a forward on to the one that its gradient is part of."""
+        """Return the delay of each stage's microbatches: the updates between a forward and the update with its gradient."""
         policy, schedule = self.weight_policy, self.parsed_schedule
         if not isinstance(schedule, Unflushed):
             return [[0] * self.num_microbatches] * self.stages

@@ -173,7 +173,7 @@ def _packed(message: Message | None) -> bytes:
 
 
 def _unpacked(data: bytes) -> Parts:
-    """Return another rank's message to this rank alone, and its message to everyone; None for one that was not sent."""
+    """Return another rank's message to this rank alone and its message to everyone, None for a message that was not sent."""
     found: list[Message | None] = []
     place = 0
     for _ in range(2):

@@ -159,7 +159,7 @@ class StageActor:
 
 
 def _answered(call: Any) -> bool:
-    """Return whether a call that has ended reached its actor: one that finds no way there ends at once, by an error."""
+    """Return whether a call that has ended reached its actor. Without a way to the actor, a call ends at once with an error."""
     import ray
     from ray.exceptions import ActorUnavailableError
 

@@ -129,7 +129,7 @@ def node_address(node: str) -> str:
 
 
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
-    """Return those of some nodes that are no longer alive, each once."""
+    """Return the nodes that are no longer alive, each once."""
     import ray
 
     alive = {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}  # type: ignore[no-untyped-call]

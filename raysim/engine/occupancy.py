@@ -1,4 +1,4 @@
-"""The drivers that share a cluster: the CPUs that they hold and wait for, and what is said while one waits."""
+"""Drivers that share a cluster: the CPUs that each holds and waits for, and the messages of a driver that waits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_starting() -> bool:
 
 
 def room_sentence(needed: str) -> str:
-    """Return the sentence that something needs room: what is free, and who holds the rest."""
+    """Return the sentence of a driver without room, with the CPUs that are free and the drivers that hold the others."""
     import ray
 
     me = ray.get_runtime_context().get_job_id()
@@ -84,7 +84,7 @@ def room_sentence(needed: str) -> str:
 
 
 class Waiting:
-    """Says what is waited for, after `FIRST_S` and then every `EVERY_S`.
+    """Prints the reason of a wait after `FIRST_S`, and then every `EVERY_S`.
 
     >>> waiting = Waiting(print)
     >>> waiting.tell(lambda: "nothing is said at once")
@@ -95,7 +95,7 @@ class Waiting:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to wait anew."""
+        """Start the wait again from zero."""
         self._began = time.monotonic()
         self._next_s = FIRST_S
 

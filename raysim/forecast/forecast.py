@@ -43,7 +43,7 @@ from raysim.workloads.partition import partition
 
 @dataclass(frozen=True, eq=False)
 class Ending:
-    """The end of a step: what its replicas exchange, and the share of steps that end so."""
+    """The end of a step: the exchange of its replicas, and the share of steps with this end."""
 
     share: float
     costs: dict[str, Any]

@@ -1,7 +1,7 @@
 """Exchanges of replicas that go on under the steps that follow: the seconds that a step still waits for them.
 
-The steps that hide an exchange are taken to be like the one that sends it, and their packets and those of the exchange not to slow
-each other down.
+Two assumptions are made: the steps that hide an exchange last as long as the step that sends it, and their packets do not slow the
+packets of the exchange down, nor the other way round.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class BoundaryEnd:
         return join({name: self.links[name].receive_evaluation(inner) for name, inner in messages.items()}, exact)
 
     def take_accounts(self, of_links: Iterable[LinkAccount]) -> list[LinkAccount]:
-        """Return the accounts of the step: those of the links, and of the exact tensors."""
+        """Return the accounts of the step, of links and of exact tensors."""
         codec_s = sum(Stopwatch.between(*moments) for moments in self._coded)
         beside = list(self._beside.values())
         if beside:  # bits are packed for all of them together

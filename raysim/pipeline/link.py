@@ -41,7 +41,7 @@ class LinkAccount(NamedTuple):
 class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") of a tensor at one boundary.
 
-    `max_values`: of the largest message; one that claims more is refused. `tensor`: its name, where several may cross the
+    `max_values`: values of the largest message. A message that claims more is refused. `tensor`: its name, where several may cross the
     boundary, see `raysim.values`. `stopwatch`: of the worker, by default one of the link's own, for its `device`.
     """
 
@@ -78,7 +78,7 @@ class Link:
 
     @property
     def device(self) -> torch.device:
-        """The device on which messages are decoded; one that a model has been moved to is measured by a clock of its own."""
+        """The device on which messages are decoded. A link with a stopwatch of its own measures a new device by a new one."""
         return self._device
 
     @device.setter

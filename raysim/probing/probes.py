@@ -115,7 +115,7 @@ class Probe:
             station.end_step()
 
     def _gathered(self, mine: list[Any]) -> list[list[Any]]:
-        """Return what every rank holds at the first rank of the group, nothing at the others."""
+        """Return the lists of all ranks at the first rank of the group, and nothing at the others."""
         if self._group is None:
             return [mine]
         told: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank(self._group) == 0 else None

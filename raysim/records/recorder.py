@@ -54,7 +54,7 @@ class Recorder:
             self._lock = None
 
     def _acquire(self) -> IO[str]:
-        """Return the lock file, locked; one that its last owner has removed meanwhile locks nothing, and is left."""
+        """Return the lock file, locked. A file that its last owner has removed in the meantime is opened again."""
         while True:
             file = (self.folder / ".lock").open("w")
             try:

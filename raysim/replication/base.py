@@ -160,7 +160,7 @@ class ReplicaMethod(Notation, ABC):
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         """Raise ValueError, by field and rule, where the method cannot average gradients of these shapes.
 
-        `momentum`: the optimiser's, None for one that has no such thing.
+        `momentum`: momentum of the optimiser, None for an optimiser without momentum.
         """
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:

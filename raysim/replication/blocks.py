@@ -1,4 +1,4 @@
-"""Square blocks of matrices, within which methods select what they send."""
+"""Square blocks of matrices, within which methods select values."""
 
 from __future__ import annotations
 

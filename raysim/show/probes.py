@@ -24,7 +24,7 @@ FIDELITIES = {
 
 
 def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any]) -> None:
-    """Print the `probe_figures` of a probe's candidates: a table for each network, then what the probe cannot say."""
+    """Print the `probe_figures` of a probe's candidates: a table for each network, then the limits of a probe."""
     out, first = console(), candidates[0]
     counts = {"stages": first.num_stages, "replicas": first.num_replicas}
     shape = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count > 1)

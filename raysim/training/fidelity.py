@@ -1,4 +1,4 @@
-"""The warning about links whose messages arrive further from the original than zeros would be."""
+"""The warning about links with messages that arrive further from the original than zeros would be."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _take(config: RunConfig, data: Data) -> list[_Seen]:
 
 
 def _watch(module: nn.Module, stage: int, step: int, seen: list[_Seen]) -> Iterator[Any]:
-    """Note what every layer of a stage takes and returns; yield the hooks."""
+    """Note the inputs and outputs of every layer of a stage; yield the hooks."""
 
     def note(what: str, _: nn.Module, inputs: Any, output: Any = None) -> None:
         seen.append(_Seen(f"{what} in step {step}, stage {stage}", _digest(inputs if output is None else output)))

@@ -111,7 +111,7 @@ def bind_model(name: str, function: Callable[..., nn.Sequential], options: Mappi
 
 
 def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], num_stages: int) -> nn.Sequential:
-    """Return a model as layers that can be cut apart; raises ValueError for one that cannot be."""
+    """Return a model as layers that can be cut apart; raises ValueError for a model that cannot be cut."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         return model
     if not isinstance(model, nn.Module):

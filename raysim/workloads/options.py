@@ -69,7 +69,7 @@ def check_path(field: str, value: object) -> Path:
 def local_or_hub(field: str, value: object) -> str:
     """Return the local folder that `value` names, or else `value` as a hub name ("gpt2", "owner/name").
 
-    Raises ValueError for what can be neither.
+    Raises ValueError for a value that can be neither.
     """
     if isinstance(value, (str, Path)) and str(value):
         try:

@@ -211,7 +211,7 @@ def make_data(
     train_samples: int | None,
     test_samples: int | None,
 ) -> Data:
-    """Return the splits of pictures with the numbers of their classes: two parts, or one that is parted here."""
+    """Return the splits of pictures with the numbers of their classes: two parts, or a single part that is split here."""
     check_choice("data.augment", augment, ["random", "fixed", "none"])
     import_hub("PIL")
     rows = [np.arange(len(labels)) for _, labels in parts]
