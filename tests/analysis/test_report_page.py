@@ -52,6 +52,7 @@ def opened(browser, report):
         context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(120_000)  # a busy machine may take a minute to open a page
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on(

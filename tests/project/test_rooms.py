@@ -204,6 +204,13 @@ def test_every_package_is_documented_and_typed():
         assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip(), path
 
 
+def test_the_page_on_architecture_has_every_package_and_file_of_raysim():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    there = [path for path in (ROOT / "raysim").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    names = {path.name for path in there} - {"__init__.py"}
+    assert {name for name in names if f"`{name}`" not in page and f"`raysim/{name}`" not in page} == set()
+
+
 def test_no_test_module_imports_another():
     for path in sorted((ROOT / "tests").rglob("*.py")):
         imported = {name.split(".")[0] for name, _ in imports_of(path)}
