@@ -26,8 +26,8 @@ import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import HeadWatch
-from raysim.engine.init import end_ray, init_ray
-from raysim.engine.ray import UNWATCHED
+from raysim.engine.init import end_ray, start_ray
+from raysim.pipeline.errors import WorkerLostError
 from raysim.records import RecordsError, Run
 from sweeps.callbacks import Stop, Watch
 from sweeps.checking import check_metrics
@@ -297,15 +297,13 @@ class Sweep:
             joined = join_cluster(self.address, "`address`", self._abandon)
             self._head, dashboard_url = joined.watch, joined.dashboard_url
         else:
-            # the plan of a trial needs it, and Ray's start leaves this process idle
-            threading.Thread(target=import_module, args=("torch._dynamo",), daemon=True).start()
-            context = init_ray(
-                address="local",
-                num_cpus=os.cpu_count(),
-                include_dashboard=self.dashboard,
-                dashboard_host="127.0.0.1",
-                _system_config=None if self.dashboard else UNWATCHED,
-            )
+            # The plan of a trial needs it, and Ray's start leaves this process idle. No daemon: a process that ends while one
+            # imports may hang or crash.
+            threading.Thread(target=import_module, args=("torch._dynamo",)).start()
+            try:
+                context = start_ray(num_cpus=os.cpu_count(), dashboard=self.dashboard)
+            except WorkerLostError as error:
+                raise SweepError(f"the sweep failed: {error}") from None
             dashboard_url = context.dashboard_url
         self.dashboard_url = dashboard_url
         try:

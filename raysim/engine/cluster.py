@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from raysim.config import ConfigError
 from raysim.engine.head import HeadWatch
-from raysim.engine.init import init_ray
+from raysim.engine.init import first_reason, init_ray, plain_text
 
 ANSWER_S = 3.0  # for the head to take a connection
 PROBE_S = 11.0  # for the cluster to say who its nodes are
@@ -136,18 +135,6 @@ def lost_nodes(nodes: Sequence[str]) -> list[str]:
     return [node for node in dict.fromkeys(nodes) if node not in alive]
 
 
-def first_reason(error: BaseException) -> str:
-    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
-    lines = [line.strip() for line in _plain(str(error)).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".")
-
-
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in _plain(text).splitlines() if line.strip()]
+    lines = [line.strip() for line in plain_text(text).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else "no answer"
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)

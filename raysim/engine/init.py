@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import suppress
 from typing import Any
 
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
+from raysim.pipeline.errors import WorkerLostError
 
+# Settings of a Ray without a dashboard, whose metrics and task events would go unread.
+UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 LOSSES = (
     "worker_died",
     "node_removed",
@@ -29,12 +33,40 @@ def init_ray(**options: Any) -> Any:
     return context
 
 
+def start_ray(*, num_cpus: int | None, dashboard: bool) -> Any:
+    """Start a Ray of this process's own, which listens on loopback, and return its context; raises WorkerLostError where it fails."""
+    try:
+        return init_ray(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=dashboard,
+            dashboard_host="127.0.0.1",
+            _system_config=None if dashboard else UNWATCHED,
+        )
+    except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
+        end_ray()
+        raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
+
+
 def end_ray() -> None:
     """Call `ray.shutdown`, and keep the handlers of signals: Ray's core takes them away at its end, and SIGTERM would kill."""
     import ray
 
     with signals_after():
         ray.shutdown()
+
+
+def first_reason(error: BaseException) -> str:
+    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
+    lines = [line.strip() for line in plain_text(str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".")
+
+
+def plain_text(text: str) -> str:
+    """Return a text without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 class WithoutLosses:

@@ -16,9 +16,9 @@ import numpy as np
 from raysim.config import ConfigError
 from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
-from raysim.engine.cluster import check_address, first_reason, join_cluster, lost_nodes, node_address
+from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_address
 from raysim.engine.head import HeadWatch
-from raysim.engine.init import end_ray, init_ray
+from raysim.engine.init import end_ray, first_reason, start_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import assign, equal_share, free_resources, room_for
 from raysim.engine.room import check_room, host_memory_bytes
@@ -28,8 +28,6 @@ from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
 
-# Settings of a Ray without a dashboard, whose metrics and task events would go unread.
-UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
 LISTEN_S = 5.0  # seconds that the driver waits at a stretch, before it looks whether the head is there
 PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
@@ -197,19 +195,7 @@ class RayEngine(Engine):
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
-        try:
-            context = init_ray(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=self.dashboard,
-                dashboard_host="127.0.0.1",
-                _system_config=None if self.dashboard else UNWATCHED,
-            )
-        except (
-            Exception
-        ) as error:  # Ray raises bare exceptions: its servers take too long on a busy machine, or have no space
-            end_ray()
-            raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
+        context = start_ray(num_cpus=cpus, dashboard=self.dashboard)
         self._say_dashboard(context.dashboard_url)
 
     def _say_dashboard(self, url: str | None) -> None:

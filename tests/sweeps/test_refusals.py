@@ -161,3 +161,15 @@ def test_damaged_rows_are_refused_in_a_sentence(tmp_path):
     rows.path.write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match=r"^The rows of the study to resume, .*trials.parquet, cannot be read \(.*\)"):
         rows.read()
+
+
+def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch, tmp_path):
+    def init(**options):
+        raise Exception("The current node timed out during startup.\nThis could happen because the GCS is overloaded.")
+
+    for name, answer in {"init": init, "is_initialized": lambda: False, "shutdown": lambda: None}.items():
+        monkeypatch.setattr(f"ray.{name}", answer)
+    found = CliRunner().invoke(app, ["sweep", "quickstart", "--out", str(tmp_path / "sweep")])
+    assert found.exit_code == 1, found.output
+    sentence = "the sweep failed: Ray did not start: The current node timed out during startup. To go on: raysim sweep"
+    assert sentence in " ".join(found.output.split())
