@@ -82,9 +82,9 @@ def _train(
     except KeyboardInterrupt:
         fail(f"interrupted. {again}", ending.exit_code)
     except WorkerLostError as error:
-        fail(f"the run failed: {error}. {again}", 1)
+        fail(f"the run failed: {str(error).rstrip('.')}. {again}", 1)
     except (StageError, CheckpointError) as error:
-        fail(f"the run failed: {error}. Its records are in {training.folder}.", 1)
+        fail(f"the run failed: {str(error).rstrip('.')}. Its records are in {training.folder}.", 1)
     except OSError as error:  # of its folder, or of the terminal
         if ending.wanted:
             fail(f"interrupted. {again}", ending.exit_code)

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.values import UNNAMED, Boundary, Value, join, only, sent_bytes, split
+from raysim.workloads.fake import fake
 from raysim.workloads.footprint import Alive, Footprint, footprint
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.splits import DataShape
@@ -94,12 +95,12 @@ class Shadow:
 
         parameters = {p: None for layer in self._copies[start:stop] for p in layer.parameters()}
         alive = Alive(self._state, lambda x: isinstance(x, FakeTensor))
-        with self._mode, torch.enable_grad():
+        with fake(self._mode), torch.enable_grad():
             return footprint(alive, make_input, forward, parameters, first=start == 0, two_parts=two_parts)
 
     def _count(self) -> list[LayerCost]:
         layers = []
-        with self._mode, torch.no_grad():
+        with fake(self._mode), torch.no_grad():
             x: Value = torch.empty(self._input[0], dtype=self._input[1])
             self._values: list[Value] = [x]  # that layers are given
             for index, layer in enumerate(self._modules):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -113,6 +115,12 @@ def _with_options(
     """Return a function of outputs and targets with its further arguments given; raises ValueError naming a wrong one."""
     if not options:
         return function
+    try:
+        inspect.signature(partial(function, None, None))
+    except (TypeError, ValueError):  # of a function in C, or of one that does not take outputs and targets
+        raise ValueError(
+            f"Loss `{name}` must be a function of outputs and targets, written in Python, to take options."
+        ) from None
     return partial(function, **bind_options("loss", name, partial(function, None, None), options))
 
 
@@ -154,7 +162,9 @@ def _try(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -> None
     outputs = torch.zeros(output_shape, requires_grad=True)
     targets = example_targets(loss, outputs, shape)
     try:
-        found = loss(outputs, targets)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shapes that differ, of which torch's error tells
+            found = loss(outputs, targets)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         shapes = f"outputs of shape {output_shape} and targets of shape {tuple(targets.shape)}"

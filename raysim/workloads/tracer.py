@@ -18,6 +18,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from raysim.workloads.fake import fake
+
 SAMPLES = 1013  # a prime: a size that it divides may depend on the number of samples
 FACTORIES = (
     "arange",
@@ -104,7 +106,7 @@ class ShapedTracer(fx.Tracer):
         kwargs: Any = fx.node.map_arg(node.kwargs, self._value)
         before, self._running = self._running, True
         try:
-            with self._mode, torch.no_grad():
+            with fake(self._mode), torch.no_grad():
                 if node.op == "get_attr":
                     return attrgetter(str(node.target))(self.root)
                 if node.op == "call_module":

@@ -1,5 +1,7 @@
 """Bad input of one's own: model, data, loss, weights and plug-ins are refused in one sentence, with exit code 2."""
 
+import logging
+
 import pytest
 from hf_variants import CAUSAL
 from typer.testing import CliRunner
@@ -32,6 +34,19 @@ class Skipping(nn.Module):
     def forward(self, x):
         x = self.first(x.flatten(1))
         return self.head(x + self.second(x))
+
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(63, 10)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def row():
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))
 
 
 def widest(outputs, targets):
@@ -75,13 +90,21 @@ BAD = {
         ["digits-cnn", "model=of_mine:Skipping", 'cuts=["third"]'],
         "`cuts` must name layers of the model (first, head), but got 'third'.",
     ),
+    "layers that do not fit": (
+        ["digits-cnn", "model=of_mine:row", "num_stages=2"],
+        "Layer `1` failed on a tensor of shape (8, 64): a and b must have same reduction dim, but got [8, 64] X [63, 10].",
+    ),
+    "layers of a forward that do not fit": (
+        ["digits-cnn", "model=of_mine:Narrow", "num_stages=1"],
+        "a and b must have same reduction dim",
+    ),
     "a tensor that does not cross": (
         ["digits-cnn", "model=of_mine:Skipping", 'cuts=["second"]', "forward.third=TopK(0.1)"],
         "`forward` must name tensors that cross a boundary (first, second), but got 'third'.",
     ),
     "an unknown column": (
         ["digits-cnn", "model=mlp", "data=table", "data.path=houses.csv", "data.target=cost"],
-        "cost",
+        "`data.target` must be a column of houses.csv (size, price), but got 'cost'.",
     ),
     "a tokenizer and another vocabulary": (
         [*TEXT, "model.path=weights", "data.tokenizer=larger"],
@@ -91,8 +114,14 @@ BAD = {
         [*TEXT, "model.path=weights"],
         "read by bytes, but 'weights'",
     ),
-    "a loss of numbers for classes": (["digits-cnn", "loss=mse"], "`loss`"),
-    "a loss of one's own that fails": (["digits-cnn", "loss=of_mine:widest"], "of_mine:widest"),
+    "a loss of numbers for classes": (
+        ["digits-cnn", "loss=mse"],
+        "`loss` = 'mse' does not fit the data, whose targets are classes. Use 'cross_entropy'.",
+    ),
+    "a loss of one's own that fails": (
+        ["digits-cnn", "loss=of_mine:widest"],
+        "Loss `of_mine:widest` failed on outputs of shape (8, 10) and targets of shape (8,): Dimension out of range",
+    ),
     "an option that a loss of one's own does not have": (
         ["digits-cnn", "loss=of_mine:widest", "loss.gamma=2"],
         "Unknown option `loss.gamma` of `of_mine:widest`. Known: none.",
@@ -117,12 +146,32 @@ BAD = {
 }
 
 
+class Heard(logging.Handler):
+    """Keeps the records of torch's log of fake tensors, which would be printed."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.fixture
+def logged():
+    log, heard = logging.getLogger("torch._subclasses.fake_tensor"), Heard()
+    log.addHandler(heard)
+    yield heard.records
+    log.removeHandler(heard)
+
+
 @pytest.mark.parametrize("case", BAD)
-def test_it_is_refused_in_one_sentence_before_anything_starts(folder, case):
+def test_it_is_refused_in_one_sentence_before_anything_starts(folder, logged, case):
     arguments, sentence = BAD[case]
     done = CliRunner().invoke(app, ["train", *arguments, "--engine", "inline", "--out", "run"])
     assert done.exit_code == 2, done.output
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("raysim: ")
     assert sentence in line
+    assert not logged
     assert not (folder / "run").exists()

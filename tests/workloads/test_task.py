@@ -262,3 +262,6 @@ def test_a_loss_or_metric_of_ones_own_that_cannot_be_is_refused(mine):
     assert refusal(lambda: make_loss(scaled, {"facter": 3}, NUMBERS)) == (
         f"Unknown option `loss.facter` of `{scaled}`. Known: loss.factor. Did you mean `loss.factor`?"
     )
+    assert refusal(lambda: make_loss("torch:dist", {"p": 2}, NUMBERS)) == (
+        "Loss `torch:dist` must be a function of outputs and targets, written in Python, to take options."
+    )
