@@ -14,7 +14,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config import ConfigError
-from raysim.engine.cluster import first_reason, lost_nodes, node_address
+from raysim.engine.cluster import lost_nodes, node_address
+from raysim.engine.init import first_reason
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import free_resources, total_resources
 from sweeps.allotment import Allotment

@@ -10,7 +10,7 @@ from typing import Any
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raysim.engine.cluster import first_reason
+from raysim.engine.init import first_reason
 
 
 @contextmanager

@@ -53,7 +53,7 @@ ROOMS = {
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.engine.cluster": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.head": (set(), set()),
-    "raysim.engine.init": ({"engine"}, {"ray"}),
+    "raysim.engine.init": ({"engine", "pipeline.errors"}, {"ray"}),
     "raysim.engine.occupancy": (set(), {"ray"}),
     "raysim.engine.resources": (set(), {"ray"}),
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),

@@ -127,7 +127,7 @@ def test_a_signal_that_breaks_off_the_start_of_ray_keeps_its_number(tmp_path, mo
         raise KeyboardInterrupt  # see `signals_after`
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("sweeps.runner.init_ray", break_off)
+    monkeypatch.setattr("sweeps.runner.start_ray", break_off)
     with pytest.raises(KeyboardInterrupt) as caught:
         Sweep(read_study(write_study(tmp_path)), out=tmp_path / "out").run()
     assert caught.value.args == (signal.SIGTERM,)
