@@ -353,6 +353,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(case):
     assert str(caught.value).count("\n") == 0
 
 
+def test_a_head_that_looks_for_padding_among_the_tokens_is_refused(capfd):
+    with pytest.raises(
+        ValueError, match=r"A model of type 'llama' cannot be cut as a classifier of texts: its head looks"
+    ):
+        hf(PADDED, config=LLAMA)
+    assert not capfd.readouterr().err  # transformers has advice of its own
+
+
 def test_weights_that_do_not_match_are_refused(tmp_path):
     small, other = {**LLAMA, "num_hidden_layers": 2}, {"num_hidden_layers": 3}
     load_model(TEXT, config=small).save_pretrained(tmp_path / "small")

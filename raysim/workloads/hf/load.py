@@ -52,7 +52,8 @@ def hf(
         )
     model = load_model(shape, path=path, config=config, attention=attention, new_head=new_head, lora=lora)
     layers = chain(model, shape.padding)
-    _check_equal(model, layers, shape)
+    with _quiet():
+        _check_equal(model, layers, shape)
     return with_subspace(layers, model.config, subspace, subspace_form)
 
 
@@ -286,6 +287,11 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
     with torch.no_grad():
         expected, found = model.eval()(x, **known).logits, layers.eval()(x)
         if not torch.allclose(expected, found, rtol=1e-4, atol=1e-5):
+            if shape.padding is not None:
+                raise ValueError(
+                    f"A model of type {kind!r} cannot be cut as a classifier of texts: its head looks for padding among the "
+                    "tokens, which do not reach the last stage. Use an encoder, such as 'bert' or 'distilbert'."
+                )
             raise ValueError(
                 f"A model of type {kind!r} cannot be cut: its blocks in a row do not give the logits of the model."
             )
