@@ -25,10 +25,10 @@ from raysim.records import RecordsError, Run
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 from sweeps.board import Board
-from sweeps.crew import Crew, RoomLostError, WarmEngine
 from sweeps.objectives import Figure, Objective, figures, priced
 from sweeps.refusals import find_refusal
 from sweeps.store import Store
+from sweeps.warm_actors import RoomLostError, WarmActors, WarmEngine
 
 if TYPE_CHECKING:
     from analysis import Replay
@@ -70,7 +70,7 @@ class SweepTrial(tune.Trainable):
     """A trial in Tune's hands."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._crew = Crew()
+        self._warm = WarmActors()
         self._data: dict[str, Data] = {}
         self._begin(config)
 
@@ -84,7 +84,7 @@ class SweepTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._end()
-        self._crew.dismiss()
+        self._warm.dismiss()
 
     def _begin(self, config: dict[str, Any]) -> None:
         values = json.loads(config["spec"])
@@ -115,7 +115,7 @@ class SweepTrial(tune.Trainable):
                 text = str(failure) if known else f"{type(failure).__name__}: {failure}"
                 status, error = "failed", _says(seed, spec.seeds, text)
                 if not isinstance(failure, ConfigError):  # of which nothing has begun
-                    self._crew.dismiss()
+                    self._warm.dismiss()
                 break
             run = Run(folder)
             runs.append(run)
@@ -149,7 +149,7 @@ class SweepTrial(tune.Trainable):
         training = Training(
             config,
             out=folder,
-            engine=partial(WarmEngine, crew=self._crew) if spec.engine == "ray" else "inline",
+            engine=partial(WarmEngine, warm=self._warm) if spec.engine == "ray" else "inline",
             resume=before is not None,
             data=self._load(config),
         )

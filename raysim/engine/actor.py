@@ -22,7 +22,7 @@ from raysim.engine.slow_start import Reach, starts_slowly
 from raysim.engine.speeds import measured_gflops
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns
-from raysim.pipeline.reports import Fault
+from raysim.pipeline.reports import Failure
 from raysim.pipeline.worker import Worker
 
 MAIL = "mail"
@@ -102,7 +102,7 @@ class StageActor:
         try:
             with worker.threads():
                 outcome = self._conduct(turn, getattr(worker, method)(*arguments), worker)
-            finished = not isinstance(outcome, Fault)
+            finished = not isinstance(outcome, Failure)
         finally:
             if not finished:
                 for deliver in self._deliver.values():

@@ -18,7 +18,7 @@ from raysim.network.memory import StageMemory
 from raysim.pipeline.device import DeviceFacts, check_devices
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.plan import Workload
-from raysim.pipeline.reports import Evaluated, Fault, StepReport
+from raysim.pipeline.reports import Evaluated, Failure, StepReport
 from raysim.pipeline.signals import Signals
 from raysim.schedules.actions import topological_order
 
@@ -116,14 +116,14 @@ class Engine(ABC):
     def _together(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Run a method of several workers, which exchange letters as it runs, and return their results.
 
-        Raises the fault that comes first in the order of actions, which is the same one in every engine.
+        Raises the failure that comes first in the order of actions, which is the same one in every engine.
         """
         outcomes = self._perform(workers, method, *arguments)
-        faults = [outcome for outcome in outcomes if isinstance(outcome, Fault)]
-        faults = [fault for fault in faults if not isinstance(fault.error, SenderStoppedError)] or faults
-        if faults:
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        failures = [failure for failure in failures if not isinstance(failure.error, SenderStoppedError)] or failures
+        if failures:
             actions = topological_order(self.plan.rows, self.plan.num_stages)
-            raise min(faults, key=lambda f: actions.index(f.action) if f.action else len(actions)).error from None
+            raise min(failures, key=lambda f: actions.index(f.action) if f.action else len(actions)).error from None
         return outcomes
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:

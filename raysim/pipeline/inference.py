@@ -14,7 +14,7 @@ from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.links import Links
 from raysim.pipeline.mail import Letter, Send, Take, Turns
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import Evaluated, Fault
+from raysim.pipeline.reports import Evaluated, Failure
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, unpack_tensors
 from raysim.values import Value, only
@@ -44,7 +44,7 @@ class Inference:
         self._device = device
         self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while a mean is evaluated
 
-    def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Fault]:
+    def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
         """Take batches of a split through the stages of this worker, one stage after another.
 
         `mode` is an evaluation mode of links, see `Link.send_evaluation`. The worker of the last stage returns the sums over
@@ -64,7 +64,7 @@ class Inference:
                         target = self._plan.worker(self._replica, index + 1)
                         yield Send((Letter(target, (index, batch), outcome),))
         except (DivergedError, StageError) as error:
-            return Fault(None, error)
+            return Failure(None, error)
         return found
 
     def _infer(

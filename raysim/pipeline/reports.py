@@ -1,4 +1,4 @@
-"""Reports of a worker: of an action, a step, a fault, an evaluation."""
+"""Reports of a worker: of an action, a step, a failure, an evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepReport(NamedTuple):
     ] = {}  # by boundary, where its compressor needs the sensitivity of the stage behind
 
 
-class Fault(NamedTuple):
+class Failure(NamedTuple):
     """The action at which a worker's step broke off, None after the last action, and the error."""
 
     action: Action | None

@@ -22,7 +22,7 @@ from raysim.pipeline.links import Links
 from raysim.pipeline.mail import Letter, Send, Take, Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.profiled import Profiled
-from raysim.pipeline.reports import Evaluated, Fault, StepReport
+from raysim.pipeline.reports import Evaluated, Failure, StepReport
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
@@ -108,10 +108,10 @@ class Worker:
 
     # A step: `run`, which sends and takes letters, then `update` once all workers have run.
 
-    def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Fault]:
+    def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Failure]:
         """Run the row of a step, then the rounds that end it; return the squared norms of gradients, see `update`.
 
-        `step_s` is the clock's time of the last step. An error that breaks the step off is returned as a fault: NaN or infinity,
+        `step_s` is the clock's time of the last step. An error that breaks the step off is returned as a failure: NaN or infinity,
         a model or a method that fails, or a letter that will not come because its sender broke off.
         """
         action: Action | None = None
@@ -128,12 +128,12 @@ class Worker:
             self._measured = {boundary: value for boundary, value in found.items() if value is not None}
             yield from self.averaging.run(step, step_s)
         except (DivergedError, StageError) as error:
-            return Fault(action, error)
+            return Failure(action, error)
         self._has_run = True
         return self._squared_norms() if self.plan.config.optimizer.clip_norm is not None else {}
 
-    def update(self, step: int, signals: Signals, norms: Sequence[Mapping[int, float]]) -> Turns[StepReport | Fault]:
-        """Step the optimisers and end the step, which all workers have run; return its report, or a fault as `run` does.
+    def update(self, step: int, signals: Signals, norms: Sequence[Mapping[int, float]]) -> Turns[StepReport | Failure]:
+        """Step the optimisers and end the step, which all workers have run; return its report, or a failure as `run` does.
 
         `signals` of the last step are for links that adapt. `norms` are the squared norms of all stages of each replica, used
         where gradients are clipped. The memories of replica methods change here, together with the parameters.
@@ -145,7 +145,7 @@ class Worker:
             norm = self.updates.end_step(step, norms)
             yield from self.averaging.run(step, signals.step_s, after_update=True)
         except (DivergedError, StageError) as error:
-            return Fault(None, error)
+            return Failure(None, error)
         for index, stage in self.stages.items():
             if self.plan.replica_methods[index].after_update:
                 stage.place(self.averaging.parameters(index))
@@ -160,7 +160,7 @@ class Worker:
 
     # Evaluation, see `Inference`.
 
-    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Fault]:
+    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
         """Evaluate batches of a split on the stages of this worker, with links in an evaluation mode."""
         return self.inference.run(self.step, split, batches, mode)
 

@@ -120,11 +120,11 @@ def read_records(checkpoint: Checkpoint) -> dict[str, str]:
 def newest_whole(
     folder: Path, check: Callable[[Mapping[str, str]], None]
 ) -> tuple[tuple[Checkpoint, list[np.ndarray]] | None, list[str]]:
-    """Return the newest checkpoint that is whole and whose records `check` accepts, with its parts; and the faults of newer ones.
+    """Return the newest checkpoint that is whole and whose records `check` accepts, with its parts; and the errors of newer ones.
 
     `check` raises RecordsError. None where there is no checkpoint; raises CheckpointError where there are some, and none is whole.
     """
-    faults: list[str] = []
+    errors: list[str] = []
     for checkpoint in reversed(checkpoints(folder)):
         try:
             parts = read_checkpoint(checkpoint)
@@ -134,11 +134,11 @@ def newest_whole(
                 raise CheckpointError(
                     f"The records of the checkpoint {checkpoint.path} are damaged: {error}."
                 ) from None
-            return (checkpoint, parts), faults
+            return (checkpoint, parts), errors
         except CheckpointError as error:
-            faults.append(str(error))
-    if faults:
-        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(faults)}")
+            errors.append(str(error))
+    if errors:
+        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(errors)}")
     return None, []
 
 

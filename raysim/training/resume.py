@@ -26,7 +26,7 @@ class Resumable(NamedTuple):
     """The newest checkpoint that is whole; None where the run ended before its first."""
     parts: list[np.ndarray] | None
     """The contents of the checkpoint, one part a worker."""
-    faults: list[str]
+    errors: list[str]
     """A sentence on each newer checkpoint that is damaged."""
 
     def kept_columns(self) -> dict[str, Any]:
@@ -42,14 +42,14 @@ class Resumable(NamedTuple):
 
     def drop_damaged(self) -> str | None:
         """Remove the damaged checkpoints, and return a warning about them; None where there are none."""
-        if not self.faults:
+        if not self.errors:
             return None
         assert self.checkpoint is not None
         for newer in checkpoints(self.checkpoint.path.parent):
             if newer.step > self.checkpoint.step:
                 shutil.rmtree(newer.path)
         step = self.checkpoint.step
-        return f"{' '.join(self.faults)} The run goes on from step {step}, and repeats the steps after it."
+        return f"{' '.join(self.errors)} The run goes on from step {step}, and repeats the steps after it."
 
 
 def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:
@@ -64,11 +64,11 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
         if key not in keys_of("place") | {"cuts", "num_stages"}:
             _check_same(key, old.get(key), row.get(key))
     try:
-        found, faults = newest_whole(folder / "checkpoints", recorder.check_parts)
+        found, errors = newest_whole(folder / "checkpoints", recorder.check_parts)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     checkpoint, parts = found if found is not None else (None, None)
-    return Resumable(old, checkpoint, parts, faults)
+    return Resumable(old, checkpoint, parts, errors)
 
 
 def _check_same(key: str, old: object, new: object) -> None:

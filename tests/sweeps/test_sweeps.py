@@ -131,11 +131,11 @@ def test_relative_paths_lead_from_the_folder_of_the_sweep(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
     class Probe(SweepTrial):  # here, and not above: workers cannot import a test
-        def crew(self):
+        def warm(self):
             import ray
 
-            ids = [ray.get(actor.__ray_call__.remote(lambda stage: id(stage))) for actor in self._crew.actors]
-            return self._crew.made, ids
+            ids = [ray.get(actor.__ray_call__.remote(lambda stage: id(stage))) for actor in self._warm.actors]
+            return self._warm.made, ids
 
     values = make_config({**BASE, "name": "small"}).model_dump(mode="json", exclude_none=True)
     bundles = [{"memory": 1.0}, {"CPU": 1}, {"CPU": 1}]
@@ -157,22 +157,22 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
             return json.loads(result["outcome"])
 
         assert outcome()[0] == "finished"
-        first = ray.get(trial.crew.remote(), timeout=60)
+        first = ray.get(trial.warm.remote(), timeout=60)
         assert first[0] == 1
         assert ray.get(trial.reset.remote(spec(1, forward="TopK(0.1)")), timeout=60)
         assert outcome()[0] == "finished"
-        assert ray.get(trial.crew.remote(), timeout=60) == first
+        assert ray.get(trial.warm.remote(), timeout=60) == first
         ray.get(trial.reset.remote(spec(2, optimizer={"learning_rate": 1e30})), timeout=60)
         assert outcome()[0] == "diverged"
         ray.get(trial.reset.remote(spec(3)), timeout=60)
         assert outcome()[0] == "finished"
-        assert ray.get(trial.crew.remote(), timeout=60) == first
+        assert ray.get(trial.warm.remote(), timeout=60) == first
         same_records(Run(tmp_path / "trials" / "3-s0"), Run(tmp_path / "trials" / "0-s0"))
         ray.get(trial.reset.remote(spec(6, model={"name": "tests.support.models:broken"})), timeout=60)
         failed = outcome()
         assert failed[0] == "failed"
         assert "no luck" in failed[2]
-        assert ray.get(trial.crew.remote(), timeout=60) == (1, [])
+        assert ray.get(trial.warm.remote(), timeout=60) == (1, [])
         # Cut off in the middle, as a scheduler does: the run says so, the next one is as fresh as any.
         ray.get(trial.reset.remote(spec(4, steps=200)), timeout=60)
         ray.get(trial.train.remote(), timeout=60)

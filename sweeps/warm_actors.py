@@ -26,7 +26,7 @@ class RoomLostError(Exception):
     """The nodes that are left have no room for a stage whose node was lost: the trial must reserve anew."""
 
 
-class Crew:
+class WarmActors:
     """The stage actors of one trial actor: made when first asked for, and again after any failure."""
 
     def __init__(self) -> None:
@@ -91,36 +91,36 @@ def _group() -> PlacementGroup:
 
 
 class WarmEngine(RayEngine):
-    """The engine on Ray with the actors of a crew, which outlive it."""
+    """The engine on Ray with actors that outlive it."""
 
-    def __init__(self, workload: Workload, crew: Crew) -> None:
+    def __init__(self, workload: Workload, warm: WarmActors) -> None:
         super().__init__(workload)
-        self._crew = crew
+        self._warm = warm
 
     def check(self) -> None:
         """Room is settled by the trial's placement group; memory when the actors say where they are."""
 
     def start(self) -> None:
         if self.incarnation:  # after a loss
-            self._crew.dismiss()
+            self._warm.dismiss()
         plan = self.plan
-        hosts = self._crew.gather(self.num_workers)
+        hosts = self._warm.gather(self.num_workers)
         self._nodes = []  # not known yet
         answers = [host.whereabouts.remote() for host in hosts]
-        self._crew.await_start(answers, self.plan.config.timeout_s)
+        self._warm.await_start(answers, self.plan.config.timeout_s)
         places = self._fetch(answers)
         order = sorted(range(len(hosts)), key=lambda index: places[index][0])  # neighbours side by side
         self._actors = [hosts[index] for index in order]
         self._nodes = [places[index][0] for index in order]
-        if not self._crew.gpus:
+        if not self._warm.gpus:
             check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine
         modules = [self._modules(worker) for worker in range(self.num_workers)]
-        self._enlist(ray.put(plan), modules, self._crew.data(self.workload.data))
+        self._enlist(ray.put(plan), modules, self._warm.data(self.workload.data))
 
     @property
     def device_kind(self) -> str:
-        return "cuda" if self._crew.gpus else "cpu"
+        return "cuda" if self._warm.gpus else "cpu"
 
     def close(self) -> None:
         """Leave the actors to the next run."""
