@@ -32,8 +32,10 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     config = plan.config
     timelines = {network: plan.simulate(network) for network in networks}
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
+    stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
+    workers = "1 worker" if plan.num_workers == 1 else f"{plan.num_workers} workers"
     out.print(
-        f"{config.name}: {plan.schedule!r}, {plan.num_stages} stages on {plan.num_workers} workers{replicas}, "
+        f"{config.name}: {plan.schedule!r}, {stages} on {workers}{replicas}, "
         f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
         f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step\n",
         highlight=False,
