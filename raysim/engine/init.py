@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from raysim.engine.signals import signals_after
@@ -24,7 +25,7 @@ def init_ray(**options: Any) -> Any:
     """Call `ray.init` with these options, and return its context."""
     import ray
 
-    with signals_after():
+    with signals_after(), _without_ray_on_sigterm():
         context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     protect_token()
     with suppress(AttributeError):  # of a Ray that keeps it elsewhere, and says its own word on losses
@@ -46,6 +47,24 @@ def start_ray(*, num_cpus: int | None, dashboard: bool) -> Any:
     except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
         end_ray()
         raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
+    except BaseException:  # a signal that arrived while Ray started
+        end_ray()
+        raise
+
+
+@contextmanager
+def _without_ray_on_sigterm() -> Iterator[None]:
+    """Keep Ray from having SIGTERM raise SystemExit in the middle of its start, which leaves a core that crashes at the end."""
+    import ray
+
+    utils: Any = ray._private.utils
+    ours = getattr(utils, "set_sigterm_handler", None)
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        if ours is not None:
+            utils.set_sigterm_handler = ours
 
 
 def end_ray() -> None:

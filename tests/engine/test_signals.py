@@ -3,9 +3,10 @@
 import ctypes
 import signal
 
+import pytest
 import ray
 
-from raysim.engine.init import end_ray
+from raysim.engine.init import end_ray, start_ray
 
 
 def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
@@ -19,3 +20,29 @@ def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
         assert system.signal(signal.SIGTERM, None)  # a handler, not the system's default
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_while_ray_starts_waits_for_the_start_and_then_ends_ray(monkeypatch):
+    """Ray's own handlers, which kill its servers in the middle of the start, are left out."""
+    happened = []
+
+    def init(**options):
+        ray._private.utils.set_sigterm_handler(lambda number, frame: pytest.fail("Ray's handler was called"))
+        signal.raise_signal(signal.SIGTERM)
+        happened.append("started")
+
+    def interrupt(number, frame):
+        happened.append("asked")
+        raise KeyboardInterrupt
+
+    ours = ray._private.utils.set_sigterm_handler
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ended"))
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_ray(num_cpus=1, dashboard=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert happened == ["started", "asked", "ended"]
+    assert ray._private.utils.set_sigterm_handler is ours
