@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -82,7 +83,10 @@ class Freed:
 
 @dataclass(frozen=True)
 class OfStatistics:
-    """The part of the degradation from switching compression off that BatchNorm statistics, estimated under each mode, spare."""
+    """The part of the degradation from switching compression off that BatchNorm statistics, estimated under each mode, spare.
+
+    Not a number for a model without BatchNorm, whose evaluations with estimated statistics are those without.
+    """
 
     def unit(self, context: Context) -> str:
         return context.unit
@@ -97,6 +101,9 @@ class OfStatistics:
         return (((one, "on"),),)
 
     def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        name = context.quality.name
+        if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
+            return math.nan
         return context.harm(one, "off", one, "on") - context.harm(one, "off_estimated", one, "on_estimated")
 
 

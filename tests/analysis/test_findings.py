@@ -249,6 +249,15 @@ def test_the_interval_of_a_price_is_in_the_bounds_of_a_claim_about_time(slowdown
     assert (price.low, price.effect, price.high) == pytest.approx((slowdown - reach, slowdown, slowdown + reach))
 
 
+def test_models_without_batchnorm_do_not_bear_on_the_claim_about_its_statistics():
+    context = context_of({PLAIN: 90}, off={PLAIN: 80})
+    for mode in ("on", "off"):
+        context.rows[f"accuracy_{mode}_estimated"] = context.rows[f"accuracy_{mode}"]
+    finding = verdict_on(BY_NAME["batchnorm-explains"], context)
+    assert finding.verdict == "undecided"
+    assert "no runs to compare" in finding.reason
+
+
 def test_every_claim_says_what_it_rests_on():
     for claim in CLAIMS:
         assert claim.text.endswith(".")
