@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from raysim.engine.signals import signals_after
@@ -25,12 +25,9 @@ def init_ray(**options: Any) -> Any:
     """Call `ray.init` with these options, and return its context."""
     import ray
 
-    with signals_after(), _without_ray_on_sigterm():
+    with signals_after(), _without_ray_on_sigterm(), _without_losses():
         context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     protect_token()
-    with suppress(AttributeError):  # of a Ray that keeps it elsewhere, and says its own word on losses
-        worker: Any = ray._private.worker.global_worker
-        worker.gcs_error_subscriber = WithoutLosses(worker.gcs_error_subscriber)  # read by the thread that prints them
     return context
 
 
@@ -65,6 +62,25 @@ def _without_ray_on_sigterm() -> Iterator[None]:
     finally:
         if ours is not None:
             utils.set_sigterm_handler = ours
+
+
+@contextmanager
+def _without_losses() -> Iterator[None]:
+    """Have a driver that connects subscribe by `WithoutLosses`: a thread of Ray listens from that moment on."""
+    import ray
+
+    core: Any = ray._raylet
+    subscriber = getattr(
+        core, "GcsErrorSubscriber", None
+    )  # of a Ray that keeps it elsewhere, and says its own word on losses
+    if subscriber is None:
+        yield
+        return
+    core.GcsErrorSubscriber = lambda *arguments, **options: WithoutLosses(subscriber(*arguments, **options))
+    try:
+        yield
+    finally:
+        core.GcsErrorSubscriber = subscriber
 
 
 def end_ray() -> None:
