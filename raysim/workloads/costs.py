@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.values import UNNAMED, Boundary, Value, join, only, sent_bytes, split
 from raysim.workloads.fake import fake
@@ -99,6 +98,8 @@ class Shadow:
             return footprint(alive, make_input, forward, parameters, first=start == 0, two_parts=two_parts)
 
     def _count(self) -> list[LayerCost]:
+        from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
+
         layers = []
         with fake(self._mode), torch.no_grad():
             x: Value = torch.empty(self._input[0], dtype=self._input[1])
