@@ -21,9 +21,10 @@ class DGC(Layered):
 
     m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` lets u go on where it was
     sent; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` bounds the norm of all gradients of the
-    stage to clip_norm/sqrt(replicas), before all else. In the first `ramp` epochs the density falls from density^(1/(ramp+1))
-    by equal factors to `density`. `select` "exact" or "sampled", the threshold estimated from a sample. Where masking is on and
-    all is sent, the step is dense, with the optimiser's momentum.
+    stage to clip_norm/sqrt(replicas), before all else; `optimizer.clip_norm` would clip the sums of velocities that are sent, and is
+    refused. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal factors to `density`. `select` "exact" or
+    "sampled", the threshold estimated from a sample. Where masking is on and all is sent, the step is dense, with the optimiser's
+    momentum.
 
     >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
     [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]

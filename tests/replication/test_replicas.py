@@ -196,6 +196,15 @@ def test_dense_averages_send_what_a_ring_does(small):
             "`fused_embedding` has no effect with one replica. Leave it out, or set `num_replicas`.",
         ),
         (
+            {
+                "num_replicas": 2,
+                "replica_gradient": "DGC(0.1)",
+                "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
+            },
+            "`optimizer.clip_norm` must be left out with DGC(0.1), whose averages hold the momentum: sums of gradients would be "
+            "clipped as one gradient is. Use the method's own `clip_norm`, which clips gradients first.",
+        ),
+        (
             {"num_replicas": 2, "fused_embedding": True},
             "`fused_embedding` needs parameters that are tied between stages, and this model has none.",
         ),
