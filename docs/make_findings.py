@@ -2,7 +2,9 @@
 
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
 finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
-host. In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
+host, with times of single messages and actions rounded to 12 binary digits.
+
+In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
 study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
 """
 
@@ -35,7 +37,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
-SMALL = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
+PLAIN = {"compression": "none", "write_statistics": False, "store_schema": False}
+SMALL = PLAIN | {"compression": "zstd", "compression_level": 19}
+TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s")  # of single messages and actions, rounded
 HEADS: dict[Mode, str] = {
     "on": "",
     "off": ", compression off",
@@ -71,8 +75,22 @@ def _write_small(table: pa.Table, path: Path) -> None:
     if "host" in table.column_names:
         place = table.column_names.index("host")
         table = table.set_column(place, "host", pa.array([""] * len(table), table.schema.field("host").type))
+    if len(table) == 1:  # a column's frame is larger than what it compresses away
+        filled = [name for name in table.column_names if not table[name].null_count]
+        pq.write_table(table.select(filled), path, use_dictionary=False, **PLAIN)
+        return
+    for place, field in enumerate(table.schema):
+        if field.name in TIMED:
+            table = table.set_column(place, field.name, _short(table[field.name]))
     text = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    pq.write_table(table, path, use_dictionary=text if len(table) > 1 else False, **SMALL)
+    timed = [name for name in TIMED if name in table.column_names]
+    pq.write_table(table, path, use_dictionary=text, use_byte_stream_split=timed, **SMALL)
+
+
+def _short(seconds: pa.ChunkedArray) -> pa.Array:
+    """Return seconds rounded to 12 binary digits, 0.01 % at most."""
+    digits, exponents = np.frexp(seconds.to_numpy())
+    return pa.array(np.ldexp(np.round(digits * 2.0**12) / 2.0**12, exponents), from_pandas=True)
 
 
 def blocks_of(results: Results) -> dict[str, str]:
