@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import JsonFile, Networks, check_ours, check_writable, fail, parse_networks, write_json
+from raysim.cli.shared import (
+    JsonFile,
+    Networks,
+    check_ours,
+    check_runs,
+    check_writable,
+    fail,
+    parse_networks,
+    write_json,
+)
 
 
 def findings(
@@ -35,6 +44,7 @@ def findings(
     check_writable("--json", json_file)
     check_ours("analysis")
     (chosen,) = parse_networks([network])
+    check_runs(folder, "no folder there has a run.parquet")
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
     from analysis.report.adopt import adoptions
@@ -93,17 +103,16 @@ def report(
     if only and not network:
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
+    check_ours("analysis")
+    check_runs(folder, "no folder there has a run.parquet")
     from raysim.places import in_bucket, local_path
 
     here = Path() if in_bucket(folder) else local_path(folder)
-    if not here.is_dir():
-        fail(f"There is no folder {folder}.", 2)
     target = out or here / ("report.html" if form == "html" else "report")
     if form == "html":
         check_writable("--out", target)
     elif target.exists() and not target.is_dir():
         fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
-    check_ours("analysis")
     from analysis import AnalysisError
     from analysis.report import NETWORKS, write_report
     from raysim.show.terminal import console

@@ -16,6 +16,7 @@ from raysim.cli.shared import (
     Transports,
     bad_input_in_one_sentence,
     check_ours,
+    check_runs,
     check_writable,
     fail,
     on_made_hosts,
@@ -81,6 +82,7 @@ def replay(
     check_writable("--trace", trace)
     check_writable("--json", json_file)
     check_ours("analysis")
+    check_runs(run, "it has no run.parquet")
     from analysis import AnalysisError, Target, beside
     from analysis import replay as price
     from raysim.show.replays import replay_figures, show_curve, show_replay

@@ -152,6 +152,20 @@ def check_ours(package: str) -> None:
         )
 
 
+def check_runs(folder: str, lacking: str) -> None:
+    """Fail where a folder of this machine holds no run, before pandas is imported: by the sentence of analysis."""
+    from analysis.data.folders import find
+    from raysim.places import in_bucket, local_path
+
+    if in_bucket(folder):
+        return
+    here = local_path(folder)
+    if not here.is_dir():
+        fail(f"There is no folder {folder}.", 2)
+    if not find([here]).runs:
+        fail(f"There is no run in {folder}: {lacking}.", 2)
+
+
 def write_json(figures: dict[str, Any], file: Path) -> None:
     """Write the file of `--json` and say where."""
     file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")

@@ -307,12 +307,12 @@ class RunConfig(Strict):
             for field, default in (("replica_gradient", "Identity"), ("fused_embedding", False)):
                 if getattr(self, field) != default and not (field == "replica_gradient" and alone):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
-        for method in self.replica_methods():
-            if method.keeps_momentum and self.optimizer.clip_norm is not None:
-                raise ValueError(
-                    f"`optimizer.clip_norm` must be left out with {method!r}, whose averages hold the momentum: sums of gradients "
-                    "would be clipped as one gradient is. Use the method's own `clip_norm`, which clips gradients first."
-                )
+        keeping = next((one for one in self.replica_methods() if one.keeps_momentum), None)
+        if keeping is not None and self.optimizer.clip_norm is not None:
+            raise ValueError(
+                f"`optimizer.clip_norm` must be left out with {keeping!r}, whose averages hold the momentum: sums of gradients "
+                "would be clipped as one gradient is. Use the method's own `clip_norm`, which clips gradients first."
+            )
         check_weights(self)
         if self.profile is not None and self.clock == "measured":
             raise ValueError("`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.")

@@ -403,7 +403,8 @@ assert not {{"torch", "ray"}} & set(sys.modules)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{runs}/none", "--network", "8mbps"], "There is no run in {runs}/none: it has no run.parquet."),
+        (["{runs}/none", "--network", "8mbps"], "There is no folder {runs}/none."),
+        (["{empty}", "--network", "8mbps"], "There is no run in {empty}: it has no run.parquet."),
         (["{runs}", "--network", "8mbps"], "`RUN_DIR` must be one run, but {runs} holds 8 runs: "),
         (["{runs}/sparse"], "`--network` must be given once or more, as in --network 100mbps."),
         (["{runs}/sparse", "--network", "fast"], "`--network`: A network is a preset, text such as '100mbps+20ms'"),
@@ -433,7 +434,7 @@ assert not {{"torch", "ray"}} & set(sys.modules)
         ),
     ],
 )
-def test_bad_input_is_one_sentence(runs, arguments, sentence):
+def test_bad_input_is_one_sentence(runs, tmp_path, arguments, sentence):
     for name in ("noevals", "broken", "halved"):
         if not (runs / name).is_dir():
             shutil.copytree(runs / "sparse", runs / name)
@@ -445,12 +446,12 @@ def test_bad_input_is_one_sentence(runs, arguments, sentence):
             else:
                 write_table(pq.read_table(actions).slice(7), actions)
                 write_table(pq.read_table(actions).slice(30), actions)
-    done = CliRunner().invoke(app, ["replay", *(text.format(runs=runs) for text in arguments)])
+    done = CliRunner().invoke(app, ["replay", *(text.format(runs=runs, empty=tmp_path) for text in arguments)])
     assert done.exit_code == 2, done.output
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("raysim: ")
-    assert sentence.format(runs=runs) in lines[0]
+    assert sentence.format(runs=runs, empty=tmp_path) in lines[0]
 
 
 def test_another_package_of_the_name_is_not_taken_for_ours(runs, tmp_path):
