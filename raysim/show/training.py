@@ -38,7 +38,7 @@ def _show_bar(training: Training, console: Console) -> None:
     note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=10),
+        BarColumn(bar_width=6),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[note]}", table_column=note, markup=False),
     )
