@@ -12,6 +12,15 @@ from sweeps.reading import read_study, study_names
 from sweeps.study import Study, most_workers
 
 
+WORKERS = {
+    "finetune-replicas": 8,
+    "gravac-pictures": 2,
+    "gravac-text": 2,
+    "replica-gradients": 2,
+    "replica-gradients-text": 2,
+}
+
+
 def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
     assert set(study_names()) >= {
         "quickstart",
@@ -25,7 +34,7 @@ def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
         study = read_study(name)
         assert isinstance(study, Study)
         assert study.baselines[0].name == "dense"
-        assert most_workers(study) == (2 if name in ("replica-gradients", "replica-gradients-text") else 4)
+        assert most_workers(study) == WORKERS.get(name, 4)
 
 
 def test_a_study_written_and_read_again_is_the_same(tmp_path):
