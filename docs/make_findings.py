@@ -14,6 +14,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -297,6 +298,7 @@ def draw(results: Results, path: Path) -> None:
             axes.plot([low, high], [place, place], color=colour, linewidth=2)
         axes.plot(row["harm"], place, "o", color=colour)
         name = f"{row['context']}: {row['setting']}" if many else row["setting"]
+        name = "\n".join(textwrap.wrap(name, 120, break_long_words=False, break_on_hyphens=False))
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         axes.text(0.005, place + 0.2, name, fontsize=8, bbox=box, transform=axes.get_yaxis_transform())
     axes.axvline(0, color="black", linewidth=0.8)

@@ -21,6 +21,7 @@ from raysim.places import in_bucket
 PORT = 8265  # of the dashboard, which takes jobs
 ANSWER_S = 3.0  # for the dashboard to take a connection
 TUNNEL_S = 12.0  # for `ray dashboard` to lead there
+AGENT_S = 60.0  # for the agent that starts jobs, which comes up after the dashboard
 LEFT_OUT = [
     ".git",
     ".venv",
@@ -110,7 +111,7 @@ def submit(
         if files is not None:
             environment |= {"working_dir": str(files.resolve()), "excludes": LEFT_OUT}
         try:
-            job = client.submit_job(entrypoint=shlex.join(["raysim", *words]), runtime_env=environment)
+            job = _send(client, shlex.join(["raysim", *words]), environment)
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"The job was not taken: {_first_line(error)}.") from None
         print(f"job {job}: raysim {shlex.join(words)}", file=sys.stderr, flush=True)
@@ -187,6 +188,18 @@ def _client(url: str) -> Any:
                 "that made it."
             ) from None
         raise ConfigError(f"The dashboard at {url} takes no jobs: {_first_line(error)}.") from None
+
+
+def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
+    """Return the id of a job that was taken; a cluster that has just started has no agent for it yet."""
+    deadline = time.monotonic() + AGENT_S
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=environment))
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
 
 
 def _await_tunnel(tunnel: subprocess.Popen[str], port: int, file: str) -> None:

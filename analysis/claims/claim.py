@@ -67,3 +67,10 @@ def wrapping(name: str, field: str, settings: Iterable[Setting]) -> Iterator[tup
         method = setting.method(field)
         if method is not None and method.name == name and method.inner is not None:
             yield setting, method.inner
+
+
+def alone(field: str, settings: Iterable[Setting]) -> Iterator[Setting]:
+    """Yield the settings that change no other field: beside dense, the harm of other compression would be taken for this one's."""
+    for setting in settings:
+        if setting == DENSE_RUN._replace(**{field: getattr(setting, field)}):
+            yield setting

@@ -120,7 +120,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Saving(Counted):
-    """The factor by which the first sends fewer bytes than the second in a direction."""
+    """The factor by which the first compresses its bytes in a direction more than the second."""
 
     direction: str
 
@@ -133,6 +133,21 @@ class Saving(Counted):
     def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
         factor = context.measures.factor
         return factor(str(one["run"]), self.direction) / factor(str(other["run"]), self.direction)
+
+
+@dataclass(frozen=True)
+class FewerBytes(Counted):
+    """The factor by which the first sends fewer bytes than the second in a step, over all links."""
+
+    def unit(self, context: Context) -> str:
+        return "x fewer bytes"
+
+    def text(self, one: str, other: str) -> str:
+        return f"bytes of a step of {other} over bytes of a step of {one}"
+
+    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+        sent = context.measures.step_bytes
+        return sent(str(other["run"])) / sent(str(one["run"]))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality, wrapping
+from analysis.claims.claim import DENSE_RUN, Claim, Contrast, alone, keeps_quality, wrapping
 from analysis.claims.measures import Degradation, Saving, Slowdown, ValueFactor
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.notations import Method
@@ -36,7 +36,7 @@ def _gravac_speed(context: Context, settings: Iterable[Setting]) -> Iterator[Con
 
 
 def _accordion(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
-    for setting, mild in wrapping("Accordion", "replica_gradient", settings):
+    for setting, mild in wrapping("Accordion", "replica_gradient", alone("replica_gradient", settings)):
         low_rank = mild.name == "LowRank" and mild.strength is not None
         text = f"PowerSGD({mild.strength:g})" if low_rank else f"ErrorFeedback({mild})"
         static = setting._replace(replica_gradient=text)
@@ -45,7 +45,7 @@ def _accordion(context: Context, settings: Iterable[Setting]) -> Iterator[Contra
 
 
 def _warm_up(context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
-    for setting in settings:
+    for setting in alone("replica_gradient", settings):
         method = setting.method("replica_gradient")
         if method is not None and any(name in WARMUP for name, _ in method.options):
             without = setting._replace(replica_gradient=str(_without(method, WARMUP)))
@@ -65,10 +65,10 @@ def _local_steps(context: Context, settings: Iterable[Setting]) -> Iterator[Cont
 
 
 def _of(name: str, settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Yield the settings with this method for replica gradients and uncompressed links."""
-    for setting in settings:
+    """Yield the settings with this method for replica gradients and no other compression."""
+    for setting in alone("replica_gradient", settings):
         method = setting.method("replica_gradient")
-        if method is not None and method.name == name and setting[:2] == DENSE_RUN[:2]:
+        if method is not None and method.name == name:
             yield setting
 
 

@@ -142,6 +142,8 @@ class Measures:
 
     factor: Callable[[str, str], float] = lambda run, direction: math.nan
     """Dense over wire bytes of a run in a direction."""
+    step_bytes: Callable[[str], float] = lambda run: math.nan
+    """Bytes that a run sends in a step, the mean over its steps."""
     values: Callable[[str], float] = lambda run: math.nan
     """Dense values over values sent, as an adaptive method of replica gradients chose them."""
     slowdown: Callable[[str, str], Estimate] = lambda run, than: UNPRICED
@@ -280,6 +282,10 @@ def _measures(results: Results, network: str) -> Measures:
         sent = float(links["wire_bytes"].sum())
         return float(links["dense_bytes"].sum()) / sent if sent else math.nan
 
+    def step_bytes(run: str) -> float:
+        (row,) = results.runs[results.runs["run"] == run].to_dict("records")
+        return float(row["wire_bytes"]) / row["steps_done"] if row["steps_done"] else math.nan
+
     def values(run: str) -> float:
         where = [("where", "==", "replica_gradient")]
         factors = results.select([run]).table("decisions", ["factor"], where)["factor"].dropna()
@@ -293,4 +299,4 @@ def _measures(results: Results, network: str) -> Measures:
             return UNPRICED
         return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
-    return Measures(factor, values, slowdown, repr(parsed))
+    return Measures(factor, step_bytes, values, slowdown, repr(parsed))

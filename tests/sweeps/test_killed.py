@@ -133,7 +133,7 @@ def test_the_dashboards_show_the_study(tmp_path):
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    assert "Ray's dashboard at http://127.0.0.1:" in done.stderr
+    assert "Ray's dashboard: http://127.0.0.1:" in done.stderr
     ports = [_free_port(), _free_port()]
     module = "import sys; from optuna_dashboard._cli import main; main()"
     commands = [

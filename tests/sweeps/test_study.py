@@ -11,7 +11,6 @@ from sweeps.objectives import Objective
 from sweeps.reading import read_study, study_names
 from sweeps.study import Study, most_workers
 
-
 WORKERS = {
     "finetune-replicas": 8,
     "gravac-pictures": 2,

@@ -15,6 +15,7 @@ from studies import BASE, write_study
 from typer.testing import CliRunner
 
 from raysim.cli import app
+from sweeps.submit import _send
 
 SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]
 MODEL = """
@@ -102,6 +103,25 @@ def _answers(port):
 
 def shell(words):
     return subprocess.run(words, shell=True, capture_output=True, text=True, timeout=120)
+
+
+def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch):
+    answers = ["No available agent to submit job, please try again later.", None, "No space left."]
+    asked = []
+
+    class Client:
+        def submit_job(self, **job):
+            asked.append(job)
+            answer = answers[len(asked) - 1]
+            if answer is not None:
+                raise RuntimeError(f"Request failed with status code 500: {answer}")
+            return "job-1"
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert _send(Client(), "raysim sweep small", {}) == "job-1"
+    assert asked == [{"entrypoint": "raysim sweep small", "runtime_env": {}}] * 2
+    with pytest.raises(RuntimeError, match="No space left"):
+        _send(Client(), "raysim sweep small", {})
 
 
 @pytest.mark.slow
