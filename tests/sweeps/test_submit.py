@@ -63,11 +63,12 @@ def test_a_job_that_cannot_be_sent_is_refused_in_one_sentence(tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def dashboard(buckets, tmp_path_factory):
     """Start a Ray with a token that takes jobs, and return the URL of its dashboard; the token lies in a home of its own."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    head, jobs = (one.getsockname()[1] for one in sockets)
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    head, jobs, agent = (one.getsockname()[1] for one in sockets)
     for one in sockets:
         one.close()
     words = ["start", "--head", "--block", "--num-cpus=4", f"--port={head}", f"--dashboard-port={jobs}"]
+    words += [f"--dashboard-agent-listen-port={agent}"]  # another Ray of this machine may have the usual one
     home = tmp_path_factory.mktemp("home")
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text("0" * 64)
