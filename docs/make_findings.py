@@ -89,7 +89,7 @@ def _write_small(table: pa.Table, path: Path) -> None:
 
 
 def _short(seconds: pa.ChunkedArray) -> pa.Array:
-    """Return seconds rounded to 12 binary digits, 0.01 % at most."""
+    """Return seconds rounded to 12 binary digits: by 0.024 % at most."""
     digits, exponents = np.frexp(seconds.to_numpy())
     return pa.array(np.ldexp(np.round(digits * 2.0**12) / 2.0**12, exponents), from_pandas=True)
 
@@ -120,7 +120,8 @@ def _runs(results: Results) -> str:
 
 def _settings(results: Results) -> str:
     judged = safe_set(results)
-    factors = results.runs.set_index("run")["compression_factor"]
+    runs = results.runs.set_index("run")
+    sent = runs["wire_bytes"] / runs["steps_done"]
     tables = []
     for context in contexts(results):
         name = context.quality.name
@@ -129,13 +130,14 @@ def _settings(results: Results) -> str:
         heads = [f"{name}{HEADS[mode]}" for mode in modes]
         columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        dense = sent[list(context.settings[Setting()]["run"])].mean()
         for setting in sorted(context.settings, key=lambda one: _harm(verdicts, str(one))):
-            runs = context.settings[setting]
+            rows = context.settings[setting]
             cells = [
                 f"`{setting}`",
-                str(len(runs)),
-                *(f"{runs[f'{name}_{mode}'].mean():.4g}" for mode in modes),
-                f"{factors[list(runs['run'])].mean():.1f}x",
+                str(len(rows)),
+                *(f"{rows[f'{name}_{mode}'].mean():.4g}" for mode in modes),
+                f"{dense / sent[list(rows['run'])].mean():.1f}x",
             ]
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
         tables += [f"`{context.label}`", "\n".join(lines)]
@@ -253,7 +255,10 @@ def _overview(pages: dict[str, Results]) -> str:
 
 
 def deviations(results: Results) -> list[float]:
-    """Return the harms of all seeds less their setting's mean, in standard deviations of that setting."""
+    """Return the harms of all seeds less their setting's mean, in standard deviations of that setting.
+
+    Settings that are exact, whose harms differ by less than an evaluation can show, are left out.
+    """
     found: list[float] = []
     for context in contexts(results):
         dense = context.settings[Setting()]
@@ -261,7 +266,8 @@ def deviations(results: Results) -> list[float]:
             seeds = dense.index.intersection(runs.index)
             if setting != Setting() and len(seeds) >= 5:
                 harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
-                found += list((harms - harms.mean()) / harms.std(ddof=1))
+                spread = harms.std(ddof=1)
+                found += list((harms - harms.mean()) / spread) if spread > context.step else []
     return found
 
 

@@ -192,13 +192,18 @@ def _client(url: str) -> Any:
 
 def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
     """Return the id of a job that was taken; a cluster that has just started has no agent for it yet."""
-    deadline = time.monotonic() + AGENT_S
+    deadline, told = time.monotonic() + AGENT_S, False
     while True:
         try:
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=environment))
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise
+            if not told:
+                print(
+                    f"The cluster cannot start jobs yet: waiting for up to {AGENT_S:g} s", file=sys.stderr, flush=True
+                )
+                told = True
             time.sleep(1.0)
 
 

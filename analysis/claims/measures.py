@@ -120,15 +120,15 @@ class Counted:
 
 @dataclass(frozen=True)
 class Saving(Counted):
-    """The factor by which the first compresses its bytes in a direction more than the second."""
+    """The ratio of the compression factors of the two in one direction."""
 
     direction: str
 
     def unit(self, context: Context) -> str:
-        return "x fewer bytes"
+        return "times"
 
     def text(self, one: str, other: str) -> str:
-        return f"{self.direction.replace('_', ' ')} bytes of {other} over bytes of {one}"
+        return f"compression factor of {self.direction.replace('_', ' ')}s by {one} over the factor by {other}"
 
     def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
         factor = context.measures.factor

@@ -33,13 +33,13 @@ def findings(
     quality: str = "auto",
     margin: float | None = None,
     confidence: float = CONFIDENCE,
-    network: str = "1gbps",
+    network: str | None = None,
 ) -> list[Finding]:
     """Return one finding for each claim and context, where a context is runs alike in all but compression and seed.
 
     `quality` is a measure of the runs, or "auto": the one that each is judged by. `margin` is the harm that counts as none:
-    half a point, or one per cent where not given. `network` is where step times are compared. Raises AnalysisError where one
-    of these cannot be.
+    half a point, or one per cent where not given. `network` is where step times are compared: by default the network of the
+    runs' study, see `Results.network_of`. Raises AnalysisError where one of these cannot be.
     """
     if not 0.5 <= confidence < 1:
         raise AnalysisError(f"`confidence` must be in [0.5, 1), but got {confidence!r}.")
@@ -74,7 +74,7 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
     open_ones = [one for one in decisive if one.verdict != "supported"]
     verdict: Verdict
     if against:
-        verdict, shown = "contradicted", against[0]
+        verdict, shown = "contradicted", max(against, key=_distance)
         reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
     elif open_ones:
         verdict, shown = "undecided", open_ones[0]
@@ -194,8 +194,9 @@ def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float
 
 
 def _distance(comparison: Comparison) -> float:
-    """Return how far the interval keeps from the threshold, in its own halves: the least is the closest."""
-    edge = comparison.low if comparison.side == "above" else comparison.high
+    """Return how far the interval keeps from the threshold, in its own widths: the least is the closest."""
+    above = (comparison.side == "above") == (comparison.verdict == "supported")
+    edge = comparison.low if above else comparison.high
     return abs(edge - comparison.threshold) / max(comparison.high - comparison.low, 1e-12)
 
 

@@ -153,14 +153,15 @@ class Measures:
 
 
 def contexts(
-    results: Results, *, quality: str = "auto", margin: float | None = None, network: str = "1gbps"
+    results: Results, *, quality: str = "auto", margin: float | None = None, network: str | None = None
 ) -> list[Context]:
     """Return the runs that are over, apart by all that is not compression or seed.
 
     A diverged run counts as untrained: the loss of its first step, and of other measures the value by chance, 0 of an
     accuracy. `quality` is a measure of the runs, or "auto": the one that each is judged by, which is the first of its
-    `metrics`. `margin` is the harm that counts as none, half a point or one per cent where not given. Runs without a final
-    evaluation, or without the measure, are named in the problems of `results`.
+    `metrics`. `margin` is the harm that counts as none, half a point or one per cent where not given. `network` is where step
+    times are compared: by default the network of the runs' study, see `Results.network_of`. Runs without a final evaluation, or
+    without the measure, are named in the problems of `results`.
     """
     over = results.runs["status"].isin(FINISHED)
     runs = results.runs[over & ~are_probes(results.runs)]
@@ -171,7 +172,6 @@ def contexts(
         return []
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
     groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
-    measures = _measures(results, network)
     predictions = _predictions(results)
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
     found = []
@@ -189,6 +189,7 @@ def contexts(
             limit = measure.margin if margin is None else margin
             replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
             label = _label(mine.iloc[0], runs, keys)
+            measures = _measures(results, network or results.network_of(mine["study"].dropna()))
             found.append(Context(label, rows, measure, limit, language, replicas, measures, plans))
     return sorted(found, key=lambda context: context.label)
 

@@ -25,6 +25,7 @@ from analysis.data.errors import AnalysisError
 from analysis.data.folders import Found, find
 from analysis.data.rows import read_whole, stack, to_frame, unreadable
 from analysis.data.settings import configuration, setting_texts
+from raysim.network.presets import parse_network
 from raysim.places import Place, PlaceError, arrow_source, open_place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, schema_of, table_files
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
+USUAL_NETWORK = "1gbps"  # where neither the caller nor a study names one
 NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
 
 
@@ -203,7 +205,7 @@ class Results:
         names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
         written: Mapping[str, Any] = {}
         try:
-            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+            written = self._study_file(study)
         except (KeyError, OSError, ValueError) as error:
             self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
         given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
@@ -212,10 +214,31 @@ class Results:
     def planned_seeds(self, study: str) -> tuple[int, ...]:
         """Return the seeds that a study fixed before it began; none where its file does not say."""
         try:
-            written = tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+            written = self._study_file(study)
         except (KeyError, OSError, ValueError):
             return ()
         return tuple(int(seed) for seed in written.get("seeds", ()))
+
+    def network_of(self, studies: Iterable[str]) -> str:
+        """Return the network on which studies compare steps: the first of `step_s@NETWORK` in their objectives.
+
+        "1gbps" where they name none, not the same one, or a file that is not here.
+        """
+        found = {name for study in set(studies) if (name := self._priced_on(study)) is not None}
+        return found.pop() if len(found) == 1 else USUAL_NETWORK
+
+    def _priced_on(self, study: str) -> str | None:
+        try:
+            objectives = self._study_file(study).get("objectives", ())
+            names = (str(one["name"]) for one in objectives)
+            first = next((name.partition("@")[2] for name in names if name.startswith("step_s@")), None)
+            return first if first is None or parse_network(first) else None
+        except (KeyError, OSError, ValueError):
+            return None
+
+    def _study_file(self, study: str) -> Mapping[str, Any]:
+        """Return a study's file; raises KeyError, OSError or ValueError where it cannot be read."""
+        return tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
 
     def files(self, table: str) -> list[str]:
         """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""

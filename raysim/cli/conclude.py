@@ -33,8 +33,12 @@ def findings(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals over seeds.")] = 0.95,
     network: Annotated[
-        str, typer.Option(help="Where step times are compared, and for which a setting is recommended.")
-    ] = "1gbps",
+        str | None,
+        typer.Option(
+            help="Where step times are compared, and for which a setting is recommended (default: a study's own, the first of its "
+            "`step_s@` objectives; else 1gbps)."
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Test the papers' claims on your runs: supported, contradicted or open, with the runs that would decide an open one.
@@ -43,7 +47,7 @@ def findings(
     """
     check_writable("--json", json_file)
     check_ours("analysis")
-    (chosen,) = parse_networks([network])
+    given = parse_networks([network] if network else [])
     check_runs(folder, "no folder there has a run.parquet")
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
@@ -58,6 +62,7 @@ def findings(
     except AnalysisError as error:
         fail(str(error), 2)
     problems = list(results.problems)  # of the findings; of runs without a price, the recommendation speaks itself
+    (chosen,) = given or parse_networks([results.network_of(results.runs["study"].dropna())])
     home = adoptions(results, chosen)
     show_findings(found, problems, home)
     if json_file is not None:

@@ -161,7 +161,7 @@ def check_runs(folder: str, lacking: str) -> None:
         return
     here = local_path(folder)
     if not here.is_dir():
-        fail(f"There is no folder {folder}.", 2)
+        fail(f"{folder} is a file, not a folder." if here.exists() else f"There is no folder {folder}.", 2)
     if not find([here]).runs:
         fail(f"There is no run in {folder}: {lacking}.", 2)
 

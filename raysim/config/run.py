@@ -310,8 +310,9 @@ class RunConfig(Strict):
         keeping = next((one for one in self.replica_methods() if one.keeps_momentum), None)
         if keeping is not None and self.optimizer.clip_norm is not None:
             raise ValueError(
-                f"`optimizer.clip_norm` must be left out with {keeping!r}, whose averages hold the momentum: sums of gradients "
-                "would be clipped as one gradient is. Use the method's own `clip_norm`, which clips gradients first."
+                f"`optimizer.clip_norm` must be left out with {keeping!r}, whose averages hold the momentum: sums of gradients would "
+                f"be clipped as one gradient is. Write {type(keeping).__name__}(..., clip_norm={self.optimizer.clip_norm:g}), which clips "
+                "gradients first, in a file without the key."
             )
         check_weights(self)
         if self.profile is not None and self.clock == "measured":

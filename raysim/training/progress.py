@@ -38,6 +38,7 @@ def print_progress(training: Training) -> None:
 def header(training: Training) -> list[str]:
     """Return lines with the model, stages, parameters, samples, evaluations and folder of a run that is about to start."""
     config, plan, workload = training.config, training.plan, training.workload
+    stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     owners = max(parse_schedule(config.schedule).workers(plan.num_stages)) + 1
     workers = f" on {owners} workers" if owners != plan.num_stages else ""
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
@@ -45,7 +46,7 @@ def header(training: Training) -> list[str]:
     when = f"every {config.evaluate_every_steps} steps and at the end" if config.evaluate_every_steps else "at the end"
     part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N samples"
     return [
-        f"{config.name}: {config.model.name}, {workload.num_parameters:,} parameters in {plan.num_stages} stages{workers}"
+        f"{config.name}: {config.model.name}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
         f"({plan.num_samples:,} samples), {training.engine_name} engine",

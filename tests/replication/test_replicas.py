@@ -202,7 +202,7 @@ def test_dense_averages_send_what_a_ring_does(small):
                 "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
             },
             "`optimizer.clip_norm` must be left out with DGC(0.1), whose averages hold the momentum: sums of gradients would be "
-            "clipped as one gradient is. Use the method's own `clip_norm`, which clips gradients first.",
+            "clipped as one gradient is. Write DGC(..., clip_norm=0.5), which clips gradients first, in a file without the key.",
         ),
         (
             {"num_replicas": 2, "fused_embedding": True},
