@@ -20,7 +20,6 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (ROOT / name).exists()),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-QUICK: set[str] = set()  # pages of a few seconds, run by `make test`; the others are run by `make test-slow`
 
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
@@ -58,15 +57,9 @@ def runnable(page: Path) -> list[Block]:
     return [one for one in blocks(page) if not one.reason and (one.title or one.language in ("sh", "python"))]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if name(page) in QUICK else [pytest.mark.slow], id=name(page))
-        for page in PAGES
-        if runnable(page)
-    ],
-)
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES if runnable(page)])
 def test_code_blocks_run(page, tmp_path):
     script = "import subprocess\nfrom pathlib import Path\n" + "\n".join(one.script for one in runnable(page))
     for folder in ("examples", "docs"):
