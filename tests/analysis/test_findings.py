@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 from records_made import write_run
 from typer.testing import CliRunner
 
@@ -479,6 +480,32 @@ def test_other_measures_are_those_of_the_records(tmp_path):
     assert (low, high) == pytest.approx((100 * (1 / speedup.high - 1), 100 * (1 / speedup.low - 1)))
     assert low < value < high
     assert context.measures.slowdown("dense", "dense") == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "network"),
+    [
+        (["loss_on", "step_s@20mbps", "step_s@10gbps"], "20mbps"),
+        (["loss_on"], "1gbps"),
+        (["step_s@gone.toml"], "1gbps"),
+    ],
+)
+def test_steps_are_compared_on_the_first_network_of_the_study(objectives, network, tmp_path):
+    made(tmp_path / "study" / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
+    study = {"name": "study", "objectives": [{"name": name} for name in objectives]}
+    (tmp_path / "study" / "study.toml").write_text(tomli_w.dumps(study))
+    (context,) = contexts(load(tmp_path))
+    assert context.measures.network == network
+    (context,) = contexts(load(tmp_path), network="10mbps")
+    assert context.measures.network == "10mbps"
+
+
+def test_studies_that_differ_in_their_network_are_compared_on_the_usual_one(tmp_path):
+    for name in ("10mbps", "20mbps"):
+        made(tmp_path / name / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
+        (tmp_path / name / "study.toml").write_text(tomli_w.dumps({"objectives": [{"name": f"step_s@{name}"}]}))
+    (context,) = contexts(load(tmp_path))
+    assert context.measures.network == "1gbps"
 
 
 def test_a_diverged_run_counts_as_untrained(tmp_path):
