@@ -54,11 +54,11 @@ def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def titles(jobs: Iterable[Job]) -> dict[Job, str]:
-    """Return a short text for each job: its model and data, and the keys in which jobs of these differ.
+    """Return a short text for each job: its model and data, and its values of the keys in which jobs of these differ.
 
     >>> first, second = (("model", "cnn"), ("data", "digits"), ("num_stages", "4")), (("model", "cnn"), ("data", "digits"))
     >>> list(titles([first, second]).values())
-    ['cnn on digits, num_stages=4', 'cnn on digits, num_stages=none']
+    ['cnn on digits, num_stages=4', 'cnn on digits']
     """
     known = {job: dict(job) for job in jobs}
     found = {}
@@ -68,7 +68,7 @@ def titles(jobs: Iterable[Job]) -> dict[Job, str]:
         short = [name for name in telling if name != "cuts"]  # mostly they follow from the number of stages
         if len({tuple(other.get(name) for name in short) for other in alike}) == len(alike):
             telling = short
-        parts = [f"{name}={values.get(name, 'none')}" for name in telling]
+        parts = [f"{name}={values[name]}" for name in telling if name in values]
         found[job] = ", ".join([_subject(values), *parts])
     return found
 

@@ -47,7 +47,7 @@ def findings(
     """
     check_writable("--json", json_file)
     check_ours("analysis")
-    given = parse_networks([network] if network else [])
+    given = parse_networks([network]) if network is not None else []
     check_runs(folder, "no folder there has a run.parquet")
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
