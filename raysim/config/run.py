@@ -309,10 +309,10 @@ class RunConfig(Strict):
                     raise ValueError(f"`{field}` has no effect with one replica. Leave it out, or set `num_replicas`.")
         keeping = next((one for one in self.replica_methods() if one.keeps_momentum), None)
         if keeping is not None and self.optimizer.clip_norm is not None:
+            instead = f"{type(keeping).__name__}(..., clip_norm={self.optimizer.clip_norm:g})"
             raise ValueError(
                 f"`optimizer.clip_norm` must be left out with {keeping!r}, whose averages hold the momentum: sums of gradients would "
-                f"be clipped as one gradient is. Write {type(keeping).__name__}(..., clip_norm={self.optimizer.clip_norm:g}), which clips "
-                "gradients first, in a file without the key."
+                f"be clipped as one gradient is. Write {instead}, which clips gradients first, in a file without the key."
             )
         check_weights(self)
         if self.profile is not None and self.clock == "measured":

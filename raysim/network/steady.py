@@ -82,11 +82,12 @@ def _period_s(done: Floats) -> Floats:
     """Return by network the seconds between the ends of steps, of their ends (step, stage of a replica, network).
 
     Exact where the steps repeat: in each cycle of steps every stage goes on by as much, wherever the cycle begins. Elsewhere, such as
-    with jitter, it is the mean. The first third of the steps, in which the pipeline fills, does not count.
+    with jitter or while a queue drains, it is the mean of the slowest stage, which is never less than that stage's work. The first
+    third of the steps, in which the pipeline fills, does not count.
     """
     steady = done[len(done) // 3 :]
     last, wholes = len(steady) - 1, steady.max(axis=1)
-    found: Floats = (wholes[last] - wholes[0]) / last
+    found: Floats = (steady[last] - steady[0]).max(axis=0) / last
     settled = np.zeros(done.shape[2], bool)
     for cycle in range(1, last // 2 + 1):
         passed = steady[cycle:] - steady[:-cycle]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timelines import check_timeline
 
@@ -91,6 +91,7 @@ def test_the_step_is_that_of_many_steps_on_end(schedule, p, m, network) -> None:
     latency=st.floats(0, 3),
     schedule=st.sampled_from([OneFOneB(), OneFOneB(ahead=2)]),
 )
+@example(3, 1, 1, 1e9, 0.0, OneFOneB(ahead=2))  # a queue drains over more steps than are simulated
 def test_a_step_without_a_flush_never_takes_longer_than_with_one(p, m, seed, bandwidth, latency, schedule) -> None:
     profile, network = random_profile(p, m, seed), Network(bandwidth, latency)
     flushed = simulate(schedule, profile, network, num_microbatches=m).step_s
