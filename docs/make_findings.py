@@ -2,7 +2,7 @@
 
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
 finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
-host, with times of single messages and actions rounded to 12 binary digits.
+host, with times of messages, actions and steps rounded to 12 binary digits.
 
 In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
 study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
@@ -40,7 +40,7 @@ DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
 PLAIN = {"compression": "none", "write_statistics": False, "store_schema": False}
 SMALL = PLAIN | {"compression": "zstd", "compression_level": 19}
-TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s")  # of single messages and actions, rounded
+TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "seconds")  # of messages, actions and steps, rounded
 HEADS: dict[Mode, str] = {
     "on": "",
     "off": ", compression off",
@@ -84,8 +84,9 @@ def _write_small(table: pa.Table, path: Path) -> None:
         if field.name in TIMED:
             table = table.set_column(place, field.name, _short(table[field.name]))
     text = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    timed = [name for name in TIMED if name in table.column_names]
-    pq.write_table(table, path, use_dictionary=text, use_byte_stream_split=timed, **SMALL)
+    reals = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    encoding = {"step": "DELTA_BINARY_PACKED"} | dict.fromkeys(reals, "BYTE_STREAM_SPLIT")
+    pq.write_table(table, path, use_dictionary=text, column_encoding=encoding, **SMALL)
 
 
 def _short(seconds: pa.ChunkedArray) -> pa.Array:
