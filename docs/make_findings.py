@@ -40,7 +40,7 @@ DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
 PLAIN = {"compression": "none", "write_statistics": False, "store_schema": False}
 SMALL = PLAIN | {"compression": "zstd", "compression_level": 19}
-TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "seconds")  # of messages, actions and steps, rounded
+TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "seconds")  # rounded
 HEADS: dict[Mode, str] = {
     "on": "",
     "off": ", compression off",
