@@ -189,7 +189,8 @@ def contexts(
             limit = measure.margin if margin is None else margin
             replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
             label = _label(mine.iloc[0], runs, keys)
-            measures = _measures(results, network or results.network_of(mine["study"].dropna()))
+            chosen = results.network_of(mine["study"].dropna()) if network is None else network
+            measures = _measures(results, chosen)
             found.append(Context(label, rows, measure, limit, language, replicas, measures, plans))
     return sorted(found, key=lambda context: context.label)
 

@@ -229,12 +229,23 @@ class Results:
 
     def _priced_on(self, study: str) -> str | None:
         try:
-            objectives = self._study_file(study).get("objectives", ())
-            names = (str(one["name"]) for one in objectives)
-            first = next((name.partition("@")[2] for name in names if name.startswith("step_s@")), None)
-            return first if first is None or parse_network(first) else None
-        except (KeyError, OSError, ValueError):
-            return None
+            for objective in self._study_file(study).get("objectives", ()):
+                name = (
+                    objective if isinstance(objective, str) else objective["name"]
+                )  # as a file by hand has it, or as written here
+                if name.startswith("step_s@"):
+                    network = str(name.partition("@")[2])
+                    parse_network(network)
+                    return network
+        except (
+            AttributeError,
+            KeyError,
+            OSError,
+            TypeError,
+            ValueError,
+        ):  # no study's file, or a network that is not here
+            pass
+        return None
 
     def _study_file(self, study: str) -> Mapping[str, Any]:
         """Return a study's file; raises KeyError, OSError or ValueError where it cannot be read."""

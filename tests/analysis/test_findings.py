@@ -483,15 +483,17 @@ def test_other_measures_are_those_of_the_records(tmp_path):
 @pytest.mark.parametrize(
     ("objectives", "network"),
     [
-        (["loss_on", "step_s@20mbps", "step_s@10gbps"], "20mbps"),
+        ([{"name": "loss_on"}, {"name": "step_s@20mbps"}, {"name": "step_s@10gbps"}], "20mbps"),
+        (["loss_on", "step_s@20mbps"], "20mbps"),
         (["loss_on"], "1gbps"),
         (["step_s@gone.toml"], "1gbps"),
+        ([{"names": 3}], "1gbps"),
+        (3, "1gbps"),
     ],
 )
 def test_steps_are_compared_on_the_first_network_of_the_study(objectives, network, tmp_path):
     made(tmp_path / "study" / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
-    study = {"name": "study", "objectives": [{"name": name} for name in objectives]}
-    (tmp_path / "study" / "study.toml").write_text(tomli_w.dumps(study))
+    (tmp_path / "study" / "study.toml").write_text(tomli_w.dumps({"name": "study", "objectives": objectives}))
     (context,) = contexts(load(tmp_path))
     assert context.measures.network == network
     (context,) = contexts(load(tmp_path), network="10mbps")
