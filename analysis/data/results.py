@@ -5,7 +5,6 @@ Nothing is copied or converted on disk: polars and DuckDB read the same files.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -25,7 +24,7 @@ from analysis.data.errors import AnalysisError
 from analysis.data.folders import Found, find
 from analysis.data.rows import read_whole, stack, to_frame, unreadable
 from analysis.data.settings import configuration, setting_texts
-from raysim.network.presets import parse_network
+from analysis.data.studies import StudyFile
 from raysim.places import Place, PlaceError, arrow_source, open_place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, schema_of, table_files
@@ -203,53 +202,32 @@ class Results:
         trials = self.trials
         mine = trials[trials["folder"] == study].dropna(axis=1, how="all")
         names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
-        written: Mapping[str, Any] = {}
+        given: Mapping[str, str] = {}
         try:
-            written = self._study_file(study)
+            given = StudyFile(self._found.studies[study]).directions
         except (KeyError, OSError, ValueError) as error:
             self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
-        given = {o["name"]: o["direction"] for o in written.get("objectives", ()) if "name" in o and "direction" in o}
         return {name: given.get(name, natural_direction(name, self.measures)) for name in names}
 
     def planned_seeds(self, study: str) -> tuple[int, ...]:
         """Return the seeds that a study fixed before it began; none where its file does not say."""
-        try:
-            written = self._study_file(study)
-        except (KeyError, OSError, ValueError):
-            return ()
-        return tuple(int(seed) for seed in written.get("seeds", ()))
+        file = self._study_file(study)
+        return file.seeds if file is not None else ()
 
     def network_of(self, studies: Iterable[str]) -> str:
         """Return the network on which studies compare steps: the first of `step_s@NETWORK` in their objectives.
 
         "1gbps" where they name none, not the same one, or a file that is not here.
         """
-        found = {name for study in set(studies) if (name := self._priced_on(study)) is not None}
+        files = [self._study_file(study) for study in set(studies)]
+        found = {file.network for file in files if file is not None and file.network is not None}
         return found.pop() if len(found) == 1 else USUAL_NETWORK
 
-    def _priced_on(self, study: str) -> str | None:
+    def _study_file(self, study: str) -> StudyFile | None:
         try:
-            for objective in self._study_file(study).get("objectives", ()):
-                name = (
-                    objective if isinstance(objective, str) else objective["name"]
-                )  # as a file by hand has it, or as written here
-                if name.startswith("step_s@"):
-                    network = str(name.partition("@")[2])
-                    parse_network(network)
-                    return network
-        except (
-            AttributeError,
-            KeyError,
-            OSError,
-            TypeError,
-            ValueError,
-        ):  # no study's file, or a network that is not here
-            pass
-        return None
-
-    def _study_file(self, study: str) -> Mapping[str, Any]:
-        """Return a study's file; raises KeyError, OSError or ValueError where it cannot be read."""
-        return tomllib.loads((self._found.studies[study] / "study.toml").read_text(encoding="utf-8"))
+            return StudyFile(self._found.studies[study])
+        except (KeyError, OSError, ValueError):
+            return None
 
     def files(self, table: str) -> list[str]:
         """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
