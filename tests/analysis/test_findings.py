@@ -592,6 +592,7 @@ def test_a_folder_without_results_is_one_sentence(tmp_path):
     for folder, sentence in (
         (tmp_path, f"There is no run in {tmp_path}: no folder there has a run.parquet."),
         (tmp_path / "none", f"There is no folder {tmp_path / 'none'}."),
+        (Path(__file__), f"{__file__} is a file, not a folder."),
     ):
         done = CliRunner().invoke(app, ["findings", str(folder)])
         assert done.exit_code == 2
