@@ -61,6 +61,7 @@ class Pace:
 
     def __init__(self, training: Training) -> None:
         config, data = training.config, training.workload.data
+        self._training = training
         self._total = training.plan.num_steps
         self._samples = config.batch_size
         self.language = data.shape.input_dtype == "int64"
@@ -94,8 +95,15 @@ class Pace:
             return None
         return (
             f"warning: at this pace the {self._total - step:,} steps that are left will take about {left} here. "
-            "It can be stopped by Ctrl-C and resumed; `steps=N` or a smaller model makes it shorter."
+            f"It can be stopped by Ctrl-C and resumed; `steps=N` or a smaller model makes it shorter.{self._emulated()}"
         )
+
+    def _emulated(self) -> str:
+        """Return a sentence on 16 bits where a CPU computes in them, nothing elsewhere."""
+        dtype = self._training.config.dtype
+        if dtype == "float32" or self._training.engine.device_kind != "cpu":
+            return ""
+        return f" `dtype=float32` does too, many times over, on a CPU that has no instructions for {dtype}."
 
     def speed(self) -> str:
         """Return the seconds of a step, and samples or tokens a second."""

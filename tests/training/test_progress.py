@@ -59,6 +59,10 @@ def test_a_run_that_takes_hours_says_so_in_its_first_minute_and_once(small):
     (line,) = [line for line in said if line is not None]
     assert "the 5,980 steps that are left will take about 1:39:40 here" in line
     assert said.index(line) < 60
+    assert "dtype" not in line
+    emulated = Pace(Training(small(steps=6_000, dtype="bfloat16"), engine="inline"))
+    emulated.add({"seconds": 30.0})
+    assert "makes it shorter. `dtype=float32` does too" in emulated.warning(1)
     short = Pace(Training(small(steps=3_000), engine="inline"))
     for step in range(60):
         short.add({"seconds": 1.0})
