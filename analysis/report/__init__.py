@@ -25,7 +25,7 @@ __all__ = ["NETWORKS", "compose", "write_report"]
 
 def compose(
     folder: Path | str,
-    networks: Sequence[Network | str] = NETWORKS,
+    networks: Sequence[Network | str] | None = None,
     *,
     first: str | None = None,
     compute: str = "auto",
@@ -33,8 +33,10 @@ def compose(
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
-    `first` is the name of the network that is chosen at first. `compute` and `profile` are as for `Replay`.
-    Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network that is none.
+    `networks` default to the presets of `NETWORKS`, and the network on which the studies compare steps. `first` is the name of the
+    network that is chosen at first: by default that of the studies, or the first where it is not among `networks`. `compute` and
+    `profile` are as for `Replay`. Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network
+    that is none.
     """
     from analysis.report import (
         curves,
@@ -53,11 +55,14 @@ def compose(
         typed,
     )
 
-    known = [parse_network(one) if isinstance(one, str) else one for one in networks]
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
-    material = gather(results, {repr(one): one for one in known}, compute, profile, first=first)
+    own = results.network_of(results.runs["study"].dropna())
+    if networks is None:
+        networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
+    known = [parse_network(one) if isinstance(one, str) else one for one in networks]
+    material = gather(results, {repr(one): one for one in known}, compute, profile, first=first or own)
     topics = (tradeoff, quality, curves, links, decisions, gantt, parallel)
     sections = [
         summary.section(material),
@@ -96,7 +101,7 @@ def write_report(
     out: Path,
     *,
     form: str = "html",
-    networks: Sequence[Network | str] = NETWORKS,
+    networks: Sequence[Network | str] | None = None,
     first: str | None = None,
     compute: str = "auto",
     profile: Path | str | None = None,

@@ -22,7 +22,7 @@ from analysis.data.settings import COMPRESSION, as_text
 from analysis.pricing.estimates import Estimate
 from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
-from analysis.report.material import FIRST, MODES, Job, Material, Metric, SettingRuns, Spread
+from analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
 from raysim.network.topology import Network
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED
@@ -59,9 +59,9 @@ def gather(
     *,
     first: str | None = None,
 ) -> Material:
-    """Return the material of the sections."""
+    """Return the material of the sections; `first`: the network that is chosen at first, where it is among `networks`."""
     names = list(networks)
-    chosen_first = first or (FIRST if FIRST in networks else names[0])
+    chosen_first = first if first is not None and first in networks else names[0]
     material = Material(results, networks, chosen_first, compute, profile)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
     if not len(ended):

@@ -20,7 +20,6 @@ from raysim.quality import Measure
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Presets that a pipeline may run over; `free` shows compute and codecs alone."""
-FIRST = "1gbps"
 MODES = ("on", "off")
 WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
 MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be told apart

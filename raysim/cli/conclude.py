@@ -126,7 +126,7 @@ def report(
     unlike = next((repr(one) for one in given if given[own.index(repr(one))] != one), None)
     if unlike is not None:
         fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
-    networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))]
+    networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
     first = own[0] if own else None
     try:
         with console().status(f"reading {folder}"):

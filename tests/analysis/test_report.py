@@ -451,6 +451,18 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
     assert said in text
 
 
+@pytest.mark.parametrize(("own", "added"), [("10gbps", ()), ("20mbps", ("20mbps",)), ("1gbps", ())])
+def test_a_report_opens_at_the_network_of_its_study(runs, tmp_path, own, added):
+    for name in ("dense-s1", "q8-s1"):
+        copy_run(runs / name, tmp_path / "study" / "trials" / name)
+    (tmp_path / "study" / "study.toml").write_text(f'[[objectives]]\nname = "step_s@{own}"\n')
+    page = compose(tmp_path)
+    assert page.network == own
+    assert tuple(page.networks) == (*added, *MATERIAL_NETWORKS)
+    assert compose(tmp_path, ["free", "100mbps"]).network == "free"
+    assert compose(tmp_path, first="free").network == "free"
+
+
 @pytest.mark.slow
 def test_own_networks_stand_before_the_presets(runs, tmp_path):
     (tmp_path / "mine.toml").write_text("bandwidth_bps = 3e8\nlatency_s = 0.008\n")
