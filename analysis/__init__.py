@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from analysis.comparison.pareto import frontier, natural_direction
     from analysis.comparison.targets import Target
     from analysis.data.errors import AnalysisError, ReplayError
+    from analysis.data.pack import Packed, pack
     from analysis.data.results import Results, load
     from analysis.pricing.company import beside, in_company
     from analysis.pricing.estimates import Estimate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("break_even", "safe_set"), "analysis.comparison.choice"),
     **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.data.errors"),
+    **dict.fromkeys(("Packed", "pack"), "analysis.data.pack"),
     "Estimate": "analysis.pricing.estimates",
     "importance": "analysis.comparison.importances",
     **dict.fromkeys(("frontier", "natural_direction"), "analysis.comparison.pareto"),
@@ -51,6 +53,7 @@ __all__ = [
     "Comparison",
     "Estimate",
     "Finding",
+    "Packed",
     "Replay",
     "ReplayError",
     "Results",
@@ -65,6 +68,7 @@ __all__ = [
     "in_company",
     "load",
     "natural_direction",
+    "pack",
     "replay",
     "safe_set",
 ]

@@ -1,14 +1,15 @@
 """Places of runs and studies: a folder by its path, or one in a bucket by its URI, read alike.
 
 A bucket's folder is listed once, when it is opened: what follows reads files alone. Keys that end with a slash, which some
-clients leave where a folder was, are not seen.
+clients leave where a folder was, are not seen. Whatever else can list its files is read the same way.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -74,50 +75,80 @@ def open_system(uri: str) -> tuple[fs.FileSystem, str]:
     return found
 
 
-class _Listing(NamedTuple):
-    """A folder of a bucket as it was listed: by folder, the names of the folders and of the files in it."""
+class Listing(NamedTuple):
+    """Files as they were listed once: by folder, the names of the folders and of the files in it."""
 
-    scheme: str
+    home: str
+    """The text before each key, such as `s3://` or the path of a folder."""
     system: fs.FileSystem
     folders: Mapping[str, tuple[set[str], set[str]]]
+    origins: Mapping[str, Place]
+    """The files that hold the contents of those of the listing, by key, where these are made from others."""
+
+    @classmethod
+    def of(
+        cls,
+        home: str,
+        system: fs.FileSystem,
+        root: str,
+        files: Iterable[str],
+        origins: Mapping[str, Place] | None = None,
+    ) -> Listing:
+        """Return the listing of the folder `root` from the keys of the files in it, at any depth."""
+        folders: dict[str, tuple[set[str], set[str]]] = {}
+        for file in files:
+            _note(folders, root, file)
+        return cls(home, system, folders, origins or {})
 
 
-class BucketPath:
-    """A file or folder in a bucket, with the methods of `pathlib.Path` that reading a run needs."""
+class ListedPath:
+    """A file or folder of a listing, such as one in a bucket, with the methods of `pathlib.Path` that reading a run needs."""
 
-    def __init__(self, listing: _Listing, key: str) -> None:
+    def __init__(self, listing: Listing, key: str) -> None:
         self._listing = listing
         self.key = key
 
     @classmethod
-    def open(cls, uri: str) -> BucketPath:
-        """List a folder; raises PlaceError where that cannot be done."""
+    def open(cls, uri: str) -> ListedPath:
+        """List a folder in a bucket; raises PlaceError where that cannot be done."""
         system, root = open_system(uri)
-        root = root.rstrip("/")
-        folders: dict[str, tuple[set[str], set[str]]] = {}
+        return cls._list(f"{uri.partition('://')[0]}://", system, root.rstrip("/"))
+
+    @classmethod
+    def _list(cls, home: str, system: fs.FileSystem, root: str) -> ListedPath:
         try:
             infos = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         except OSError as error:
-            raise PlaceError(f"{uri} cannot be listed: {' '.join(str(error).split())}.") from None
-        for info in infos:
-            if info.type == fs.FileType.File:
-                _note(folders, root, info.path)
-        return cls(_Listing(uri.partition("://")[0], system, folders), root)
+            raise PlaceError(f"{home}{root} cannot be listed: {' '.join(str(error).split())}.") from None
+        files = [info.path for info in infos if info.type == fs.FileType.File]
+        return cls(Listing.of(home, system, root, files), root)
+
+    def above(self, file: str) -> Iterator[ListedPath]:
+        """Yield the folders above this one that hold a file of this name, from below, each listed anew."""
+        keys = self.key.split("/")
+        for end in range(len(keys) - 1, 0, -1):
+            root = "/".join(keys[:end])
+            try:
+                found = self.system.get_file_info(f"{root}/{file}").type == fs.FileType.File
+            except OSError:  # above the bucket, or where these credentials reach no further
+                return
+            if found:
+                yield self._list(self._listing.home, self.system, root)
 
     def __str__(self) -> str:
-        return f"{self._listing.scheme}://{self.key}"
+        return f"{self._listing.home}{self.key}".rstrip("/")
 
     def __repr__(self) -> str:
-        return f"BucketPath({str(self)!r})"
+        return f"ListedPath({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BucketPath) and str(self) == str(other)
+        return isinstance(other, ListedPath) and str(self) == str(other)
 
     def __hash__(self) -> int:
         return hash(str(self))
 
-    def __truediv__(self, name: str) -> BucketPath:
-        return BucketPath(self._listing, f"{self.key}/{name}")
+    def __truediv__(self, name: str) -> ListedPath:
+        return ListedPath(self._listing, f"{self.key}/{name}" if self.key else name)
 
     @property
     def system(self) -> fs.FileSystem:
@@ -125,21 +156,31 @@ class BucketPath:
         return self._listing.system
 
     @property
+    def origin(self) -> Place:
+        """The file that holds its contents: itself, where it is not made from another."""
+        return self._listing.origins.get(self.key, self)
+
+    @property
+    def is_made(self) -> bool:
+        """True where the files of its listing are made from others, as in a pack."""
+        return bool(self._listing.origins)
+
+    @property
     def name(self) -> str:
         """The last part of the key."""
         return self.key.rpartition("/")[2]
 
     @property
-    def parent(self) -> BucketPath:
+    def parent(self) -> ListedPath:
         """The folder that it lies in."""
-        return BucketPath(self._listing, self.key.rpartition("/")[0])
+        return ListedPath(self._listing, self.key.rpartition("/")[0])
 
-    def resolve(self) -> BucketPath:
+    def resolve(self) -> ListedPath:
         """Return itself: keys have no links and no dots."""
         return self
 
-    def relative_to(self, root: Place) -> str:
-        """Return the part of the URI that follows the URI of `root`."""
+    def relative_to(self, root: Place | str) -> str:
+        """Return the part of the whole name that follows that of `root`."""
         return str(self).removeprefix(str(root)).lstrip("/")
 
     def is_dir(self) -> bool:
@@ -151,13 +192,13 @@ class BucketPath:
         parent, _, name = self.key.rpartition("/")
         return name in self._listing.folders.get(parent, ((), ()))[1]
 
-    def glob(self, pattern: str) -> Iterator[BucketPath]:
+    def glob(self, pattern: str) -> Iterator[ListedPath]:
         """Yield the files in this folder itself whose names match."""
         for name in sorted(self._listing.folders.get(self.key, ((), ()))[1]):
             if fnmatchcase(name, pattern):
                 yield self / name
 
-    def walk(self) -> Iterator[tuple[BucketPath, list[str], list[str]]]:
+    def walk(self) -> Iterator[tuple[ListedPath, list[str], list[str]]]:
         """Yield this folder and all folders in it, as `os.walk` does: a folder that the caller removes from the list is skipped."""
         folders, files = (sorted(names) for names in self._listing.folders.get(self.key, ((), ())))
         yield self, folders, files
@@ -175,19 +216,27 @@ class BucketPath:
         return self.read_bytes().decode(encoding)
 
 
-Place: TypeAlias = Path | BucketPath
+Place: TypeAlias = Path | ListedPath
 
 
 def open_place(where: str | Place) -> Place:
     """Return the folder that a path or a URI names; raises PlaceError where a bucket does not answer."""
-    if isinstance(where, BucketPath):
+    if isinstance(where, ListedPath):
         return where
-    return BucketPath.open(str(where)) if in_bucket(where) else local_path(where)
+    return ListedPath.open(str(where)) if in_bucket(where) else local_path(where)
+
+
+def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
+    """Yield a folder and all folders in it with the names in each, as `os.walk` does: one that is removed from the list is skipped."""
+    if isinstance(folder, ListedPath):
+        yield from folder.walk()
+    else:
+        yield from ((Path(path), folders, files) for path, folders, files in os.walk(folder))
 
 
 def arrow_source(file: Place) -> tuple[str, fs.FileSystem | None]:
     """Return a file as pyarrow's readers take it: its path, and its file system."""
-    return (file.key, file.system) if isinstance(file, BucketPath) else (str(file), None)
+    return (file.key, file.system) if isinstance(file, ListedPath) else (str(file), None)
 
 
 def _note(folders: dict[str, tuple[set[str], set[str]]], root: str, key: str) -> None:

@@ -1,14 +1,14 @@
-"""Folders of runs and studies, at any depth, on this machine or in buckets."""
+"""Folders of runs and studies, at any depth, on this machine, in buckets, or in packs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from analysis.data.errors import AnalysisError
-from raysim.places import BucketPath, Place
+from raysim.places import ListedPath, Place, walk
+from raysim.records import RecordsError
+from raysim.records.packs import open_pack
 
 CONFIRMATION = "confirm"
 """Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""
@@ -21,23 +21,26 @@ class Found(NamedTuple):
     studies: dict[str, Place]
     study_of: dict[str, str]
     """The study that a run belongs to, by name."""
+    problems: list[str]
+    """A sentence for each file that may be of a pack, and cannot be read."""
 
 
 def find(folders: Iterable[Place]) -> Found:
     """Return the runs and studies in folders, each once, in the order of their names.
 
     A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`, and the
-    study that confirms its choice in its folder `confirm`. Hidden folders are passed over. Raises AnalysisError where a folder
-    does not exist.
+    study that confirms its choice in its folder `confirm`. A pack holds what the folder held that was packed. Hidden folders are
+    passed over. Raises AnalysisError where a folder does not exist.
     """
     roots = list(folders)
     runs: dict[Place, str] = {}
     studies: dict[Place, str] = {}
     study_of: dict[str, str] = {}
+    problems: list[str] = []
     for root in roots:
         if not root.is_dir():
             raise AnalysisError(f"There is no folder {root}.")
-        for folder, study, is_run in _walk(root):
+        for folder, study, is_run in _walk(root, problems):
             name = _name(folder, root, alone=len(roots) == 1)
             place = folder.resolve()
             if place in runs or place in studies:
@@ -48,7 +51,7 @@ def find(folders: Iterable[Place]) -> Found:
                     study_of[name] = _name(study, root, alone=len(roots) == 1)
             else:
                 studies[place] = name
-    return Found(_by_name(runs), _by_name(studies), study_of)
+    return Found(_by_name(runs), _by_name(studies), study_of, list(dict.fromkeys(problems)))
 
 
 def is_confirmation(run: Place) -> bool:
@@ -61,13 +64,25 @@ def is_confirmation(run: Place) -> bool:
     return parents[-1:] == [CONFIRMATION] or parents == [CONFIRMATION, "trials"]
 
 
-def _walk(root: Place) -> Iterator[tuple[Place, Place | None, bool]]:
-    """Yield the folders of runs and studies, each with the study that it lies in, and whether it is a run's."""
-    inside: dict[Place, Place] = {}
-    for folder, folders, files in _folders(root):
+def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iterator[tuple[Place, Place | None, bool]]:
+    """Yield the folders of runs and studies, each with the study that it lies in, and whether it is a run's.
+
+    `problems` takes the sentences on packs that cannot be read; `around` is the study that the root lies in.
+    """
+    inside: dict[Place, Place] = {} if around is None else {root: around}
+    for folder, folders, files in walk(root):
         study = inside.get(folder)
         if "run.parquet" in files:
             yield folder, study, True
+            folders.clear()
+            continue
+        try:
+            pack = open_pack(folder)
+        except RecordsError as error:
+            problems.append(str(error))
+            pack = None
+        if pack is not None:
+            yield from _walk(pack, problems, study)
             folders.clear()
             continue
         if "study.toml" in files:
@@ -79,20 +94,13 @@ def _walk(root: Place) -> Iterator[tuple[Place, Place | None, bool]]:
             inside |= dict.fromkeys((folder / name for name in folders), study)
 
 
-def _folders(root: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
-    if isinstance(root, BucketPath):
-        yield from root.walk()
-    else:
-        yield from ((Path(path), folders, files) for path, folders, files in os.walk(root))
-
-
 def _name(folder: Place, root: Place, *, alone: bool) -> str:
-    """Return how a folder is called: by its way from the root, or by its own name where it is the root."""
-    if not alone:
-        return str(folder)
-    if folder == root:
-        return folder.resolve().name or str(folder)
-    return folder.relative_to(root) if isinstance(folder, BucketPath) else str(folder.relative_to(str(root)))
+    """Return how a folder is called: by its way from the root, or by its own name where it is the root; by its whole path where
+    there are several roots."""
+    inside = str(folder.relative_to(str(root.resolve() if isinstance(folder, ListedPath) else root)))
+    if inside in ("", "."):
+        return root.resolve().name or str(root) if alone else str(root)
+    return inside if alone else str(root / inside)
 
 
 def _by_name(folders: dict[Place, str]) -> dict[str, Place]:

@@ -25,9 +25,10 @@ from analysis.data.folders import Found, find
 from analysis.data.rows import read_whole, stack, to_frame, unreadable
 from analysis.data.settings import configuration, setting_texts
 from analysis.data.studies import StudyFile
-from raysim.places import Place, PlaceError, arrow_source, open_place
+from raysim.places import ListedPath, Place, PlaceError, arrow_source
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, schema_of, table_files
+from raysim.records.packs import open_folder
 
 if TYPE_CHECKING:
     from analysis.pricing.company import Company
@@ -52,11 +53,11 @@ def load(*folders: str | Path) -> Results:
     if not folders:
         raise AnalysisError("`load` needs a folder or more.")
     try:
-        roots = tuple(open_place(folder) for folder in folders)
+        roots = tuple(open_folder(folder) for folder in folders)
     except PlaceError as error:
         raise AnalysisError(str(error)) from None
     found = find(roots)
-    problems: list[str] = []
+    problems = list(found.problems)
     runs, rows, keys = _read_runs(found, problems)
     kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
@@ -120,7 +121,7 @@ class Results:
     def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
         """Return results with some of the runs alone: selected by a mask over `runs`, by a frame of runs, or by name.
 
-        The files of other runs are not opened.
+        The files of other runs are not opened, unless a pack holds them in one with these.
         """
         if isinstance(runs, pd.DataFrame):
             chosen = self.runs["run"].isin(runs["run"])
@@ -230,11 +231,15 @@ class Results:
             return None
 
     def files(self, table: str) -> list[str]:
-        """Return the Parquet files of a table, a run's own after each other: for DuckDB or polars."""
-        return [str(file) for files in self._files(table).values() for file in files]
+        """Return the Parquet files of a table, run by run, for DuckDB or polars.
+
+        The runs of a pack share one file, with all runs of the pack, and a column `run` that the file of a run does not have.
+        """
+        found = (file for files in self._files(table).values() for file in files)
+        return list(dict.fromkeys(str(_origin(file)) for file in found))
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
-        """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read.
+        """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read, but for packs.
 
         `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column says which
         run it is of. Raises AnalysisError where there is no such table or column.
@@ -292,7 +297,7 @@ class Results:
                         if not any(
                             problem.startswith(f"{file} ") for problem in self.problems
                         ):  # known since it was loaded
-                            self.complain(unreadable(file, error))
+                            self.complain(unreadable(_origin(file), error))
 
     def complain(self, sentence: str) -> None:
         """Add a sentence to `problems`, once."""
@@ -309,6 +314,11 @@ def _scan(
     for tagged in dataset.scanner(columns=columns, filter=where).scan_batches():
         if tagged.record_batch.num_rows:
             yield by_path[tagged.fragment.path], tagged.record_batch
+
+
+def _origin(file: Place) -> Place:
+    """Return the file that holds the rows of a run's file: the pack's, of a run in a pack."""
+    return file.origin if isinstance(file, ListedPath) else file
 
 
 def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:

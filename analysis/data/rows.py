@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.places import BucketPath, Place
+from raysim.places import ListedPath, Place
 
 READERS = 32  # files of a bucket under way at once
 
@@ -34,7 +34,7 @@ def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
 
     Files of this machine are read one after the other: threads would wait for each other at such small ones.
     """
-    if any(isinstance(file, BucketPath) for file in files):
+    if any(isinstance(file, ListedPath) for file in files):
         with ThreadPoolExecutor(READERS) as readers:
             return list(readers.map(_read, files))
     return [_read(file) for file in files]
@@ -56,10 +56,15 @@ def unreadable(file: Place, error: Exception) -> str:
 
 
 def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.DataFrame:
+    """Return tables below each other as `stacked` does, in pandas."""
+    return to_frame(stacked(tables, key, values)) if tables else pd.DataFrame({key: []})
+
+
+def stacked(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pa.Table:
     """Return tables below each other, the first column `key` saying of each which of `values` it is from.
 
     A column that a table does not have is missing there. Where tables disagree on a column's type, integers become floats,
-    and anything else is written as text.
+    and anything else is written as text. Tables of the same columns stand together.
     """
     named = [t.add_column(0, key, pa.array([v] * len(t), pa.string())) for t, v in zip(tables, values, strict=True)]
     alike: dict[pa.Schema, list[pa.Table]] = {}
@@ -70,7 +75,7 @@ def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.Dat
     groups = [_rewritten(group, {n for n in held if _is_empty(group, n)}, _as_nothing) for group in groups]
     disputed = {name for name in {n for g in groups for n in g.column_names} if not _agree(groups, name)}
     groups = [_rewritten(group, disputed, _as_text) for group in groups]
-    return to_frame(pa.concat_tables(groups, promote_options="permissive")) if groups else pd.DataFrame({key: []})
+    return pa.concat_tables(groups, promote_options="permissive")
 
 
 def _agree(groups: Sequence[pa.Table], name: str) -> bool:

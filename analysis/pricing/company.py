@@ -13,8 +13,9 @@ from analysis.data.recording import Recording
 from analysis.pricing.costs import Costs
 from analysis.pricing.step import Replay
 from raysim.network.profile import Profile
-from raysim.places import Place, PlaceError, open_place
+from raysim.places import ListedPath, Place, PlaceError
 from raysim.records import FINISHED, Run
+from raysim.records.packs import open_folder
 
 
 def in_company(
@@ -68,14 +69,16 @@ def beside(
 
 
 def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
-    """Return the runs in a folder at any depth, or the runs beside a run; on this machine, the last written first."""
+    """Return the runs in a folder at any depth, or, outside buckets, the runs beside a run; on this machine, the last written first."""
     if folder is not None:
         try:
-            return list(find([open_place(folder)]).runs.values())
+            return list(find([open_folder(folder)]).runs.values())
         except PlaceError as error:
             raise AnalysisError(str(error)) from None
-    if not isinstance(run, Path):
-        return []
+    if isinstance(run, ListedPath):
+        _, names, _ = next(run.parent.walk())
+        beside = [run.parent / name for name in names] if run.is_made else []
+        return [place for place in beside if (place / "run.parquet").is_file()]
     found = run.resolve().parent.glob("*/run.parquet")
     return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, export, keys, price, submit, sweep, train
+from raysim.cli import bench, conclude, export, keys, pack, price, submit, sweep, train
 from raysim.cli.shared import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -31,6 +31,7 @@ for command in (
     conclude.report,
     train.recipes,
     export.export,
+    pack.pack,
     keys.keys,
     price.validate,
 ):

@@ -115,11 +115,12 @@ def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none of a run. Fails where the folder holds other runs."""
     from analysis.data.folders import find
     from analysis.data.probes import is_probe
-    from raysim.places import PlaceError, open_place
+    from raysim.places import PlaceError
     from raysim.records import RecordsError, Run
+    from raysim.records.packs import open_folder
 
     try:
-        place = open_place(folder)
+        place = open_folder(folder)
     except PlaceError as error:
         fail(str(error), 2)
     if not place.is_dir() or (place / "run.parquet").is_file():

@@ -156,14 +156,18 @@ def check_runs(folder: str, lacking: str) -> None:
     """Fail where a folder of this machine holds no run, before pandas is imported: by the sentence of analysis."""
     from analysis.data.folders import find
     from raysim.places import in_bucket, local_path
+    from raysim.records.packs import open_folder
 
     if in_bucket(folder):
         return
-    here = local_path(folder)
+    here = open_folder(folder)
     if not here.is_dir():
-        fail(f"{folder} is a file, not a folder." if here.exists() else f"There is no folder {folder}.", 2)
-    if not find([here]).runs:
-        fail(f"There is no run in {folder}: {lacking}.", 2)
+        fail(
+            f"{folder} is a file, not a folder." if local_path(folder).exists() else f"There is no folder {folder}.", 2
+        )
+    found = find([here])
+    if not found.runs:
+        fail(" ".join([*found.problems, f"There is no run in {folder}: {lacking}."]), 2)
 
 
 def write_json(figures: dict[str, Any], file: Path) -> None:

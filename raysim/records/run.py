@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.places import Place, PlaceError, open_place
+from raysim.places import Place, PlaceError
 from raysim.quality import Measure, measures_of
+from raysim.records.packs import open_folder
 from raysim.records.schema import OCCASIONAL
 from raysim.records.tables import UNREADABLE, RecordsError, read_table, read_whole, table_files
 
@@ -55,7 +56,7 @@ class Run:
     def __init__(self, folder: str | Place, row: Mapping[str, Any] | None = None) -> None:
         self._row = row
         try:
-            self.folder = open_place(folder)
+            self.folder = open_folder(folder)
         except PlaceError as error:
             raise RecordsError(str(error)) from None
         if not (self.folder / "run.parquet").is_file():

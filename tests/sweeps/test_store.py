@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 from studies import BASE, write_study
 
-from analysis import AnalysisError, load, replay
+from analysis import AnalysisError, load, pack, replay
 from analysis.report import compose
 from raysim.config import ConfigError
 from raysim.places import open_place
@@ -132,6 +132,17 @@ def test_a_copy_and_the_bucket_itself_open_with_all_that_was_recorded(bucket, bu
     one = replay(f"{bucket}/{RUN}", "100mbps").drop(columns="run")
     pd.testing.assert_frame_equal(one, replay(here.local / RUN, "100mbps").drop(columns="run"))
     assert len(compose(bucket).sections) == len(compose(here.local).sections)
+    pack(bucket, tmp_path / "packed")
+    fs.copy_files(str(tmp_path / "packed"), f"{bucket}-packed")
+    packed = load(f"{bucket}-packed")
+    pd.testing.assert_frame_equal(packed.runs, local.runs)
+    pd.testing.assert_frame_equal(packed.links, local.links)
+    assert packed.files("steps") == [f"{bucket}-packed/steps.parquet"]
+    inside = replay(f"{bucket}-packed/{RUN}", "100mbps").drop(columns="run")
+    pd.testing.assert_frame_equal(inside, replay(here.local / RUN, "100mbps").drop(columns="run"))
+    assert load(f"{bucket}-packed/trials").runs["run"].tolist() == ["0-s0", "1-s0"]
+    with pytest.raises(AnalysisError, match=r"^There is no folder s3://"):
+        load(f"{bucket}-packed/elsewhere")
     assert open_place(f"{bucket}/{RUN}").is_dir()
     with pytest.raises(ConfigError, match=r"is finished: there is nothing to resume\.$"):
         Training(small(forward="Identity"), out=tmp_path / "copy" / RUN, engine="inline", resume=True)

@@ -1,0 +1,155 @@
+"""Writing a pack: the runs of a folder in one Parquet file a table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.data.checks import check_tables
+from analysis.data.errors import AnalysisError
+from analysis.data.folders import find
+from analysis.data.results import load
+from analysis.data.rows import read_whole, stacked
+from raysim.places import Place, in_bucket, local_path
+from raysim.records import FINISHED, SCHEMAS, table_files
+from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
+
+OF_STUDIES = ("study.toml", "trials.parquet")
+
+
+class Packed(NamedTuple):
+    """Counts of the contents of a pack, and the problems of the runs in it."""
+
+    runs: int
+    studies: int
+    left_out: int
+    """Runs that are not over."""
+    size: int
+    """In bytes."""
+    problems: list[str]
+    """A sentence for each table that is missing, short or empty."""
+
+
+def pack(folder: str | Path, target: str | Path) -> Packed:
+    """Write all runs of `folder` that are over as a pack, in `target`: a folder that is new or empty.
+
+    `load`, `replay`, reports and findings read a pack as they read `folder`, a path or a bucket's URI: all rows and values are
+    kept. Checkpoints, logs, and the state from which a sweep resumes are not. A pack is there whole or not at all. Raises
+    AnalysisError where there is no run that is over, a table cannot be read, or `target` holds files.
+    """
+    home = _checked(target)
+    results = load(folder)
+    (root,) = results.folders
+    over = results.select(results.runs["status"].isin(FINISHED))
+    if not len(over):
+        raise AnalysisError(" ".join(results.problems))
+    places = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
+    files = {name: {table: table_files(place, table) for table in SCHEMAS} for name, place in places.items()}
+    studies = find([root]).studies
+    draft = home.with_name(f".{home.name}.{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        for table in SCHEMAS:
+            _write_table({name: mine[table] for name, mine in files.items() if mine[table]}, draft / f"{table}.parquet")
+        rows = _read([place / "run.parquet" for place in places.values()])
+        has = [[table for table, mine in tables.items() if mine] for tables in files.values()]
+        rows = [_with_own(row, tables) for row, tables in zip(rows, has, strict=True)]
+        _write(stacked(rows, "run", list(places)), draft / RUNS)
+        for place in studies.values():
+            below = draft / _path(place, root)
+            below.mkdir(parents=True, exist_ok=True)
+            for file in (place / name for name in OF_STUDIES):
+                if file.is_file():
+                    (below / file.name).write_bytes(file.read_bytes())
+        size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        draft.replace(home)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    problems = check_tables(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})
+    return Packed(len(over), len(studies), len(results) - len(over), size, problems)
+
+
+def _checked(target: str | Path) -> Path:
+    """Return the folder to write; raises AnalysisError where it cannot be one."""
+    if in_bucket(target):
+        raise AnalysisError(
+            f"`target` must be a folder of this machine, but got {str(target)!r}: copy a pack to a bucket."
+        )
+    home = local_path(target).absolute()
+    if home.is_symlink() or (home.exists() and not home.is_dir()):
+        raise AnalysisError(f"`target` must be a new or empty folder, but {target} is none.")
+    if home.exists() and any(home.iterdir()):
+        raise AnalysisError(f"`target` must be a new or empty folder, but {target} holds files.")
+    return home
+
+
+def _path(place: Place, root: Place) -> str:
+    """Return the path of a place in the folder that is packed."""
+    return str(place).removeprefix(str(root.resolve())).strip("/")
+
+
+def _inside(run: Place, root: Place) -> str:
+    """Return the name of a run: its path in the folder that is packed, or the name of that folder where it is the run."""
+    return _path(run, root) or run.name.lstrip(".")
+
+
+def _read(files: list[Place]) -> list[pa.Table]:
+    """Return the tables of files; raises AnalysisError where one cannot be read."""
+    tables = read_whole(files)
+    wrong = [sentence.replace(" and is left out", "") for sentence in tables if isinstance(sentence, str)]
+    if wrong:
+        raise AnalysisError(wrong[0])
+    return [table for table in tables if not isinstance(table, str)]
+
+
+def _with_own(row: pa.Table, tables: list[str]) -> pa.Table:
+    """Return the row of a run with itself as it was written, and the names of the tables that the run has."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_table(row)
+    shown = row.select([name for name in row.column_names if name not in ("run", ROW, TABLES)])
+    shown = shown.append_column(TABLES, pa.array([tables], pa.list_(pa.string())))
+    return shown.append_column(ROW, pa.array([sink.getvalue().to_pybytes()], pa.binary()))
+
+
+def _write_table(files: Mapping[str, list[Place]], target: Path) -> None:
+    """Write the rows of runs below each other, each with the name of its run before it; no file where there is no run."""
+    if not files:
+        return
+    runs = [run for run, mine in files.items() for _ in mine]
+    tables = _read([file for mine in files.values() for file in mine])
+    named = [
+        table.add_column(0, "run", pa.array([run] * len(table), pa.string()))
+        for run, table in zip(runs, tables, strict=True)
+    ]
+    try:
+        _write(pa.concat_tables(named, promote_options="permissive"), target)
+    except pa.ArrowException as error:
+        raise AnalysisError(f"The runs disagree on a column of {target.name}: pack them apart. ({error})") from None
+
+
+def _write(table: pa.Table, file: Path) -> None:
+    """Write a table, small: real numbers by their bytes, integers by their differences."""
+    encoding = {}
+    for field in table.schema:
+        if pa.types.is_floating(field.type):
+            encoding[field.name] = "BYTE_STREAM_SPLIT"
+        elif pa.types.is_integer(field.type):
+            encoding[field.name] = "DELTA_BINARY_PACKED"
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    options = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
+    table = table.replace_schema_metadata()
+    with (
+        file.open("wb") as stream,
+        pq.ParquetWriter(
+            stream, table.schema, use_dictionary=texts, column_encoding=encoding, write_page_checksum=True, **options
+        ) as writer,
+    ):
+        writer.write_table(table)
+        writer.add_key_value_metadata({MARK.decode(): VERSION.decode()})
