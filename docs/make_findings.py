@@ -1,8 +1,8 @@
 """Write the tables and pictures of docs/findings from the runs in docs/findings/data.
 
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
-finished runs of a study's folder into docs/findings/data: their tables rewritten to be small, without checkpoints and the name of the
-host, with times of messages, actions and steps rounded to 12 binary digits.
+finished runs of a study's folder into its pack in docs/findings/data, without the name of the host, and with times of messages,
+actions and steps rounded to 12 binary digits.
 
 In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
 study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
@@ -17,6 +17,7 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
 import numpy as np
@@ -24,11 +25,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import Finding, Results, findings, load, replay, safe_set
+from analysis import Finding, Results, findings, load, pack, replay, safe_set
 from analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
 from analysis.comparison.statistics import bounds
 from raysim.quality import Measure, measures_of
-from raysim.records import FINISHED, SCHEMAS
+from raysim.records import FINISHED, SCHEMAS, table_files
+from raysim.records.tables import read_whole
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -38,8 +40,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
-PLAIN = {"compression": "none", "write_statistics": False, "store_schema": False}
-SMALL = PLAIN | {"compression": "zstd", "compression_level": 19}
 TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "seconds")  # rounded
 HEADS: dict[Mode, str] = {
     "on": "",
@@ -51,42 +51,38 @@ COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 
 
 def keep(study: Path) -> None:
-    """Copy the finished runs of a study, small; runs that were kept before and are not there are left as they are."""
-    results = load(study)
+    """Pack the finished runs of a study; runs that were kept before and are not there stay in the pack."""
     target = DATA / tomllib.loads((study / "study.toml").read_text(encoding="utf-8"))["name"]
-    for file in (study / "study.toml", study / "confirm" / "study.toml"):
-        if file.is_file():
-            copy = target / file.relative_to(study)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, copy)
-    finished = results.runs[results.runs["status"].isin(FINISHED)]
-    for run in finished["run"].astype(str):
-        folder = target / run
-        folder.mkdir(parents=True, exist_ok=True)
-        for table in ("run", *SCHEMAS):
-            source = Path(str(results.path(run))) / f"{table}.parquet"
-            if source.is_file():
-                _write_small(pq.read_table(source), folder / source.name)
-    print(
-        f"{target}: {len(finished)} runs, {sum(file.stat().st_size for file in target.rglob('*.parquet')) / 1e6:.2f} MB"
-    )
+    with TemporaryDirectory() as held:
+        runs, small = Path(held) / "runs", Path(held) / "small"
+        for source in (target, study) if target.exists() else (study,):
+            results = load(source)
+            for file in (source / "study.toml", source / "confirm" / "study.toml"):
+                if file.is_file():
+                    copy = runs / file.relative_to(source)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, copy)
+            for run in results.runs["run"][results.runs["status"].isin(FINISHED)].astype(str):
+                shutil.rmtree(runs / run, ignore_errors=True)
+                (runs / run).mkdir(parents=True)
+                for table in ("run", *SCHEMAS):
+                    if files := table_files(results.path(run), table):
+                        rows = pa.concat_tables([read_whole(file) for file in files])
+                        pq.write_table(_shared(rows), runs / run / f"{table}.parquet")
+        packed = pack(runs, small)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(small, target)
+    print(f"{target}: {packed.runs} runs, {packed.size / 1e6:.2f} MB")
 
 
-def _write_small(table: pa.Table, path: Path) -> None:
-    if "host" in table.column_names:
-        place = table.column_names.index("host")
-        table = table.set_column(place, "host", pa.array([""] * len(table), table.schema.field("host").type))
-    if len(table) == 1:  # a column's frame is larger than what it compresses away
-        filled = [name for name in table.column_names if not table[name].null_count]
-        pq.write_table(table.select(filled), path, use_dictionary=False, **PLAIN)
-        return
+def _shared(table: pa.Table) -> pa.Table:
+    """Return a table without the name of the host, and with its times rounded."""
     for place, field in enumerate(table.schema):
-        if field.name in TIMED:
+        if field.name == "host":
+            table = table.set_column(place, field, pa.array([""] * len(table), field.type))
+        elif field.name in TIMED and len(table) > 1:
             table = table.set_column(place, field.name, _short(table[field.name]))
-    text = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    reals = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    encoding = {"step": "DELTA_BINARY_PACKED"} | dict.fromkeys(reals, "BYTE_STREAM_SPLIT")
-    pq.write_table(table, path, use_dictionary=text, column_encoding=encoding, **SMALL)
+    return table
 
 
 def _short(seconds: pa.ChunkedArray) -> pa.Array:
