@@ -48,7 +48,7 @@ class PackedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         origin = self._origins[path]
         if path not in self._packed:
             return io.BytesIO(origin.read_bytes())
-        run, _, file = path.rpartition("/")
+        run, file = path.rsplit("/", 1)
         rows = self._rows(origin)
         mine = rows.table.slice(*rows.spans.get(run, (0, 0)))
         return io.BytesIO(_written(_own_row(mine) if file == "run.parquet" else mine))
