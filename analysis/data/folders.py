@@ -57,6 +57,7 @@ def find(folders: Iterable[Place]) -> Found:
 def is_confirmation(run: Place) -> bool:
     """Return whether a run's folder says that it confirms a choice.
 
+    >>> from pathlib import Path
     >>> is_confirmation(Path("study/confirm/trials/1-s5")), is_confirmation(Path("study/trials/1-s5"))
     (True, False)
     """

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.places import Place, arrow_source
-from raysim.records.packs import ROW
 
 
 class _Rows(NamedTuple):
@@ -26,15 +25,17 @@ class _Rows(NamedTuple):
 class PackedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The files of a pack: those of its runs, each made when it is opened, and those of its studies as they are.
 
-    A table of the pack is read whole when a run's part of it is first asked for, and held.
+    A table of the pack is read whole when a run's part of it is first asked for, and held. `row` is the column with the run's own
+    row of `run.parquet`.
     """
 
     cachable = False
 
-    def __init__(self, origins: Mapping[str, Place], packed: set[str]) -> None:
+    def __init__(self, origins: Mapping[str, Place], packed: set[str], row: str) -> None:
         super().__init__()
         self._origins = origins
         self._packed = packed
+        self._row = row
         self._read: dict[Place, _Rows | Exception] = {}
         self._lock = Lock()
 
@@ -51,7 +52,7 @@ class PackedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         run, file = path.rsplit("/", 1)
         rows = self._rows(origin)
         mine = rows.table.slice(*rows.spans.get(run, (0, 0)))
-        return io.BytesIO(_written(_own_row(mine) if file == "run.parquet" else mine))
+        return io.BytesIO(_written(_own_row(mine, self._row) if file == "run.parquet" else mine))
 
     def _rows(self, file: Place) -> _Rows:
         """Return a table of the pack, read once; raises as it did then where it cannot be read."""
@@ -83,9 +84,9 @@ def _read(file: Place) -> _Rows:
     return _Rows(table.drop_columns("run"), spans)
 
 
-def _own_row(rows: pa.Table) -> pa.Table:
+def _own_row(rows: pa.Table, column: str) -> pa.Table:
     """Return the row of `run.parquet` of the only run of `rows`."""
-    with pa.ipc.open_stream(rows[ROW][0].as_buffer()) as stream:
+    with pa.ipc.open_stream(rows[column][0].as_buffer()) as stream:
         return stream.read_all()
 
 

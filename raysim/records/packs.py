@@ -51,7 +51,7 @@ def open_pack(folder: Place) -> ListedPath | None:
     origins = {key: file for key, file in files.items() if file not in used} | packed
     from raysim.records.packed_files import PackedFiles  # fsspec takes a while, and is for packs alone
 
-    served = fs.PyFileSystem(fs.FSSpecHandler(PackedFiles(origins, set(packed))))
+    served = fs.PyFileSystem(fs.FSSpecHandler(PackedFiles(origins, set(packed), ROW)))
     return ListedPath(Listing.of(f"{folder.resolve()}/", served, "", origins, origins), "")
 
 
