@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from analysis.comparison.pareto import frontier, natural_direction
     from analysis.comparison.targets import Target
     from analysis.data.errors import AnalysisError, ReplayError
+    from analysis.data.loading import load
     from analysis.data.pack import Packed, pack
-    from analysis.data.results import Results, load
+    from analysis.data.results import Results
     from analysis.pricing.company import beside, in_company
     from analysis.pricing.estimates import Estimate
     from analysis.pricing.replay import dense_partners, replay
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("break_even", "safe_set"), "analysis.comparison.choice"),
     **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.data.errors"),
+    "load": "analysis.data.loading",
     **dict.fromkeys(("Packed", "pack"), "analysis.data.pack"),
     "Estimate": "analysis.pricing.estimates",
     "importance": "analysis.comparison.importances",
@@ -39,7 +41,7 @@ _HOMES = {
     **dict.fromkeys(("beside", "in_company"), "analysis.pricing.company"),
     "Replay": "analysis.pricing.step",
     **dict.fromkeys(("dense_partners", "replay"), "analysis.pricing.replay"),
-    **dict.fromkeys(("Results", "load"), "analysis.data.results"),
+    "Results": "analysis.data.results",
     "Target": "analysis.comparison.targets",
     **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
     **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "analysis.claims.finding"),

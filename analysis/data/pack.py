@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from analysis.data.checks import check_tables
 from analysis.data.errors import AnalysisError
-from analysis.data.folders import find
-from analysis.data.results import load
+from analysis.data.loading import load
 from analysis.data.rows import read_whole, stacked
 from raysim.places import Place, in_bucket, local_path
 from raysim.records import FINISHED, SCHEMAS, table_files
@@ -51,7 +50,6 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
         raise AnalysisError(" ".join(results.problems))
     places = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
     files = {name: {table: table_files(place, table) for table in SCHEMAS} for name, place in places.items()}
-    studies = find([root]).studies
     draft = home.with_name(f".{home.name}.{os.getpid()}")
     try:
         draft.mkdir(parents=True)
@@ -61,7 +59,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
         has = [[table for table, mine in tables.items() if mine] for tables in files.values()]
         rows = [_with_own(row, tables) for row, tables in zip(rows, has, strict=True)]
         _write(stacked(rows, "run", list(places)), draft / RUNS)
-        for place in studies.values():
+        for place in results.studies.values():
             below = draft / _path(place, root)
             below.mkdir(parents=True, exist_ok=True)
             for file in (place / name for name in OF_STUDIES):
@@ -72,7 +70,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     problems = check_tables(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})
-    return Packed(len(over), len(studies), len(results) - len(over), size, problems)
+    return Packed(len(over), len(results.studies), len(results) - len(over), size, problems)
 
 
 def _checked(target: str | Path) -> Path:

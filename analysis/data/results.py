@@ -6,64 +6,29 @@ Nothing is copied or converted on disk: polars and DuckDB read the same files.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from analysis.comparison.pareto import natural_direction
-from analysis.data.checks import check_tables
 from analysis.data.errors import AnalysisError
-from analysis.data.folders import Found, find
-from analysis.data.rows import read_whole, stack, to_frame, unreadable
-from analysis.data.settings import configuration, setting_texts
+from analysis.data.folders import Found
+from analysis.data.rows import read_whole, stack, to_frame
+from analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
 from analysis.data.studies import StudyFile
-from raysim.places import ListedPath, Place, PlaceError, arrow_source
+from raysim.places import Place
 from raysim.quality import Measure, measures_of
-from raysim.records import FINISHED, SCHEMA_VERSION, SCHEMAS, present_status, schema_of, table_files
-from raysim.records.packs import open_folder
+from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
 
 if TYPE_CHECKING:
     from analysis.pricing.company import Company
     from analysis.pricing.step import Replay
 
-Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
-
 USUAL_NETWORK = "1gbps"  # where neither the caller nor a study names one
-NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
-
-
-def load(*folders: str | Path) -> Results:
-    """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
-
-    `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
-    out and named in `problems`. Raises AnalysisError where a folder does not exist.
-
-    >>> load("results/none")
-    Traceback (most recent call last):
-    analysis.data.errors.AnalysisError: There is no folder results/none.
-    """
-    if not folders:
-        raise AnalysisError("`load` needs a folder or more.")
-    try:
-        roots = tuple(open_folder(folder) for folder in folders)
-    except PlaceError as error:
-        raise AnalysisError(str(error)) from None
-    found = find(roots)
-    problems = list(found.problems)
-    runs, rows, keys = _read_runs(found, problems)
-    kept = {name: found.runs[name] for name in runs["run"]}
-    if not found.runs:
-        problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
-    problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
-    return Results(roots, found._replace(runs=kept), runs, keys, problems, rows)
 
 
 class Results:
@@ -110,6 +75,11 @@ class Results:
         if run not in self._found.runs:
             raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
         return self._found.runs[run]
+
+    @property
+    def studies(self) -> dict[str, Place]:
+        """The folders of the studies, by name."""
+        return dict(self._found.studies)
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -236,7 +206,7 @@ class Results:
         The runs of a pack share one file, with all runs of the pack, and a column `run` that the file of a run does not have.
         """
         found = (file for files in self._files(table).values() for file in files)
-        return list(dict.fromkeys(str(_origin(file)) for file in found))
+        return list(dict.fromkeys(str(origin_of(file)) for file in found))
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
         """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read, but for packs.
@@ -251,12 +221,15 @@ class Results:
         for column in wanted:
             if column not in schema.names:
                 raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
-        condition = _condition(where, schema)
+        condition = condition_of(where, schema)
         runs = pa.array(list(files), pa.string())
-        parts = [
-            _labelled(batch, runs, source[file]) for file, batch in self._batches(source, schema, wanted, condition)
-        ]
-        schema = _labelled(pa.RecordBatch.from_pylist([], _only(schema, wanted)), runs, 0).schema
+        parts = []
+        for file, batch in scan(source, schema, wanted, condition):
+            if isinstance(batch, pa.RecordBatch):
+                parts.append(labelled(batch, runs, source[file]))
+            elif not any(problem.startswith(f"{file} ") for problem in self.problems):  # known since it was loaded
+                self.complain(batch)
+        schema = labelled(pa.RecordBatch.from_pylist([], only(schema, wanted)), runs, 0).schema
         table = pa.Table.from_batches(parts, schema).unify_dictionaries()
         frame = to_frame(table)
         if name == "steps" and where is None:
@@ -279,125 +252,7 @@ class Results:
             raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
         return {name: table_files(folder, table) for name, folder in self._found.runs.items()}
 
-    def _batches(
-        self, files: Iterable[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
-    ) -> Iterator[tuple[Place, pa.RecordBatch]]:
-        """Yield the rows of the files; where a file cannot be read, read the others one by one."""
-        systems: dict[int, list[Place]] = {}
-        for file in files:
-            systems.setdefault(id(arrow_source(file)[1]), []).append(file)
-        for alike in systems.values():
-            try:
-                yield from list(_scan(alike, schema, columns, where))
-            except (OSError, pa.ArrowException):
-                for file in alike:
-                    try:
-                        yield from list(_scan([file], schema, columns, where))
-                    except (OSError, pa.ArrowException) as error:
-                        if not any(
-                            problem.startswith(f"{file} ") for problem in self.problems
-                        ):  # known since it was loaded
-                            self.complain(unreadable(_origin(file), error))
-
     def complain(self, sentence: str) -> None:
         """Add a sentence to `problems`, once."""
         if sentence not in self.problems:
             self.problems.append(sentence)
-
-
-def _scan(
-    files: list[Place], schema: pa.Schema, columns: list[str], where: pc.Expression | None
-) -> Iterator[tuple[Place, pa.RecordBatch]]:
-    """Yield the rows of files of one file system."""
-    by_path = {arrow_source(file)[0]: file for file in files}
-    dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(files[0])[1])
-    for tagged in dataset.scanner(columns=columns, filter=where).scan_batches():
-        if tagged.record_batch.num_rows:
-            yield by_path[tagged.fragment.path], tagged.record_batch
-
-
-def _origin(file: Place) -> Place:
-    """Return the file that holds the rows of a run's file: the pack's, of a run in a pack."""
-    return file.origin if isinstance(file, ListedPath) else file
-
-
-def _condition(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
-    """Return the rows asked for as an expression, tried on no rows: a wrong one is no file's fault."""
-    try:
-        condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
-        ds.dataset(schema.empty_table()).to_table(filter=condition)
-    except (TypeError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise AnalysisError(
-            f"`where` must be a condition on {', '.join(schema.names)}, but got {where!r}: {reason}."
-        ) from None
-    return condition
-
-
-def _labelled(batch: pa.RecordBatch, runs: pa.Array, place: int) -> pa.RecordBatch:
-    """Return the rows with the run that they are of before them, and texts as categories."""
-    index = pa.array(np.full(batch.num_rows, place, np.int32))
-    columns = [pa.DictionaryArray.from_arrays(index, runs)]
-    columns += [c.dictionary_encode() if pa.types.is_string(c.type) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, ["run", *batch.schema.names])
-
-
-def _only(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
-    return pa.schema([schema.field(column) for column in columns])
-
-
-def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
-    """Return one row for each run that can be read, the rows as written, and the keys of the configuration among the columns."""
-    files = [path / "run.parquet" for path in found.runs.values()]
-    good = {}
-    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
-        if isinstance(table, str):
-            problems.append(table)
-        elif lacking := [column for column in NEEDED if column not in table.column_names]:
-            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
-        elif len(table) != 1:
-            problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
-        else:
-            good[name] = table
-    keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
-    frame = stack(list(good.values()), "run", list(good))
-    study = [found.study_of.get(name) for name in frame["run"]]
-    trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
-    frame.insert(1, "study", pd.Series(study, dtype="str"))
-    frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
-    frame.insert(3, "setting", setting_texts(frame, keys))
-    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
-        if column not in frame:
-            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
-    for place in frame.index[frame["status"] == "running"]:
-        frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
-    sent = frame["wire_bytes"].astype("float64")
-    frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
-    return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
-
-
-def _trial(run: str) -> int | None:
-    """Return the number of the trial whose folder `trials/NUMBER-sSEED` a run's is."""
-    number = Path(run).name.partition("-")[0]
-    return int(number) if number.isdigit() else None
-
-
-def _unfinished(runs: pd.DataFrame) -> list[str]:
-    over = runs["status"].isin(FINISHED)
-    if over.all():
-        return []
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
-    if not over.any():
-        return [f"None of the {len(runs)} runs is finished ({counts}): their records so far are shown."]
-    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
-
-
-def _other_schemas(runs: pd.DataFrame) -> list[str]:
-    other = runs["schema_version"][runs["schema_version"] != SCHEMA_VERSION]
-    if other.empty:
-        return []
-    versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
-    return [
-        f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
-        "unknown columns are left out, and missing columns are empty."
-    ]

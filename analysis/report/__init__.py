@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from analysis.data.errors import AnalysisError
-from analysis.data.results import load
+from analysis.data.loading import load
 from analysis.report.blocks import Block, Heading, Page, Section, Text
 from analysis.report.gather import gather
 from analysis.report.material import NETWORKS, Job, Material

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RANDOM = "random"
+GAINS = ("fed", "raw", "folded")
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,6 +64,10 @@ class ReplicaGraVAC(Layered):
             text), to the factor after it ("listing", as in the paper's listing), or (ours) "passing": to each candidate that
             reaches `epsilon` at the end of a window, and back by one factor where the minimum itself fails.
         ewma_alpha: Weight of a step in the moving averages of gains; by default a hundredth of the number of replicas.
+        gain: Gradient to which a gain relates: with its residual, as in the paper's text ("fed"), or without, ||C(g + e)||^2 /
+            ||g||^2, as in the published code ("raw"). A "folded" gain is the smaller of "raw" and its inverse, at most 1, as in the
+            paper's plots. The published code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
+        settle: Steps at the start that send the minimum whatever its gain, so that a residual grows; 25 in the published code.
 
     >>> ReplicaGraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)
@@ -80,6 +85,8 @@ class ReplicaGraVAC(Layered):
     values: Codec = Identity()  # noqa: RUF009  a frozen codec
     promote: str = "evaluated"
     ewma_alpha: float | None = None
+    gain: str = "fed"
+    settle: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,10 +97,12 @@ class ReplicaGraVAC(Layered):
             epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True),
             omega=check_real("omega", self.omega, 0, 1, open_low=True),
             window=check_integer("window", self.window, 1),
+            settle=check_integer("settle", self.settle, 0),
         )
         check_choice("policy", self.policy, POLICIES)
         check_choice("select", self.select, [EXACT, *ESTIMATED, RANDOM])
         check_choice("promote", self.promote, PROMOTE)
+        check_choice("gain", self.gain, GAINS)
         if self.ewma_alpha is not None:
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
         if not isinstance(self.values, Codec):
@@ -135,8 +144,10 @@ class ReplicaGraVAC(Layered):
         rows = flatten(gradients, "tensor")
         fed = {name: remembered(memory, "residual", name, x) + x for name, x in rows.items()}
         levels = self._levels(fed, standing, context)
-        seen = yield from self._agree(levels, fed, standing, rules)
+        seen = yield from self._agree(levels, fed if self.gain == "fed" else rows, standing, rules)
         choice = standing.choose(seen.minimum, seen.candidate, self.epsilon)
+        if standing.steps < self.settle:
+            choice = Choice("minimum", standing.minimum, seen.minimum)
         standing.end_step(choice, seen.minimum, seen.candidate)
         sent = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
         if sent is not None and sent.factor > 1:
@@ -159,7 +170,7 @@ class ReplicaGraVAC(Layered):
             gain={"minimum": seen.minimum_now, "candidate": seen.candidate_now}.get(choice.branch, 1.0),
             throughput=throughput,
             event="+".join(events) or None,
-            reason=explain(choice, seen, levels, self.epsilon),
+            reason=self._explain(choice, seen, levels, settling=standing.steps <= self.settle),
         )
         return Averaged(unflatten(means, gradients), moved, [decision])
 
@@ -205,7 +216,7 @@ class ReplicaGraVAC(Layered):
     ) -> Generator[Round, Received, Seen]:
         """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
         whole = sum(energy(x) for x in reference.values())
-        now = [level.energy / whole if whole > 0 else 1.0 for level in levels]
+        now = [self._gain(level.energy, whole) for level in levels]
         smooth = standing.observe(now[0], now[1], rules.alpha)
         counts = [float(sum(len(kept.values) for kept in level.kept.values())) for level in levels]
         own = torch.tensor([*smooth, *now, *counts], dtype=torch.float64)
@@ -214,6 +225,11 @@ class ReplicaGraVAC(Layered):
         for packets in received:
             total += packets["gains"].decode()
         return Seen(*(total / len(received)).tolist())
+
+    def _gain(self, kept: float, whole: float) -> float:
+        """Return the gain of a kept energy, relative to the energy of the reference; 1 for a reference of zeros."""
+        gain = kept / whole if whole > 0 else 1.0
+        return 1 / gain if self.gain == "folded" and gain > 1 else gain
 
     def _send(
         self, level: Level, fed: Gradients, context: ReplicaContext
@@ -230,6 +246,21 @@ class ReplicaGraVAC(Layered):
         rounds = sum_values(packets, context, device) if self.select == RANDOM else gather_mean(packets, device)
         means = yield from rounds
         return means, {name: x - packets[name].decode(x.device) for name, x in fed.items()}
+
+    def _explain(self, choice: Choice, seen: Seen, levels: list[Level], settling: bool) -> str:
+        """Return the reason of a branch, in words."""
+        minimum, candidate = levels[0].factor, levels[1].factor
+        if settling:
+            return f"{minimum:g}x is sent in the first {self.settle} steps; its gain is {seen.minimum:.3f}"
+        energy = "the energy" if self.gain == "fed" else "the raw energy"
+        if choice.branch == "candidate":
+            return f"{candidate:g}x keeps {seen.candidate:.3f} of {energy}, at least {self.epsilon:g}"
+        if choice.branch == "minimum":
+            return (
+                f"{candidate:g}x keeps {seen.candidate:.3f}, less than {self.epsilon:g}; "
+                f"{minimum:g}x keeps {seen.minimum:.3f}"
+            )
+        return f"even {minimum:g}x keeps {seen.minimum:.3f} only, less than {self.epsilon:g}"
 
 
 class Level(NamedTuple):
@@ -249,18 +280,6 @@ class Seen(NamedTuple):
     candidate_now: float
     minimum_count: float  # values kept
     candidate_count: float
-
-
-def explain(choice: Choice, seen: Seen, levels: list[Level], epsilon: float) -> str:
-    """Return the reason of a branch, in words."""
-    minimum, candidate = levels[0].factor, levels[1].factor
-    if choice.branch == "candidate":
-        return f"{candidate:g}x keeps {seen.candidate:.3f} of the energy, at least {epsilon:g}"
-    if choice.branch == "minimum":
-        return (
-            f"{candidate:g}x keeps {seen.candidate:.3f}, less than {epsilon:g}; {minimum:g}x keeps {seen.minimum:.3f}"
-        )
-    return f"even {minimum:g}x keeps {seen.minimum:.3f} only, less than {epsilon:g}"
 
 
 def _drawn(row: Tensor, factor: float, key: int) -> Kept:

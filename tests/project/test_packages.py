@@ -40,7 +40,7 @@ def test_a_users_file_of_the_same_name_does_not_hide_ours(tmp_path):
     (tmp_path / "analysis.py").write_text("# a user's own")
     code = "from raysim import analysis; print(analysis.load.__module__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "analysis.data.results\n", done.stderr
+    assert done.stdout == "analysis.data.loading\n", done.stderr
     done = subprocess.run(
         [sys.executable, "-c", f"import analysis; {code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )

@@ -295,6 +295,51 @@ def test_random_k_keeps_its_share_of_the_error_fed_gradient() -> None:
     assert sum(gains[30:]) / 30 == pytest.approx(0.25, rel=0.05)
 
 
+@pytest.mark.parametrize("factor", [1.5, 4, 48])
+def test_random_k_sends_the_energy_of_the_raw_gradient_once_its_residual_has_grown(factor: float) -> None:
+    """Error feedback delays independent gradients and loses none of their energy, at any factor."""
+    method = ReplicaGraVAC(factor, factor, epsilon=0.01, select="random", gain="raw", settle=10**6)
+    team, gains = Team(method, 1, {"weight": (100, 100)}), []
+    grown = int(6 * factor)
+    for step in range(grown + 40):
+        given = [{"weight": torch.randn(100, 100, generator=torch.Generator().manual_seed(step))}]
+        gains.append(team.step(step, given)[0].decisions[0].gain)
+    assert sum(gains[grown:]) / 40 == pytest.approx(1.0, rel=0.05)
+
+
+def test_gains_differ_by_their_reference_once_there_is_a_residual() -> None:
+    teams = {
+        gain: Team(ReplicaGraVAC(5, 20, epsilon=1.0, gain=gain, settle=6, ewma_alpha=1.0), 1)
+        for gain in ("fed", "raw", "folded")
+    }
+    for step in range(6):
+        given = gradients(0, step)
+        results = {gain: team.step(step, [given])[0] for gain, team in teams.items()}
+        gains = {gain: result.decisions[0].gain_minimum for gain, result in results.items()}
+        whole, sent = (
+            sum(float(xs[name].double().square().sum()) for name in ("first.weight", "wide.weight"))
+            for xs in (given, results["raw"].gradients)
+        )
+        assert gains["raw"] == pytest.approx(sent / whole, rel=1e-5)
+        assert gains["folded"] == pytest.approx(min(sent / whole, whole / sent), rel=1e-5)
+        if step == 0:
+            assert gains["fed"] == gains["raw"]
+        else:  # the residual has energy of its own
+            assert gains["fed"] < gains["raw"]
+
+
+def test_a_start_that_settles_sends_the_minimum_whatever_its_gain() -> None:
+    method, plain = ReplicaGraVAC(5, 20, epsilon=1.0, settle=4), parse_replica_method("ErrorFeedback(TopK(0.2))")
+    team, other = Team(method, 2), Team(plain, 2)
+    for step in range(6):
+        decision = team.step(step)[0].decisions[0]
+        other.step(step)
+        assert decision.branch == ("minimum" if step < 4 else "dense")
+        if step < 4:
+            assert "is sent in the first 4 steps" in decision.reason
+            assert same_tensors(team.sent, other.sent)
+
+
 def test_zero_gradients_are_no_reason_to_send_more() -> None:
     shapes = {"weight": (40, 40)}
     team = Team(ReplicaGraVAC(10, 100), 2, shapes)
@@ -313,6 +358,8 @@ def test_zero_gradients_are_no_reason_to_send_more() -> None:
         ("GraVAC(10, 100, window=0)", "`window` must be an integer of at least 1, but got 0"),
         ("GraVAC(10, 100, policy='linear')", "`policy` must be one of exponential, geometric, but got 'linear'"),
         ("GraVAC(10, 100, select='best')", "`select` must be one of exact, sampled, bisect, random, but got 'best'"),
+        ("GraVAC(10, 100, gain='norm')", "`gain` must be one of fed, raw, folded, but got 'norm'"),
+        ("GraVAC(10, 100, settle=-1)", "`settle` must be an integer of at least 0, but got -1"),
         ("GraVAC(10, 100, ewma_alpha=2)", "`ewma_alpha` must be in (0, 1], but got 2"),
         (
             "GraVAC(10, 100, select='random', values=Quantize(4))",

@@ -109,6 +109,8 @@ VARIANTS = [
     Variant("GraVAC(1.5, 20.0, epsilon=0.3, window=2, select='random')", conserves=True),
     Variant("GraVAC(4.0, 100.0, window=2, values=Quantize(8))", conserves=True),
     Variant("GraVAC(2.0, 100.0, epsilon=0.6, window=1, promote='passing', ewma_alpha=1.0)", conserves=True),
+    Variant("GraVAC(4.0, 100.0, window=2, gain='raw', settle=3)", conserves=True),
+    Variant("GraVAC(4.0, 100.0, epsilon=0.5, window=1, gain='folded', settle=1)", conserves=True),
     Variant("GraVAC(1.0, 1.0)", conserves=True, exact=True, bitwise=True),
     Variant("GraVAC(10.0, 1000.0, epsilon=1.0)", conserves=True, exact=True, bitwise=True),
 ]

@@ -1,0 +1,104 @@
+"""Reading the runs and studies of folders: what cannot be read is left out, and said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.data.checks import check_tables
+from analysis.data.errors import AnalysisError
+from analysis.data.folders import Found, find
+from analysis.data.results import Results
+from analysis.data.rows import read_whole, stack
+from analysis.data.settings import configuration, setting_texts
+from raysim.places import PlaceError
+from raysim.records import FINISHED, SCHEMA_VERSION, present_status
+from raysim.records.packs import open_folder
+
+NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
+
+
+def load(*folders: str | Path) -> Results:
+    """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
+
+    `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
+    out and named in `problems`. Raises AnalysisError where a folder does not exist.
+
+    >>> load("results/none")
+    Traceback (most recent call last):
+    analysis.data.errors.AnalysisError: There is no folder results/none.
+    """
+    if not folders:
+        raise AnalysisError("`load` needs a folder or more.")
+    try:
+        roots = tuple(open_folder(folder) for folder in folders)
+    except PlaceError as error:
+        raise AnalysisError(str(error)) from None
+    found = find(roots)
+    problems = list(found.problems)
+    runs, rows, keys = _read_runs(found, problems)
+    kept = {name: found.runs[name] for name in runs["run"]}
+    if not found.runs:
+        problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
+    problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
+    return Results(roots, found._replace(runs=kept), runs, keys, problems, rows)
+
+
+def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
+    """Return one row for each run that can be read, the rows as written, and the keys of the configuration among the columns."""
+    files = [path / "run.parquet" for path in found.runs.values()]
+    good = {}
+    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
+        if isinstance(table, str):
+            problems.append(table)
+        elif lacking := [column for column in NEEDED if column not in table.column_names]:
+            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+        elif len(table) != 1:
+            problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
+        else:
+            good[name] = table
+    keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
+    frame = stack(list(good.values()), "run", list(good))
+    study = [found.study_of.get(name) for name in frame["run"]]
+    trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
+    frame.insert(1, "study", pd.Series(study, dtype="str"))
+    frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
+    frame.insert(3, "setting", setting_texts(frame, keys))
+    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
+        if column not in frame:
+            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    for place in frame.index[frame["status"] == "running"]:
+        frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
+    sent = frame["wire_bytes"].astype("float64")
+    frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
+    return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
+
+
+def _trial(run: str) -> int | None:
+    """Return the number of the trial whose folder `trials/NUMBER-sSEED` a run's is."""
+    number = Path(run).name.partition("-")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _unfinished(runs: pd.DataFrame) -> list[str]:
+    over = runs["status"].isin(FINISHED)
+    if over.all():
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))
+    if not over.any():
+        return [f"None of the {len(runs)} runs is finished ({counts}): their records so far are shown."]
+    return [f"{(~over).sum()} of {len(runs)} runs are not finished ({counts}): they are shown, but not compared."]
+
+
+def _other_schemas(runs: pd.DataFrame) -> list[str]:
+    other = runs["schema_version"][runs["schema_version"] != SCHEMA_VERSION]
+    if other.empty:
+        return []
+    versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
+    return [
+        f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
+        "unknown columns are left out, and missing columns are empty."
+    ]
