@@ -195,13 +195,14 @@ def test_a_claim_on_one_part_is_not_judged_by_the_harm_of_another(name, part, wh
 
 
 @pytest.mark.parametrize("name", ["gravac", "gravac-speed"])
-def test_gravac_with_a_lower_floor_than_the_papers_is_no_test_of_its_claims(name):
+def test_gravac_with_another_gain_or_a_lower_floor_than_the_papers_is_no_test_of_its_claims(name):
     def contrasts(text):
         return list(BY_NAME[name].contrasts(context_of({DENSE: 90, STATIC: 90, replicas(text): 90}), [replicas(text)]))
 
     assert contrasts("GraVAC(10.0, 1000.0)")
     assert contrasts("GraVAC(10.0, 1000.0, epsilon=0.9)")
     assert not contrasts("GraVAC(10.0, 1000.0, epsilon=0.3)")
+    assert not contrasts("GraVAC(10.0, 1000.0, gain='raw')")
 
 
 def test_every_claim_is_tried_both_ways():
