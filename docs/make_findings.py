@@ -2,7 +2,7 @@
 
 Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
 finished runs of a study's folder into its pack in docs/findings/data, without the name of the host, and with times of messages,
-actions and steps rounded to 8 binary digits.
+actions and steps rounded to `DIGITS` binary digits.
 
 In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
 study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
@@ -47,6 +47,7 @@ HEADS: dict[Mode, str] = {
     "on_estimated": ", estimated statistics",
     "off_estimated": ", estimated statistics, compression off",
 }
+DIGITS = 8  # binary, of times
 COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 
 
@@ -86,9 +87,9 @@ def _shared(table: pa.Table) -> pa.Table:
 
 
 def _short(seconds: pa.ChunkedArray) -> pa.Array:
-    """Return seconds rounded to 8 binary digits: by 0.4 % at most."""
+    """Return seconds rounded to `DIGITS` binary digits: by 0.4 % at most."""
     digits, exponents = np.frexp(seconds.to_numpy())
-    return pa.array(np.ldexp(np.round(digits * 2.0**8) / 2.0**8, exponents), from_pandas=True)
+    return pa.array(np.ldexp(np.round(digits * 2.0**DIGITS) / 2.0**DIGITS, exponents), from_pandas=True)
 
 
 def blocks_of(results: Results) -> dict[str, str]:

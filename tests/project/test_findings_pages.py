@@ -90,7 +90,7 @@ def test_keeping_runs_changes_nothing_but_their_size_and_the_last_digits_of_time
     for table in ("steps", "evals", "links", "actions"):
         now, then = after.table(table), before.table(table)
         for column in set(MAKE["TIMED"]) & set(then.columns):
-            assert_allclose(now.pop(column), then.pop(column), rtol=2**-12)
+            assert_allclose(now.pop(column), then.pop(column), rtol=2.0 ** -MAKE["DIGITS"])
         assert now.astype(str).equals(then.astype(str))
     frames = [findings_frame(MAKE["decided"](results)) for results in (after, before)]
     assert_frame_equal(*(frame.drop(columns="commands") for frame in frames))  # commands name the folder
