@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
+from raysim.workloads.data import bind_data
 from raysim.workloads.metrics import own_metric
 from sweeps.objectives import PRICED
 from sweeps.space import NEVER
@@ -97,6 +98,15 @@ def check_metrics(study: Study) -> None:
                 own_metric(name)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
+
+
+def check_data(study: Study) -> None:
+    """Raise ConfigError where a data set has a wrong option, or a `path` at which there is nothing."""
+    for data in {repr(config.data): config.data for config in study.configs}.values():
+        try:
+            bind_data(data.name, data.options)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def check_draws(study: Study) -> None:

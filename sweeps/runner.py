@@ -30,7 +30,7 @@ from raysim.engine.init import end_ray, start_ray
 from raysim.pipeline.errors import WorkerLostError
 from raysim.records import RecordsError, Run
 from sweeps.callbacks import Stop, Watch
-from sweeps.checking import check_metrics
+from sweeps.checking import check_data, check_metrics
 from sweeps.entry import Entry, enter
 from sweeps.ledger import Ledger
 from sweeps.lost import losses_are_retried
@@ -104,8 +104,9 @@ class Sweep:
                 self.folder, ignore_errors=True
             )  # files that another study with this URI left on this machine
         self._workers = most_workers(study)
-        if not self.address:  # a cluster may have modules that this machine has not
+        if not self.address:  # a cluster may have modules and files that this machine has not
             check_metrics(study)
+            check_data(study)
 
     @property
     def begun(self) -> bool:

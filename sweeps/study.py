@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +97,16 @@ class Study:
             return [(point, self.space(FixedTrial(point))) for point in self.grid]
         return list(draws(self.space, DRAWS))
 
+    @cached_property
+    def configs(self) -> list[RunConfig]:
+        """The valid configurations of the points of `drawn`, and of the baselines outside the space."""
+        found = []
+        outside = [one.set for one in self.baselines if one.set is not None]
+        for overrides in [*(overrides for _, overrides in self.drawn()), *outside]:
+            with suppress(ConfigError):
+                found.append(self.config(overrides))
+        return found
+
     @property
     def budget(self) -> int:
         """Configurations to train at most."""
@@ -184,14 +195,7 @@ class Study:
 
 def most_workers(study: Study) -> int:
     """Return the most workers that a trial of the study has, over the draws that are checked."""
-    outside = [one.set for one in study.baselines if one.set is not None]
-    found = 1
-    for overrides in [*(overrides for _, overrides in study.drawn()), *outside]:
-        try:
-            found = max(found, workers(study.config(overrides)))
-        except ConfigError:
-            continue
-    return found
+    return max((workers(config) for config in study.configs), default=1)
 
 
 def workers(config: RunConfig) -> int:

@@ -15,6 +15,7 @@ WORKERS = {
     "finetune-replicas": 8,
     "gravac-pictures": 2,
     "gravac-text": 2,
+    "gravac-vgg": 2,
     "replica-gradients": 2,
     "replica-gradients-text": 2,
 }
@@ -239,6 +240,11 @@ def raysim(tmp_path, monkeypatch):
             ["small.toml", 'metrics=["accuracy", "math:sqrt"]'],
             "Metric `math:sqrt` must say whether more is better: set `sqrt.higher_is_better`",
         ),
+        (
+            ["small.toml", "data.name=text", "data.path=nowhere"],
+            "`data.path` must be a file or folder that exists, but got 'nowhere'.",
+        ),
+        (["pictures-causes"], "`data.path` must be a file or folder that exists, but got 'cifar10'."),
         (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to go on with."),
         (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
         (

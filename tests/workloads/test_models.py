@@ -153,6 +153,14 @@ def test_vgg16_is_that_of_the_papers_at_a_narrower_width():
     assert [module.out_features for module in model.modules() if isinstance(module, nn.Linear)] == [256, 256, 10]
 
 
+def test_a_narrow_vgg16_starts_with_outputs_as_large_as_those_of_a_wide_one():
+    spreads = {}
+    for width in (4, 8, 16):
+        models = [build_model("vgg16", {"width": width}, CIFAR, seed=seed).eval() for seed in range(4)]
+        spreads[width] = np.mean([model(inputs_of(CIFAR)).detach().std() for model in models])
+    assert max(spreads.values()) < 1.5 * min(spreads.values()), spreads  # eight times, were their weights as large
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_gpt_has_the_parameters_of_the_formula(tied):
     blocks, width, length, tokens = 3, 32, 16, 256
