@@ -1,8 +1,6 @@
 """Write the tables and pictures of docs/findings from the runs in docs/findings/data.
 
-Run `make findings` after a study has been kept; a test compares the committed pages with this program's. `keep FOLDER` copies the
-finished runs of a study's folder into its pack in docs/findings/data, without the name of the host, and with times of messages,
-actions and steps rounded to `DIGITS` binary digits.
+Run `make findings` after `keep_findings.py` has kept a study; a test compares the committed pages with this program's.
 
 In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
 study that asks for the time to a target; and in the index `overview` and `coverage`. All other lines are written by hand.
@@ -12,25 +10,18 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from analysis import Finding, Results, findings, load, pack, replay, safe_set
+from analysis import Finding, Results, findings, load, replay, safe_set
 from analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
 from analysis.comparison.statistics import bounds
 from raysim.quality import Measure, measures_of
-from raysim.records import FINISHED, SCHEMAS, table_files
-from raysim.records.tables import read_whole
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -40,56 +31,13 @@ from matplotlib.ticker import LogLocator, NullFormatter
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
 PICTURES = PAGES.parent / "images" / "findings"
-TIMED = ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "seconds")  # rounded
 HEADS: dict[Mode, str] = {
     "on": "",
     "off": ", compression off",
     "on_estimated": ", estimated statistics",
     "off_estimated": ", estimated statistics, compression off",
 }
-DIGITS = 8  # binary, of times
 COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
-
-
-def keep(study: Path) -> None:
-    """Pack the finished runs of a study; runs that were kept before and are not there stay in the pack."""
-    target = DATA / tomllib.loads((study / "study.toml").read_text(encoding="utf-8"))["name"]
-    with TemporaryDirectory() as held:
-        runs, small = Path(held) / "runs", Path(held) / "small"
-        for source in (target, study) if target.exists() else (study,):
-            results = load(source)
-            for file in (source / "study.toml", source / "confirm" / "study.toml"):
-                if file.is_file():
-                    copy = runs / file.relative_to(source)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(file, copy)
-            for run in results.runs["run"][results.runs["status"].isin(FINISHED)].astype(str):
-                shutil.rmtree(runs / run, ignore_errors=True)
-                (runs / run).mkdir(parents=True)
-                for table in ("run", *SCHEMAS):
-                    if files := table_files(results.path(run), table):
-                        rows = pa.concat_tables([read_whole(file) for file in files])
-                        pq.write_table(_shared(rows), runs / run / f"{table}.parquet")
-        packed = pack(runs, small)
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(small, target)
-    print(f"{target}: {packed.runs} runs, {packed.size / 1e6:.2f} MB")
-
-
-def _shared(table: pa.Table) -> pa.Table:
-    """Return a table without the name of the host, and with its times rounded."""
-    for place, field in enumerate(table.schema):
-        if field.name == "host":
-            table = table.set_column(place, field, pa.array([""] * len(table), field.type))
-        elif field.name in TIMED and len(table) > 1:
-            table = table.set_column(place, field.name, _short(table[field.name]))
-    return table
-
-
-def _short(seconds: pa.ChunkedArray) -> pa.Array:
-    """Return seconds rounded to `DIGITS` binary digits: by 0.4 % at most."""
-    digits, exponents = np.frexp(seconds.to_numpy())
-    return pa.array(np.ldexp(np.round(digits * 2.0**DIGITS) / 2.0**DIGITS, exponents), from_pandas=True)
 
 
 def blocks_of(results: Results) -> dict[str, str]:
@@ -392,13 +340,10 @@ def written(studies: dict[str, Results]) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["keep"]:
-        keep(Path(sys.argv[2]))
-    else:
-        studies = pages()
-        for name, results in studies.items():
-            draw(results, PICTURES / f"{name}.png")
-            if races(results):
-                draw_networks(results, PICTURES / f"{name}-networks.png")
-        for page, text in written(studies).items():
-            page.write_text(text, encoding="utf-8")
+    studies = pages()
+    for name, results in studies.items():
+        draw(results, PICTURES / f"{name}.png")
+        if races(results):
+            draw_networks(results, PICTURES / f"{name}-networks.png")
+    for page, text in written(studies).items():
+        page.write_text(text, encoding="utf-8")

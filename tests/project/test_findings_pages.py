@@ -17,6 +17,7 @@ from raysim.config import make_config
 
 ROOT = Path(__file__).parents[2]
 MAKE = runpy.run_path(str(ROOT / "docs" / "make_findings.py"))
+KEEP = runpy.run_path(str(ROOT / "docs" / "keep_findings.py"))
 STUDIES = sorted(folder.name for folder in MAKE["DATA"].iterdir())
 
 pytestmark = pytest.mark.slow
@@ -75,22 +76,22 @@ def test_bounds_cover_as_stated_on_spreads_that_were_recorded():
         assert 0.93 < share < 0.97
 
 
-def test_keeping_runs_changes_nothing_but_their_size_and_the_last_digits_of_times(monkeypatch, tmp_path):
+def test_keeping_runs_changes_nothing_but_their_size_and_last_digits(monkeypatch, tmp_path):
     small_study, kept = tmp_path / "study", tmp_path / "kept"
     for place, forward in enumerate(["Identity", "TopK(0.1)", "ErrorFeedback(TopK(0.1))"]):
         for seed in (0, 1, 2):
             config = make_config(SMALL | {"forward": forward, "backward": forward, "seed": seed, "steps": 20})
             train(config, engine="inline", out=small_study / "trials" / f"{place}-s{seed}")
     (small_study / "study.toml").write_text('name = "small"\nseeds = [0, 1, 2]\n')
-    monkeypatch.setitem(MAKE["keep"].__globals__, "DATA", kept)
-    MAKE["keep"](small_study)
+    monkeypatch.setitem(KEEP["keep"].__globals__, "DATA", kept)
+    KEEP["keep"](small_study)
     (folder,) = kept.iterdir()
     before, after = load(small_study), load(folder)
     assert sorted(after.runs["run"]) == sorted(before.runs["run"])
     for table in ("steps", "evals", "links", "actions"):
         now, then = after.table(table), before.table(table)
-        for column in set(MAKE["TIMED"]) & set(then.columns):
-            assert_allclose(now.pop(column), then.pop(column), rtol=2.0 ** -MAKE["DIGITS"])
+        for column in set(KEEP["DIGITS"]) & set(then.columns):
+            assert_allclose(now.pop(column), then.pop(column), rtol=2.0 ** -KEEP["DIGITS"][column])
         assert now.astype(str).equals(then.astype(str))
     frames = [findings_frame(MAKE["decided"](results)) for results in (after, before)]
     assert_frame_equal(*(frame.drop(columns="commands") for frame in frames))  # commands name the folder
