@@ -68,7 +68,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "of_mine.py").write_text(MODULES)
-    (tmp_path / "raises.py").write_text("raise RuntimeError('no such device')\n")
+    (tmp_path / "no_device.py").write_text("raise RuntimeError('no such device')\n")
     (tmp_path / "houses.csv").write_text("size,price\n" + "".join(f"{i},{2 * i}\n" for i in range(80)))
     (tmp_path / "text.txt").write_text("the quick brown fox\n" * 60)
     load_model(DataShape((12,), "int64", 300), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
@@ -138,10 +138,10 @@ BAD = {
         [*TEXT, "model.path=weights", "data.tokenizer=weights", "model.config.num_hidden_layers=6"],
         "lacks the weights",
     ),
-    "a codec whose module raises": (["digits-cnn", "forward=raises:Codec(1)"], "no such device"),
-    "a model whose module raises": (["digits-cnn", "model=raises:build"], "no such device"),
-    "data whose module raises": (["digits-cnn", "data=raises:build"], "no such device"),
-    "a loss whose module raises": (["digits-cnn", "loss=raises:loss"], "no such device"),
+    "a codec whose module raises": (["digits-cnn", "forward=no_device:Codec(1)"], "no such device"),
+    "a model whose module raises": (["digits-cnn", "model=no_device:build"], "no such device"),
+    "data whose module raises": (["digits-cnn", "data=no_device:build"], "no such device"),
+    "a loss whose module raises": (["digits-cnn", "loss=no_device:loss"], "no such device"),
     "a module that is not there": (["digits-cnn", "forward=nowhere_at_all:Codec"], "nowhere_at_all"),
 }
 
