@@ -23,6 +23,7 @@ from analysis.data.jobs import PRICED, Job
 from analysis.data.recording import NO_KIND, Floats, Recording
 from analysis.pricing.costs import RESAMPLES, Costs
 from analysis.pricing.estimates import BOUNDS, Estimate, crossing
+from analysis.pricing.notes import notes_of
 from raysim.network.calibrate import Overheads
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import hidden, without_exchange
@@ -37,13 +38,10 @@ from raysim.network.uncertainty import with_model_error
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import Run
-from raysim.schedules import Unflushed
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
 MODES = ("on", "off")
-
-STRAIGHT_SINCE = 2  # version of records since which packets go from worker to worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ class Replay:
             one.num_microbatches,
             one.num_replicas,
         )
-        self._with_overheads = overheads == "recorded"
+        self.with_overheads = overheads == "recorded"
         self._step_s: dict[tuple[Network, ...], Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
         table = self._engine_costs()
@@ -145,7 +143,7 @@ class Replay:
 
     def _engine_costs(self) -> Floats:
         """Return the seconds of calls, messages, bytes and steps: the estimate, then the resamples."""
-        if not self._with_overheads:
+        if not self.with_overheads:
             return np.zeros((1 + RESAMPLES, 4))
         return self.costs.overheads(self.recording.engine)
 
@@ -190,51 +188,9 @@ class Replay:
         return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **overheads)
 
     @property
-    def _packet_s(self) -> float:
-        """The engine's seconds for a packet of mean size, beside codec and wire."""
-        sizes = self.recording.stacked("wire_bytes")
-        mean_bytes = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
-        return self.overheads.call_s + self.overheads.message_s + mean_bytes * self.overheads.byte_s
-
-    @property
     def notes(self) -> list[str]:
         """Limits of the figures, a sentence each."""
-        notes = []
-        if self.row.get("engine") == "inline":
-            notes.append(
-                "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
-                "Ray's time for a packet is not in the figures."
-            )
-        if self.row.get("engine") == "ray" and self._with_overheads:
-            notes.append(
-                f"Ray's own time for a packet is {1000 * self._packet_s:.2g} ms, as recorded. Other work on the machine lengthens it, "
-                "and intervals hold its spread between runs alone. `--overheads none` leaves it out."
-            )
-        notes.append(f"Transport {self.transport}.")
-        if self.row.get("engine") == "ray" and self.row["schema_version"] < STRAIGHT_SINCE:
-            notes.append(
-                "Recorded when packets under 100 KiB went by way of the driver: the overheads of packets include that detour, "
-                "which they do not make any more. `--overheads none` leaves them out."
-            )
-        if isinstance(self.schedule, Unflushed):
-            notes.append(
-                f"{self.row['weights']}: a step is priced as one of many without a flush, from the end of the step before to its own. "
-                "The stages of raysim's engines wait for one another between steps, so recorded seconds are longer."
-            )
-        low, high = self.wire_bytes.min(), self.wire_bytes.max()
-        if high > 1.01 * low:
-            notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
-        if self.row.get("exchange_delay"):
-            notes.append(
-                f"An exchange of replicas may last {self.row['exchange_delay']} steps more: of a step's seconds the part that these "
-                "hide is left out, but its shares by worker and the break-even are those of exchanges that are waited for."
-            )
-        if self.num_replicas > 1:
-            known = "by the transfers recorded"
-            if self.recording.knows_totals_alone:
-                known = "and the bytes recorded are spread evenly over rounds and peers, as the run has no table of transfers"
-            notes.append(f"{self.num_replicas} replicas average their gradients once all pipelines are done, {known}.")
-        return notes
+        return notes_of(self)
 
     def placement(self, network: Network) -> Placement:
         """Return the hosts of the workers: spread evenly over the network's hosts, or one each where it names none."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, export, keys, pack, price, submit, sweep, train
+from raysim.cli import bench, conclude, export, keys, pack, price, submit, sweep, train, validate
 from raysim.cli.shared import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -33,7 +33,7 @@ for command in (
     export.export,
     pack.pack,
     keys.keys,
-    price.validate,
+    validate.validate,
 ):
     app.command()(command)
 

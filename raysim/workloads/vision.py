@@ -114,7 +114,7 @@ def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
 
     The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
     `width` is the number of channels of the first block; all other layers shrink or grow with it. Linear layers are drawn
-    with a deviation of 0.01 at a width of 64, as in torchvision, and of 0.08 / sqrt(width) at any, so that outputs are as large.
+    with a deviation of 0.01 at a width of 64, as in torchvision, and of 0.08 / sqrt(width) at any, so that outputs are about as large.
 
     >>> from raysim.workloads.splits import DataShape
     >>> import torch
