@@ -1,0 +1,91 @@
+"""The tables of the findings' index: the studies, the claims with their verdicts, and how often bounds hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from analysis import CLAIMS, Finding, Results
+from analysis.comparison.evidence import Setting, contexts
+from analysis.comparison.statistics import bounds
+
+
+def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:
+    """Return a row for each study: its model and data, its runs, and the quality of its models without compression."""
+    lines = ["| study | model and data | runs | hours | without compression |", "|---|---|---|---|---|"]
+    for name, results in pages.items():
+        runs = results.runs
+        jobs = " and ".join(
+            dict.fromkeys(f"`{model}` on `{data}`" for model, data in zip(runs["model"], runs["data"], strict=True))
+        )
+        dense = {}
+        for context in contexts(results):
+            quality = context.quality.name
+            dense.setdefault(quality, []).append(context.settings[Setting()][f"{quality}_on"].mean())
+        reached = ", ".join(f"{quality} {_range(values)}" for quality, values in dense.items())
+        lines.append(
+            f"| [{titles[name]}]({name}.md) | {jobs} | {len(runs)} | {runs['seconds'].sum() / 3600:.1f} | {reached} |"
+        )
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def claims_table(found: Mapping[str, Sequence[Finding]]) -> str:
+    """Return a row for each claim, with the studies that support it, contradict it, or leave it undecided."""
+    verdicts = ("supported", "contradicted", "undecided")
+    lines = [f"| claim | {' | '.join(verdicts)} | source |", "|---" * 5 + "|"]
+    for claim in CLAIMS:
+        complete: dict[str, dict[str, bool]] = {verdict: {} for verdict in verdicts}
+        for name, findings in found.items():
+            for one in findings:
+                if one.claim is claim:
+                    studies = complete[one.verdict]
+                    studies[name] = studies.get(name, False) or one.seeds > 0
+        if any(complete.values()):
+            cells = " | ".join(
+                ", ".join(f"[{name}]({name}.md){'' if whole else ' (not all run)'}" for name, whole in studies.items())
+                for studies in complete.values()
+            )
+            source = claim.source.replace("|", "\\|")
+            lines.append(f"| {claim.text} | {cells} | {source} |")
+    return "\n".join(lines)
+
+
+def deviations(results: Results) -> list[float]:
+    """Return the harms of all seeds less their setting's mean, in standard deviations of that setting.
+
+    Settings that are exact, whose harms differ by less than an evaluation can show, are left out.
+    """
+    found: list[float] = []
+    for context in contexts(results):
+        dense = context.settings[Setting()]
+        for setting, runs in context.settings.items():
+            seeds = dense.index.intersection(runs.index)
+            if setting != Setting() and len(seeds) >= 5:
+                harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
+                spread = harms.std(ddof=1)
+                found += list((harms - harms.mean()) / spread) if spread > context.step else []
+    return found
+
+
+def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
+    """Return how often the lower and the upper 95 % bound of five values drawn from a spread with mean 0 hold that mean."""
+    drawn = np.random.default_rng(0).choice(spread, (draws, 5))
+    found = [bounds(values, 0.95) for values in drawn]
+    return float(np.mean([one.low < 0 for one in found])), float(np.mean([one.high > 0 for one in found]))
+
+
+def coverage_table(pages: Mapping[str, Results]) -> str:
+    """Return how often bounds hold on the spreads of each study, and of all."""
+    spreads = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
+    spreads["all"] = [value for spread in spreads.values() for value in spread]
+    lines = ["| spreads of | lower bound | upper bound |", "|---|---|---|"]
+    for name, spread in spreads.items():
+        low, high = coverage(spread)
+        lines.append(f"| {name} | {100 * low:.1f} % | {100 * high:.1f} % |")
+    return "\n".join(lines)
