@@ -57,11 +57,11 @@ def show_sweep(sweep: Sweep) -> None:
     said: set[int] = set()
 
     def begun() -> None:
-        share, url = sweep.share, sweep.dashboard_url
+        share, url, budget = sweep.share, sweep.dashboard_url, sweep.study.budget
         stage = "trial" if sweep.engine == "inline" else "stage"
         gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
         console.print(
-            f"{sweep.study.name}: {sweep.study.budget} trials, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "
+            f"{sweep.study.name}: {budget} trial{'s' * (budget != 1)}, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "
             f"results in {sweep.store.out}" + (f"; {dashboard_sentence(url)}" if url and sweep.dashboard else ""),
             highlight=False,
             soft_wrap=True,

@@ -97,8 +97,9 @@ def _slots_mix_samples(context: Context, settings: Iterable[Setting]) -> Iterato
         slot = setting._replace(
             forward=str(forward._replace(options=tuple(o for o in forward.options if o[0] != "key")))
         )
-        yield Contrast("kept by slot, it does harm", slot, plain, Degradation(), "above", context.margin)
-        yield Contrast("kept by sample, it does none", setting, plain, Degradation(), "below", context.margin)
+        without = setting._replace(forward=plain.forward)  # gradients may keep a feedback of their own
+        yield Contrast("kept by slot, it does harm", slot, without, Degradation(), "above", context.margin)
+        yield Contrast("kept by sample, it does none", setting, without, Degradation(), "below", context.margin)
 
 
 def _frees(context: Context, setting: Setting, plain: Setting) -> Iterator[Contrast]:
@@ -256,10 +257,11 @@ CLAIMS: tuple[Claim, ...] = (
         "Error feedback on activations does harm because residuals kept by slot mix samples: kept by sample it does none.",
         "",
         f"raysim, a hypothesis on the claim of error feedback by {RUDAKOV}",
-        "Beside plain TopK, by the margin. Supported where the residual of a slot, which goes with another sample in the next "
-        "step, does surely more harm and the residual of a sample surely less; contradicted where either surely does not.",
+        "Beside plain TopK of activations and the same gradients, by the margin. Supported where the residual of a slot, which "
+        "goes with another sample in the next step, does surely more harm and the residual of a sample surely less; contradicted "
+        "where either surely does not.",
         _slots_mix_samples,
-        (Setting("ErrorFeedback(TopK(0.1), key='sample')", "ErrorFeedback(TopK(0.1))"),),
+        (Setting("ErrorFeedback(TopK(0.1), key='sample')", "TopK(0.1)"),),
     ),
     Claim(
         "aq-sgd-topk",

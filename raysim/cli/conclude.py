@@ -41,7 +41,7 @@ def findings(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Test the papers' claims on your runs: supported, contradicted or open, with the runs that would decide an open one.
+    """Test the papers' claims on your runs: supported, contradicted or undecided, with the runs that would decide an undecided one.
 
     For example: raysim findings results
     """

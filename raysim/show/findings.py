@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> None:
-    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide open ones.
+    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
 
     The settings to take `home` come last, as lines for another training loop.
     """

@@ -66,6 +66,8 @@ ABSMAX = Setting("Quantize(6, range='absmax')", "Quantize(2, range='absmax')")
 ABSMAX_SWAPPED = Setting(ABSMAX.backward, ABSMAX.forward)
 AQ = Setting("AQSGD(TopK(0.1))", "TopK(0.1)")
 BY_SAMPLE = Setting("ErrorFeedback(TopK(0.1), key='sample')", "ErrorFeedback(TopK(0.1))")
+FORWARD_EF = Setting("ErrorFeedback(TopK(0.1))", "TopK(0.1)")
+FORWARD_BY_SAMPLE = Setting(BY_SAMPLE.forward, "TopK(0.1)")
 SHARED = Setting("TopK(0.1)", shared_indices=True)
 BACKWARD_EF = Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")
 NOISE = both("NoiseFeedback(TopK(0.1))")
@@ -108,7 +110,7 @@ SUPPORTED = {
     "feedback-no-better": ({PLAIN: 90, EF: 90, BACKWARD_EF: 89}, {}, None),
     "feedback-frees": ({PLAIN: 90, EF: 90, BACKWARD_EF: 90}, {PLAIN: 80}, None),
     "feedback-is-noise": ({PLAIN: 90, NOISE: 90}, {PLAIN: 80}, None),
-    "slots-mix-samples": ({PLAIN: 90, EF: 80, BY_SAMPLE: 90}, {}, None),
+    "slots-mix-samples": ({PLAIN: 95, BACKWARD_EF: 90, EF: 80, BY_SAMPLE: 90}, {}, None),
     "aq-sgd-topk": ({DENSE: 90, AQ: 80, AQ_30: 90}, {}, None),
     "separate-indices": ({PLAIN: 80, SHARED: 90}, {}, None),
     "gravac": ({DENSE: 90, GRAVAC: 90}, {}, measures()),
@@ -141,8 +143,9 @@ CONTRADICTED = {
     ],
     "feedback-is-noise": [({PLAIN: 90, NOISE: 90}, {PLAIN: 80, NOISE: 82}, None)],
     "slots-mix-samples": [
-        ({PLAIN: 90, EF: 90, BY_SAMPLE: 90}, {}, None),
-        ({PLAIN: 90, EF: 80, BY_SAMPLE: 85}, {}, None),
+        ({BACKWARD_EF: 90, EF: 90, BY_SAMPLE: 90}, {}, None),
+        ({BACKWARD_EF: 90, EF: 80, BY_SAMPLE: 85}, {}, None),
+        ({PLAIN: 85, FORWARD_EF: 80, FORWARD_BY_SAMPLE: 80}, {}, None),
     ],
     "aq-sgd-topk": [({DENSE: 90, AQ: 90, AQ_30: 90}, {}, None), ({DENSE: 90, AQ: 80, AQ_30: 85}, {}, None)],
     "separate-indices": [({PLAIN: 90, SHARED: 90}, {}, None)],

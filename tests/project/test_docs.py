@@ -15,6 +15,11 @@ from typing import NamedTuple
 
 import pytest
 
+from raysim.config import as_row, read_config
+from raysim.records import SCHEMAS
+from raysim.training.summary import first_row
+from sweeps.rows import COLUMNS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (ROOT / name).exists()),
@@ -121,6 +126,23 @@ def test_the_site_builds(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+
+
+def test_the_page_on_records_has_every_column():
+    text = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    found = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, table = section.partition("\n")
+        cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        found[title] = {column for cell in cells for column in re.findall(r"`([^`]+)`", cell)}
+    config = read_config("digits-cnn")
+    written = {name: set(schema.names) for name, schema in SCHEMAS.items()}
+    written |= {"run": set(first_row(config, "id")) - set(as_row(config)), "trials": set(COLUMNS.names)}
+    assert found.keys() == written.keys()
+    for name, columns in written.items():
+        assert columns - found[name] == set(), name
+    for name, schema in SCHEMAS.items():
+        assert found[name] == set(schema.names), name
 
 
 def test_the_notation_page_is_what_the_classes_say():

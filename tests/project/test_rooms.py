@@ -67,7 +67,7 @@ ROOMS = {
         {"torch"},
     ),
     "raysim.recipes": (set(), set()),
-    "raysim.show": ({"network", "quality", "records", "training"}, {"rich"}),
+    "raysim.show": ({"analysis", "network", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.validate": ({"*"}, {"pyarrow", "pandas"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
@@ -128,6 +128,8 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
             inner = name.removeprefix("raysim.")
             allowed = any(inner == one or inner.startswith(f"{one}.") for one in {*ours, own})
             assert allowed, f"{module} imports {name}"
+        elif top in {"analysis", "sweeps"} and ours != {"*"}:
+            assert top in {*ours, room}, f"{module} imports {name}"
         elif top in THIRD_PARTY:
             assert top in theirs, f"{module} imports {name}"
 
