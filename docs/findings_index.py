@@ -44,8 +44,8 @@ def claims_table(found: Mapping[str, Sequence[Finding]]) -> str:
         for name, findings in found.items():
             for one in findings:
                 if one.claim is claim:
-                    studies = complete[one.verdict]
-                    studies[name] = studies.get(name, False) or one.seeds > 0
+                    whole = one.verdict != "undecided" or all(comparison.effects for comparison in one.comparisons)
+                    complete[one.verdict][name] = complete[one.verdict].get(name, True) and whole
         if any(complete.values()):
             cells = " | ".join(
                 ", ".join(f"[{name}]({name}.md){'' if whole else ' (not all run)'}" for name, whole in studies.items())
