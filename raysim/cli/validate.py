@@ -1,4 +1,4 @@
-"""How near prices are to real links, on hosts made on this machine."""
+"""Compare prices with real links, on hosts made on this machine."""
 
 from __future__ import annotations
 
