@@ -1,21 +1,21 @@
 """The actor in which a worker lives on Ray, and through which letters go from worker to worker.
 
-A letter is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver: in the
-call where it is small, through the object stores of the two nodes where it is large. A concurrency group of its own takes
-letters in while the worker computes.
+A letter is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver, see
+`delivery`. A concurrency group of its own receives letters while the worker computes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
-from raysim.codecs.message import Message, wire_bytes
+from raysim.codecs.message import Message
+from raysim.engine.delivery import FAR_BYTES, Limits, pieces
 from raysim.engine.mailbox import Mailbox
 from raysim.engine.room import host_memory_bytes
 from raysim.engine.slow_start import Reach, starts_slowly
@@ -23,16 +23,15 @@ from raysim.engine.speeds import measured_gflops
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns
 from raysim.pipeline.reports import Failure
-from raysim.pipeline.worker import Worker
 
 MAIL = "mail"
-STORED_BYTES = 100 * 1024  # from which on Ray stores an argument (`max_direct_call_object_size`)
 GREET_AGAIN_S = 0.5  # after a call that found no way to a peer
 REACH_TRIES = 5  # calls to a peer, of which the quickest counts
 LIFE: dict[str, Any] = {
     "max_concurrency": 1,  # beside the mail: calls run one after another
     "max_restarts": 0,  # a worker that came back by itself would have fresh weights and say nothing
     "max_task_retries": 0,
+    "enable_task_events": False,  # of thousands of calls a second, which would all go to the head of the cluster
 }
 
 
@@ -41,10 +40,10 @@ class StageActor:
 
     def __init__(self) -> None:
         self._mailbox = Mailbox()
-        self._worker: Worker | None = None
+        self._worker: Any = None
 
-    def take(self, session: str, peers: Mapping[int, Any], *arguments: Any) -> None:
-        """Become a worker, see `Worker`, which exchanges letters with `peers`; nothing of the last one is left."""
+    def take(self, session: str, peers: Mapping[int, Any], make: Callable[..., Any], *arguments: Any) -> None:
+        """Become the worker that `make` returns, which exchanges letters with `peers`; nothing of the last one is left."""
         self._worker = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -52,16 +51,24 @@ class StageActor:
         self._session = session
         self._mailbox.open(session)
         self._peers = dict(peers)
-        self._deliver = {
-            worker: peer.deliver.options(concurrency_group=MAIL, num_returns=0) for worker, peer in peers.items()
-        }
-        self._worker = Worker(*arguments)
+        mail = {"concurrency_group": MAIL, "num_returns": 0}
+        self._deliver = {worker: peer.deliver.options(**mail) for worker, peer in peers.items()}
+        self._deliver_piece = {worker: peer.deliver_piece.options(**mail) for worker, peer in peers.items()}
+        self._worker = make(*arguments)
+
+    def echo(self, num_bytes: int) -> np.ndarray:
+        """Return an array of this size, whose way back tells the threshold of this node, see `find_limits`."""
+        return np.zeros(num_bytes, np.uint8)
+
+    def bound(self, limits: Limits) -> None:
+        """Take the limits of messages."""
+        self._limits = limits
 
     def greet(self, timeout_s: float) -> list[int]:
-        """Return the peers that do not take in a letter in time, neither small nor large."""
+        """Return the peers that do not receive a large letter in time."""
         import ray
 
-        probe = np.zeros(STORED_BYTES + 1, np.uint8)
+        probe = np.zeros(FAR_BYTES + 1, np.uint8)  # through the object store
         deadline = time.monotonic() + timeout_s
         missing = set(self._peers)
         while missing and (left_s := deadline - time.monotonic()) > 0:
@@ -117,6 +124,10 @@ class StageActor:
         else:
             self._mailbox.put(session, turn, source, key, (message, *everyone))
 
+    def deliver_piece(self, letter: tuple[str, int, int, Key], piece: np.ndarray, left: int) -> None:
+        """Receive a piece of a letter, of which `left` are still to come."""
+        self._mailbox.put_piece(*letter, piece, left)
+
     def speed(self) -> float:
         """Return the speed of the node, see `measured_gflops`."""
         return measured_gflops()
@@ -127,8 +138,7 @@ class StageActor:
 
         return ray.get_runtime_context().get_node_id(), min(host_memory_bytes(), psutil.virtual_memory().total)
 
-    def _conduct(self, turn: int, turns: Turns[Any], worker: Worker) -> Any:
-        timeout_s = worker.plan.config.timeout_s
+    def _conduct(self, turn: int, turns: Turns[Any], worker: Any) -> Any:
         try:
             asked = next(turns)
             while True:
@@ -137,7 +147,7 @@ class StageActor:
                     asked = next(turns)
                     continue
                 try:
-                    parts = self._mailbox.take(asked, timeout_s)
+                    parts = self._mailbox.take(asked, worker.timeout_s)
                 except SenderStoppedError as error:
                     asked = turns.throw(error)
                 else:
@@ -148,14 +158,21 @@ class StageActor:
     def _send(self, turn: int, index: int, send: Send) -> None:
         import ray
 
+        ways = {id(letter): self._limits.route((letter.message, *send.everyone)) for letter in send.letters}
         everyone: tuple[Any, ...] = send.everyone
-        if len(send.letters) > 1 and any(message and wire_bytes(message) > STORED_BYTES for message in everyone):
+        if len(send.letters) > 1 and "store" in ways.values():
             everyone = tuple(ray.put(message) for message in everyone)  # once for all receivers
-        for target, key, message in send.letters:
+        for letter in send.letters:
+            target, key, message = letter
+            name = (self._session, turn, index, key)
             if target == index:
-                self._mailbox.put(self._session, turn, index, key, (message, *send.everyone))
+                self._mailbox.put(*name, (message, *send.everyone))
+            elif ways[id(letter)] == "pieces":
+                parts = list(pieces((message, *send.everyone), self._limits.call))
+                for number, piece in enumerate(parts, start=1):
+                    self._deliver_piece[target].remote(name, piece, len(parts) - number)
             else:
-                self._deliver[target].remote((self._session, turn, index, key, message), *everyone)
+                self._deliver[target].remote((*name, message), *everyone)
 
 
 def _answered(call: Any) -> bool:

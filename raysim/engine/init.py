@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
 from raysim.pipeline.errors import WorkerLostError
 
+# Ray's own 15 leaves stages hardly any CPU beside other work: with three busy processes on two cores a start took 155 s.
+OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 # Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 LOSSES = (
@@ -39,7 +42,7 @@ def start_ray(*, num_cpus: int | None, dashboard: bool) -> Any:
             num_cpus=num_cpus,
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
-            _system_config=None if dashboard else UNWATCHED,
+            _system_config=OURS | ({} if dashboard else UNWATCHED),
         )
     except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
         end_ray()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from threading import Condition
 
+import numpy as np
+
+from raysim.engine.delivery import joined
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
 from raysim.pipeline.mail import Key, Parts, Take
 
@@ -24,6 +27,7 @@ class Mailbox:
         with self._changed:
             self._session, self._turn = session, 0
             self._letters: dict[tuple[int, int, Key], Parts] = {}
+            self._pieces: dict[tuple[int, int, Key], list[np.ndarray]] = {}  # of letters under way
             self._stopped: set[tuple[int, int]] = set()  # turn and source
 
     def begin(self, turn: int) -> None:
@@ -31,6 +35,7 @@ class Mailbox:
         with self._changed:
             self._turn = turn
             self._letters = {place: parts for place, parts in self._letters.items() if place[0] >= turn}
+            self._pieces = {place: arrays for place, arrays in self._pieces.items() if place[0] >= turn}
             self._stopped = {place for place in self._stopped if place[0] >= turn}
 
     def put(self, session: str, turn: int, source: int, key: Key, parts: Parts) -> None:
@@ -39,6 +44,15 @@ class Mailbox:
             if session == self._session and turn >= self._turn:
                 self._letters[turn, source, key] = parts
                 self._changed.notify()
+
+    def put_piece(self, session: str, turn: int, source: int, key: Key, piece: np.ndarray, left: int) -> None:
+        """Receive the next piece of a letter, which is whole when none is left."""
+        with self._changed:
+            if session == self._session and turn >= self._turn:
+                self._pieces.setdefault((turn, source, key), []).append(piece)
+                if not left:
+                    self._letters[turn, source, key] = joined(self._pieces.pop((turn, source, key)))
+                    self._changed.notify()
 
     def stop(self, session: str, turn: int, source: int) -> None:
         """Take in that a source sends nothing more in a turn."""

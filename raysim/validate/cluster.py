@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from raysim.config import ConfigError
+from raysim.engine.delivery import FAR_BYTES, RAY_SETTING
 from raysim.validate.hosts import Hosts
 
 PORT = 6379
@@ -74,7 +76,9 @@ class Cluster:
             _stop([process])
 
     def _start(self, host: int) -> None:
+        setting = json.dumps({RAY_SETTING: FAR_BYTES})
         where = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
+        where.append(f"--system-config={setting}")
         if host:
             where = [f"--address={self.hosts.address(0)}:{PORT}"]
         words = [*_ray(), "start", "--block", f"--node-ip-address={self.hosts.address(host)}", "--num-cpus=1", *where]

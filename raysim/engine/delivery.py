@@ -1,0 +1,129 @@
+"""How a message goes from worker to worker on Ray: in one call, in several calls, or through the object store.
+
+Ray sends an argument up to its setting `max_direct_call_object_size` (100 KiB by default) within the call. A larger one stays in
+the object store of its node, and the receiver asks for it: four more messages, twice the CPU time, and no order among packets. The
+calls of one actor to another arrive in their order, so a message in pieces needs no setting, and keeps its turn.
+
+One hop on one machine, median of 200, measured on 2026-11-25 on two idle cores with Ray 2.60 (`raysim bench hops` has the same sizes):
+
+| bytes | in a call: ms, CPU ms | by the store: ms, CPU ms |
+|---|---|---|
+| 131 kB | 0.67, 0.95 | 1.40, 2.3 |
+| 524 kB | 0.77, 1.2 | 1.39, 2.5 |
+| 1 MB | 2.1, 2.7 | 1.5, 2.9 |
+| 4 MB | 6.4, 8.6 | 2.0, 7.1 |
+
+Within one machine the store is shared memory, and better from 1 MB on. Between machines a call makes one trip, and the store five.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from raysim.codecs.message import Message
+from raysim.config import ConfigError
+from raysim.pipeline.mail import Parts
+
+Fetch: TypeAlias = Callable[[list[Any]], list[Any]]
+
+NEAR_BYTES = 768 * 2**10
+"""The largest message that avoids the store between workers of one machine; the threshold of a Ray that raysim starts."""
+FAR_BYTES = 4 * 2**20
+"""The same if workers are on several machines; the threshold in raysim's cluster files."""
+LEAST_CALL_BYTES = 10_000  # smaller pieces would cost more calls than bytes
+RAY_SETTING = "max_direct_call_object_size"
+ARGUMENT_BYTES = 2_048  # of an argument beside its arrays
+ARRAY_BYTES = 256  # of an array in an argument, beside its own
+ECHO_STEP_BYTES = 1_024  # to which a threshold is found
+
+
+def argument_bytes(message: Message | None) -> int:
+    """Return the bytes of a message as an argument of a call, rounded up."""
+    if message is None:
+        return ARGUMENT_BYTES
+    header, *arrays = message
+    return ARGUMENT_BYTES + len(header) + sum(array.nbytes + ARRAY_BYTES for array in arrays)
+
+
+class Limits(NamedTuple):
+    """The limits of messages in a run, in bytes."""
+
+    call: int
+    """Of an argument within a call: the cluster's threshold."""
+    message: int
+    """Of a message that avoids the store, in pieces if it must."""
+
+    def route(self, parts: Sequence[Message | None]) -> str:
+        """Return how the parts of a letter go: "call", "pieces" or "store".
+
+        >>> big = (b"", np.zeros(500_000, np.uint8))
+        >>> [Limits(call, NEAR_BYTES).route([big]) for call in (700_000, 100_000)]
+        ['call', 'pieces']
+        >>> Limits(100_000, NEAR_BYTES).route([big + big[1:]])
+        'store'
+        """
+        largest = max(map(argument_bytes, parts))
+        if largest <= self.call:
+            return "call"
+        return "pieces" if largest <= self.message else "store"
+
+
+def pieces(parts: Parts, call_bytes: int) -> Iterator[np.ndarray]:
+    """Yield the bytes of a letter's parts in arrays that fit a call each."""
+    whole = np.frombuffer(pickle.dumps(parts, protocol=5), np.uint8)
+    for start in range(0, len(whole), size := call_bytes - ARGUMENT_BYTES):
+        yield whole[start : start + size]
+
+
+def joined(arrays: Sequence[np.ndarray]) -> Parts:
+    """Return the parts whose bytes `pieces` gave, all of them and in their order."""
+    parts: Parts = pickle.loads(np.concatenate(arrays).data)
+    return parts
+
+
+def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
+    """Return the limits of messages between these actors, which are `near` one another if on one machine.
+
+    Found by results of `echo`, which Ray keeps out of the object store up to the same threshold. Raises ConfigError if nodes
+    differ, or if the threshold is below 10 kB. `fetch` waits for results.
+    """
+    most = NEAR_BYTES if near else FAR_BYTES
+    found = _thresholds(actors, fetch, most)
+    if len(set(found)) > 1:
+        low, high = min(found), max(found)
+        raise ConfigError(
+            f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is about {low:,} bytes on one and {high:,} or more "
+            "on another. Set it by `--system-config` of the head's `ray start` alone, and not by a variable of a node."
+        )
+    if found[0] < LEAST_CALL_BYTES:
+        raise ConfigError(
+            f"`{RAY_SETTING}` of the cluster must be at least {LEAST_CALL_BYTES:,} bytes, but is about {found[0]:,}. "
+            f"Leave it at Ray's default, or set it to {FAR_BYTES} at the head."
+        )
+    return Limits(found[0], most)
+
+
+def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int) -> list[int]:
+    """Return the threshold of each actor, at most `most`, by bisection of all actors at once."""
+    steps = most // ECHO_STEP_BYTES
+    low, high, tried = [0] * len(actors), [steps + 1] * len(actors), [steps] * len(actors)
+    while any(b - a > 1 for a, b in zip(low, high, strict=True)):
+        calls = [actor.echo.remote(n * ECHO_STEP_BYTES) for actor, n in zip(actors, tried, strict=True)]
+        stored = _are_stored(calls, fetch)
+        for i, in_store in enumerate(stored):
+            (high if in_store else low)[i] = tried[i]
+            tried[i] = (low[i] + high[i]) // 2 if high[i] - low[i] > 1 else low[i]
+    return [n * ECHO_STEP_BYTES for n in low]
+
+
+def _are_stored(results: list[Any], fetch: Fetch) -> list[bool]:
+    """Return whether each result is in an object store; elsewhere it came within the answer."""
+    from ray.experimental import get_object_locations
+
+    fetch(results)
+    locations = get_object_locations(results)
+    return [bool(locations[result]["node_ids"]) for result in results]

@@ -1,0 +1,134 @@
+"""Messages on Ray: the same parts come out however they travel, and the cluster's threshold is found by trying it."""
+
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from engines import start as start_inline
+from hypothesis import given
+
+from raysim.config import ConfigError
+from raysim.engine import delivery
+from raysim.engine.actor import start_actor
+from raysim.engine.delivery import FAR_BYTES, NEAR_BYTES, RAY_SETTING, Limits, find_limits, joined, pieces
+from raysim.engine.mailbox import Mailbox
+from raysim.engine.ray import RayEngine
+from raysim.pipeline.mail import Take
+from raysim.pipeline.plan import prepare
+
+RAYS_OWN = 100 * 1024  # the threshold of a Ray that nobody has changed, as the suite's
+LARGE = {"model": {"name": "cnn", "width": 16}, "batch_size": 64, "num_microbatches": 2}
+
+messages = st.none() | st.builds(
+    lambda header, sizes: (header, *(np.arange(size, dtype=np.uint8) for size in sizes)),
+    st.binary(max_size=20),
+    st.lists(st.integers(0, 300), max_size=4),
+)
+
+
+@given(st.lists(messages, min_size=1, max_size=3), st.integers(1, 500))
+def test_pieces_join_to_the_parts_they_were_cut_from(parts, size):
+    cut = list(pieces(tuple(parts), delivery.ARGUMENT_BYTES + size))
+    assert all(len(piece) <= size for piece in cut)
+    for before, after in zip(parts, joined(cut), strict=True):
+        assert (before is None) == (after is None)
+        if before is not None:
+            assert before[0] == after[0]
+            for one, other in zip(before[1:], after[1:], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_a_letter_in_pieces_is_there_once_it_is_whole():
+    box = Mailbox()
+    box.open("now")
+    box.begin(1)
+    parts = ((b"head", np.arange(90, dtype=np.uint8)), None)
+    cut = list(pieces(parts, delivery.ARGUMENT_BYTES + 40))
+    assert len(cut) > 2
+    box.put("now", 1, 0, ("b",), ("between",))
+    for left, piece in zip(range(len(cut) - 1, -1, -1), cut, strict=True):
+        box.put_piece("before", 1, 0, ("a",), piece, left)  # of an earlier session
+        box.put_piece("now", 1, 0, ("a",), piece, left)
+        assert ((1, 0, ("a",)) in box._letters) == (left == 0)
+    (header, array), nothing = box.take(Take(0, ("a",)), 1.0)
+    assert (header, array.tolist(), nothing) == (b"head", list(range(90)), None)
+    assert box.take(Take(0, ("b",)), 1.0) == ("between",)
+
+
+def test_the_threshold_of_a_cluster_is_found(ray):
+    actors = [start_actor(num_cpus=0) for _ in range(2)]
+    try:
+        for near, most in ((True, NEAR_BYTES), (False, FAR_BYTES)):
+            limits = find_limits(actors, ray.get, near=near)
+            assert limits.message == most
+            assert RAYS_OWN - 3 * delivery.ECHO_STEP_BYTES < limits.call <= RAYS_OWN
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ([4096, 4096], f"`{RAY_SETTING}` of the cluster must be at least 10,000 bytes, but is about 4,096."),
+        (
+            [102_400, 4_194_304],
+            f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is about 102,400 bytes on one",
+        ),
+    ],
+    ids=["small", "different"],
+)
+def test_a_threshold_that_cannot_serve_is_refused(monkeypatch, found, sentence):
+    monkeypatch.setattr(delivery, "_thresholds", lambda *_: found)
+    with pytest.raises(ConfigError) as caught:
+        find_limits([None, None], lambda calls: calls, near=False)
+    assert str(caught.value).startswith(sentence)
+
+
+AVERAGED = {"num_replicas": 2, "replica_gradient": "ErrorFeedback(TopK(0.5))"}
+
+
+@pytest.mark.parametrize("message", [NEAR_BYTES, pytest.param(20_000, marks=pytest.mark.slow)], ids=["pieces", "store"])
+@pytest.mark.parametrize("changes", [{}, AVERAGED], ids=["links", "replicas"])
+def test_every_way_of_a_message_gives_the_bits_of_the_inline_engine(ray, small, monkeypatch, changes, message):
+    monkeypatch.setattr("raysim.engine.ray.find_limits", lambda *_, **__: Limits(16_384, message))
+    config = small(**LARGE, **changes)
+    inline, engine = start_inline(config), RayEngine(prepare(config))
+    sizes = []
+    try:
+        engine.start()
+        for step in range(2):
+            for one, other in zip(inline.step(step), engine.step(step), strict=True):
+                assert one.losses == other.losses
+                assert [link.wire_bytes for link in one.links] == [link.wire_bytes for link in other.links]
+                sizes += [link.wire_bytes / link.packets for link in one.links if link.packets]
+        assert 20_000 < max(sizes) < NEAR_BYTES
+        for one, other in zip(inline.state(), engine.state(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    finally:
+        engine.close()
+
+
+SMALL_CLUSTER = """
+import ray
+from raysim import train
+from raysim.config import ConfigError, read_config
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _system_config={"max_direct_call_object_size": 4000})
+    try:
+        train(read_config("digits-cnn", ["steps=1"]), engine="ray", out=OUT)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_with_a_small_threshold_is_refused(tmp_path):
+    program = SMALL_CLUSTER.replace("OUT", repr(str(tmp_path / "run")))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert f"`{RAY_SETTING}` of the cluster must be at least 10,000 bytes, but is about 3,072" in done.stdout, (
+        done.stderr
+    )
