@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raysim.notation import shown
 
+CACHE = "RAYSIM_CACHE"  # the environment variable that names another cache folder
 LARGEST_BYTES = 64 * 2**20  # of a text: the profile of a run with thousands of actions has a hundredth of it
 
 
@@ -31,6 +32,11 @@ def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
         raise OSError(errno.EINVAL, "it holds no UTF-8 text", str(path)) from None
     except ValueError as error:  # a zero byte in the path
         raise OSError(errno.EINVAL, str(error), str(path)) from None
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: the value of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
+    return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "raysim")
 
 
 def is_file(path: str | Path) -> bool:

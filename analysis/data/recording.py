@@ -20,7 +20,6 @@ from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import RecordsError, Run
-from raysim.schedules.actions import sends
 from raysim.schedules.arrays import OPS
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, parse_schedule
@@ -29,8 +28,9 @@ from raysim.weights import parse_weights
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int32]
 Kind: TypeAlias = tuple[Any, ...]
-"""A kind of work that has one price in a job. The first item is its family: "compute", "encode", "decode", "average",
-"call" or "step"."""
+"""A kind of work that has one price in a job. The first item is its family: "compute", "encode", "decode", "average" or "update"."""
+
+UPDATE: Kind = ("update",)
 
 WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced where others are profiled
 CLOCKS = ("auto", "cpu", "wall")
@@ -115,11 +115,6 @@ class Recording:
         except RecordsError as error:
             raise ReplayError(str(error)) from None
 
-    @property
-    def engine(self) -> str:
-        """The engine of the run, which decides the overheads of its calls and packets."""
-        return str(self.row.get("engine"))
-
     @cached_property
     def step_numbers(self) -> NDArray[np.int64]:
         """The priced steps."""
@@ -183,7 +178,7 @@ class Recording:
             known = self.step_numbers
             nearest = np.searchsorted(known, rows["step"].to_numpy(np.int64)).clip(max=len(known) - 1)
             found[kind] = Samples(rows["encode_s"].to_numpy(np.float64), known[nearest])
-        return found | self._inline_overheads
+        return found | self._updates
 
     def average_kinds(self, step: int) -> dict[int, Kind]:
         """Return by stage the kind of work that its replicas did to average their gradients in a step."""
@@ -211,9 +206,12 @@ class Recording:
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
 
     @cached_property
-    def overheads(self) -> Overheads | None:
-        """The seconds that packets took on Ray; None for the inline engine, which sends no packets."""
-        if self.engine == "inline":
+    def waits(self) -> Overheads | None:
+        """The seconds that packets and steps waited beside their work in this recording; None for the inline engine, which sends none.
+
+        They hold the load of the machine at the time, so that no price is made of them.
+        """
+        if self.row.get("engine") == "inline":
             return None
         try:
             return read_overheads(self._columns, self.rows, self._step_seconds())
@@ -221,24 +219,25 @@ class Recording:
             raise ReplayError(f"The actions in {self.run.folder} lack {error}, which the schedule has.") from None
 
     @cached_property
-    def _inline_overheads(self) -> dict[Kind, Samples]:
-        """The seconds to hand packets over, and of steps outside their actions, in the inline engine, step by step."""
-        if self.engine != "inline":
+    def _updates(self) -> dict[Kind, Samples]:
+        """The seconds of the optimiser's update of the slowest worker.
+
+        An inline run that did not record them has its time outside of actions, in which its workers update in turn; a run on Ray
+        has none.
+        """
+        steps = self.steps[self.steps["step"].isin(self.step_numbers)]
+        recorded = steps["update_s"].to_numpy(np.float64)
+        if len(steps) and not np.isnan(recorded).any():
+            return {UPDATE: Samples(recorded, steps["step"].to_numpy(np.int64))}
+        if self.row.get("engine") != "inline":
             return {}
-        columns = self._columns
-        busy = columns["decode_s"] + columns["compute_wall_s"] + columns["encode_s"]
-        steps, place = np.unique(columns["step"].astype(np.int64), return_inverse=True)
-        begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-        np.minimum.at(begin, place, columns["start_s"])
-        np.maximum.at(end, place, columns["end_s"])
-        num_packets = self.num_replicas * sum(sends(a, self.num_stages) for row in self.rows for a in row)
-        spare = np.bincount(place, columns["end_s"] - columns["start_s"] - busy) / max(num_packets, 1)
+        numbers, place = np.unique(self._columns["step"].astype(np.int64), return_inverse=True)
+        begin, end = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
+        np.minimum.at(begin, place, self._columns["start_s"])
+        np.maximum.at(end, place, self._columns["end_s"])
         seconds = self._step_seconds()
-        outside = np.array([seconds[step] for step in steps.tolist()]) - (end - begin)
-        return {
-            ("call", "inline"): Samples(np.maximum(spare, 0.0), steps),
-            ("step", "inline"): Samples(np.maximum(outside, 0.0), steps),
-        }
+        outside = np.array([seconds[step] for step in numbers.tolist()]) - (end - begin)
+        return {UPDATE: Samples(np.maximum(outside, 0.0) / (self.num_replicas * len(self.rows)), numbers)}
 
     def _step_seconds(self) -> dict[int, float]:
         """Return the seconds of each step without the averaging of replicas, which is priced by itself.
@@ -249,7 +248,7 @@ class Recording:
         averages = self.links[self.links["direction"] == "replica_gradient"]
         if len(averages):
             averaging = averages.groupby("step")["encode_s"]
-            spent = averaging.sum() if self.engine == "inline" else averaging.max()
+            spent = averaging.sum() if self.row.get("engine") == "inline" else averaging.max()
             for step, spent_s in zip(spent.index.tolist(), spent.tolist(), strict=True):
                 seconds[step] -= spent_s
         return seconds

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.data.errors import ReplayError
-from analysis.data.recording import Floats, Kind, Recording
-from raysim.network.calibrate import Overheads
+from analysis.data.recording import UPDATE, Floats, Kind, Recording
 from raysim.network.profile import Profile
 from raysim.schedules.arrays import OPS
 
@@ -39,7 +38,9 @@ recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It i
 UNEVEN = 0.06
 """The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
 loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
-OVERHEADS = ("call", "message", "byte", "step")
+HOST = 0.15
+"""The same of a transport's seconds of a host, which are measured apart from the runs: quiet calibrations differ by as much."""
+OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU's clock: load does not stretch them
 
 
 class Costs:
@@ -87,44 +88,23 @@ class Costs:
         """Return the seconds of each kind: the estimate, then `RESAMPLES` resamples; shape (1 + resamples, kinds)."""
         return np.stack([self._table(kind) for kind in kinds], axis=1) if kinds else np.zeros((1 + RESAMPLES, 0))
 
-    def overheads(self, engine: str) -> Floats:
-        """Return seconds of an engine's calls, messages, bytes and steps: shape (1 + resamples, 4), in the order of `OVERHEADS`.
-
-        They are read off the runs of the job on that engine.
-        """
-        if engine == "inline":
-            call, step = (self._table((name, engine)) for name in ("call", "step"))
-            found = np.stack([call, np.zeros_like(call), np.zeros_like(call), step], axis=1)
-        else:
-            found = self._ray_overheads
+    def updates(self) -> Floats:
+        """Return the seconds of the optimiser's update: the estimate, then the resamples; zeros if no run recorded them."""
         if self._given is not None:
-            found = found.copy()
-            found[:, 0] = self._given.call_s
-            found[:, 3] = self._given.step_s + self._given.update_s.max()
-        return found
+            return np.full(1 + RESAMPLES, float(self._given.update_s.max()))
+        if not self.knows_updates:
+            return np.zeros(1 + RESAMPLES)
+        return self._table(UPDATE)
 
-    @cached_property
-    def _ray_overheads(self) -> Floats:
-        """Calls, packets and steps on Ray: of the quiet ones among the runs, by the line through the sizes of packets."""
-        runs = [(place, one) for place, one in enumerate(self.recordings) if one.overheads is not None]
-        lines: list[Overheads] = [one.overheads for _, one in runs if one.overheads is not None]
-        weights = self._run_weights[:, [place for place, _ in runs]]
-        sizes = np.concatenate([one.stacked("wire_bytes").ravel() for _, one in runs])
-        size = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
-        hops = np.array([line.message_s + size * line.byte_s for line in lines])
-        call, step = (np.array([getattr(line, name) for line in lines]) for name in ("call_s", "step_s"))
-        order = np.argsort(hops, kind="stable")
-        shares = np.cumsum(weights[:, order], axis=1) / weights.sum(axis=1, keepdims=True)
-        chosen = order[np.argmax(shares >= QUANTILES[:, None], axis=1)]
-        return np.stack(
-            [
-                _quantile(call[None], weights),
-                np.array([lines[place].message_s for place in chosen]),
-                np.array([lines[place].byte_s for place in chosen]),
-                _quantile(step[None], weights),
-            ],
-            axis=1,
-        )
+    @property
+    def knows_updates(self) -> bool:
+        """True if the seconds of the optimiser's update were recorded, or are in the given profile."""
+        return self._given is not None or any(UPDATE in one.samples for one in self.recordings)
+
+    @staticmethod
+    def host_factors() -> Floats:
+        """Return the factors of a transport's host seconds: 1, then a resample each."""
+        return _factors((4,), HOST)
 
     def _table(self, kind: Kind) -> Floats:
         if kind[0] == "compute" and self._given is not None:
@@ -133,7 +113,7 @@ class Costs:
 
     def _recorded(self, kind: Kind) -> Floats:
         if kind not in self._tables:
-            uneven = _factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] == "compute" else UNEVEN)
+            uneven = _factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] in OWN_CLOCK else UNEVEN)
             self._tables[kind] = self._pooled(kind) * _factors((3,), SESSION) * uneven
         return self._tables[kind]
 
@@ -143,7 +123,7 @@ class Costs:
             if kind not in one.samples:
                 continue
             seconds, steps = one.samples[kind]
-            stretch = np.ones(1) if kind[0] == "compute" else self._stretches[place]
+            stretch = np.ones(1) if kind[0] in OWN_CLOCK else self._stretches[place]
             thin = slice(None, None, 1 + len(seconds) * len(self.recordings) // MOST_SAMPLES)
             values.append(seconds[None, thin] / stretch[:, None])
             weights.append(self._run_weights[:, [place]] * self._step_weights(place, steps[thin]))

@@ -8,28 +8,22 @@ from raysim.schedules import Unflushed
 
 if TYPE_CHECKING:
     from analysis.pricing.step import Replay
-
-STRAIGHT_SINCE = 2  # version of records since which packets go from worker to worker
+    from raysim.network.calibrate import Overheads
 
 
 def notes_of(replay: Replay) -> list[str]:
     """Return the limits of a replay's figures, a sentence each."""
     notes = []
-    if replay.row.get("engine") == "inline":
-        notes.append(
-            "Recorded with the inline engine, which moves no packets and updates its stages in turn: "
-            "Ray's time for a packet is not in the figures."
-        )
-    if replay.row.get("engine") == "ray" and replay.with_overheads:
-        notes.append(
-            f"Ray's own time for a packet is {1000 * _packet_s(replay):.2g} ms, as recorded. Other work on the machine lengthens it, "
-            "and intervals hold its spread between runs alone. `--overheads none` leaves it out."
-        )
     notes.append(f"Transport {replay.transport}.")
-    if replay.row.get("engine") == "ray" and replay.row["schema_version"] < STRAIGHT_SINCE:
+    waits = replay.recording.waits
+    if waits is not None:
         notes.append(
-            "Recorded when packets under 100 KiB went by way of the driver: the overheads of packets include that detour, "
-            "which they do not make any more. `--overheads none` leaves them out."
+            f"Waited in this recording, and not in the price: {1000 * _packet_s(replay, waits):.2g} ms a packet and "
+            f"{1000 * waits.step_s:.2g} ms a step, which the load of the machine lengthens."
+        )
+    if not replay.costs.knows_updates:
+        notes.append(
+            "The optimiser's update is not in the price: this version of the records does not have its seconds."
         )
     if isinstance(replay.schedule, Unflushed):
         notes.append(
@@ -54,8 +48,8 @@ def notes_of(replay: Replay) -> list[str]:
     return notes
 
 
-def _packet_s(replay: Replay) -> float:
-    """Return the engine's seconds for a packet of mean size, beside codec and wire."""
+def _packet_s(replay: Replay, waits: Overheads) -> float:
+    """Return the seconds that a packet of mean size waited beside its codec."""
     sizes = replay.recording.stacked("wire_bytes")
     mean_bytes = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 0.0
-    return replay.overheads.call_s + replay.overheads.message_s + mean_bytes * replay.overheads.byte_s
+    return waits.call_s + waits.message_s + mean_bytes * waits.byte_s

@@ -25,6 +25,7 @@ from analysis.pricing.costs import RESAMPLES, Costs
 from analysis.pricing.estimates import BOUNDS, Estimate, crossing
 from analysis.pricing.notes import notes_of
 from raysim.network.calibrate import Overheads
+from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import hidden, without_exchange
 from raysim.network.placement import Placement
@@ -33,9 +34,7 @@ from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seco
 from raysim.network.timeline import Timeline, WorkerTime
 from raysim.network.topology import FREE, Network
 from raysim.network.trace import trace_events
-from raysim.network.transport import parse_transport
 from raysim.network.uncertainty import with_model_error
-from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.records import Run
 
@@ -61,10 +60,9 @@ class StepShares:
 class Replay:
     """A recorded run, ready to be priced on any network.
 
-    Bytes are the run's own, step by step. The seconds of compute, codecs and calls are the job's: `costs`, pooled over recordings
-    in company, or by default over this run alone. `overheads`: "recorded" prices calls and packets too, "none" leaves them out
-    (for a run recorded on a slow network, whose wires would count twice). `transport`: the transport of packets, "ray", "nccl" or
-    "gloo", independent of the engine that recorded them. `compute` and `profile` make a `Recording` and `Costs` where these are
+    Bytes are the run's own, step by step. The seconds of compute, codecs and updates are the job's: `costs`, pooled over recordings
+    of the job, or by default over this run alone. `transport`: "ray", "nccl", "gloo" or "bare", whose bytes, trips and seconds of a
+    host are its own, whatever engine and load recorded the run. `compute` and `profile` make a `Recording` and `Costs` if these are
     not given.
 
     >>> Replay("results/none")
@@ -79,12 +77,10 @@ class Replay:
         costs: Costs | None = None,
         compute: str = "auto",
         profile: Profile | Path | str | None = None,
-        overheads: str = "recorded",
         transport: str = "ray",
     ) -> None:
         try:
-            check_choice("overheads", overheads, ["recorded", "none"])
-            self.transport = parse_transport(transport)
+            self.transport = calibrated_transport(transport)
         except ValueError as error:
             raise ReplayError(str(error)) from None
         self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
@@ -96,11 +92,9 @@ class Replay:
             one.num_microbatches,
             one.num_replicas,
         )
-        self.with_overheads = overheads == "recorded"
         self._step_s: dict[tuple[Network, ...], Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
-        table = self._engine_costs()
-        self.overheads = Overheads(*table[0].tolist())
+        self.overheads = Overheads(**self.transport.host.overheads(self.num_workers))
         seconds = self.costs.seconds(one.kinds)[0]
         recorded = list(one.profiles.values())
         self.profiles = {
@@ -141,12 +135,6 @@ class Replay:
         """Bytes of the tensors in them."""
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
-    def _engine_costs(self) -> Floats:
-        """Return the seconds of calls, messages, bytes and steps: the estimate, then the resamples."""
-        if not self.with_overheads:
-            return np.zeros((1 + RESAMPLES, 4))
-        return self.costs.overheads(self.recording.engine)
-
     def _at(self, step: int, profile: Profile, seconds: Floats, place: int) -> Profile:
         """Return a recorded step's profile with the prices of its kinds of work, and the collectives that end it."""
         one = self.recording
@@ -158,16 +146,16 @@ class Replay:
         method_s = np.zeros(self.num_stages)
         if kinds:
             method_s[list(kinds)] = self.costs.seconds(list(kinds.values()))[0]
-        return replace(
+        own = replace(
             profile,
             compute_s=compute,
             encode_s=encode,
             decode_s=decode,
+            update_s=self.costs.updates()[0],
             method_s=method_s,
             transfers=one.transfers(step),
-            transport=self.transport,
-            **self.overheads._asdict(),
         )
+        return own.over(self.transport, self.num_workers)
 
     @cached_property
     def resampled(self) -> list[Profile]:
@@ -183,7 +171,8 @@ class Replay:
         for kinds in steps:
             for stage, kind in kinds.items():
                 averages[:, stage] += self.costs.seconds([kind])[:, 0] / len(steps)
-        overheads = dict(zip(Overheads._fields, self._engine_costs().T, strict=True))
+        overheads = {name: value * self.costs.host_factors() for name, value in self.overheads._asdict().items()}
+        overheads["update_s"] = np.broadcast_to(self.costs.updates()[:, None], averages.shape)
         compute, encode, decode = costs
         return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **overheads)
 

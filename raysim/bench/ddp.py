@@ -128,9 +128,7 @@ def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float
             for index, method in enumerate(names.values())
         ]
         for link, chosen in networks.items():
-            steps = replay(in_company([run.folder for run in runs], transport="gloo", overheads="none"), chosen)[
-                "step_s"
-            ].tolist()
+            steps = replay(in_company([run.folder for run in runs], transport="gloo"), chosen)["step_s"].tolist()
             predicted |= {(name, link): step for name, step in zip(names, steps, strict=True)}
     return predicted
 

@@ -28,6 +28,7 @@ for command in (
     conclude.findings,
     price.simulate,
     price.profile,
+    price.calibrate,
     conclude.report,
     train.recipes,
     export.export,

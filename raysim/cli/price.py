@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,10 +59,6 @@ def replay(
         str,
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
-    overheads: Annotated[
-        str,
-        typer.Option(help="recorded: of packets, as runs of the engine have them. none: for slow networks."),
-    ] = "recorded",
     transport: Transports = "ray",
     bandwidths: Annotated[
         str | None,
@@ -88,7 +85,7 @@ def replay(
 
     try:
         wanted = Target.parse(target) if target is not None else None
-        options: dict[str, Any] = {"compute": compute, "profile": profile, "overheads": overheads}
+        options: dict[str, Any] = {"compute": compute, "profile": profile}
         options["transport"] = transport
         candidates = _candidates(run)
         if candidates:
@@ -250,3 +247,33 @@ def profile(
         show_profile(found)
         found.save(out)
         typer.echo(f"Profile: {out}")
+
+
+def calibrate() -> None:
+    """Measure Ray's own seconds on this machine, with which `replay`, `report` and `sweep` price it from then on.
+
+    Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
+    """
+    with bad_input_in_one_sentence():
+        from raysim.engine.calibrate import calibrate_ray
+        from raysim.network.calibration import save_calibration
+        from raysim.network.memory import format_bytes
+        from raysim.pipeline.errors import WorkerLostError
+        from raysim.show.terminal import format_seconds
+
+        load = os.getloadavg()[0]
+        try:
+            costs, hops = calibrate_ray()
+            path = save_calibration("ray", costs)
+        except (WorkerLostError, OSError, ValueError) as error:
+            fail(str(error), 1)
+        for hop in hops:
+            typer.echo(
+                f"A message of {format_bytes(hop.size)}: {format_seconds(hop.hop_s)} from worker to worker, "
+                f"{format_seconds(hop.cpu_s)} of CPU in their processes."
+            )
+        driver = f"{format_seconds(costs.step_s)} and {format_seconds(costs.worker_s)} for each worker"
+        typer.echo(f"A step: {driver}. ({costs.source[0].upper()}{costs.source[1:]}.)")
+        if load > (os.cpu_count() or 1) / 2:
+            typer.echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
+        typer.echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")

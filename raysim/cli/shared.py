@@ -56,7 +56,9 @@ TraceFile = Annotated[
 
 Transports = Annotated[
     str,
-    typer.Option("--transport", help="The transport of packets: ray, nccl or gloo, each with its bytes and trips."),
+    typer.Option(
+        "--transport", help="The transport of packets: ray, nccl or gloo, or bare, which costs nothing but wires."
+    ),
 ]
 
 

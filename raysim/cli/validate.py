@@ -107,7 +107,7 @@ def _measure_trips(out: Path, rounds: int) -> None:
 
     for found in measure_trips(out, rounds):
         way = f"host {found.source} -> host {found.target}" if found.wire_bytes else "end of a step"
-        size = f"{found.wire_bytes} bytes, {'in the call' if found.in_call else 'object store'}, "
+        size = f"{found.wire_bytes} bytes, "
         typer.echo(
             f"{way}: {size if found.wire_bytes else ''}{1000 * found.latency_s:g} ms: {found.trips:.2f} one-way trips, "
             f"half of the steps {found.low:.2f} to {found.high:.2f}"

@@ -36,6 +36,8 @@ class Engine(ABC):
         self.workload = workload
         self.plan = workload.plan
         self.incarnation = 0
+        self.call_bytes: int | None = None
+        """The largest argument within a call of Ray, once the workers are up."""
         self.wait_s = 0.0
         """Seconds to wait for room that others hold."""
         self.dashboard = False

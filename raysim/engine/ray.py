@@ -17,6 +17,7 @@ from raysim.config import ConfigError
 from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_address
+from raysim.engine.delivery import find_limits
 from raysim.engine.head import HeadWatch
 from raysim.engine.init import end_ray, first_reason, start_ray
 from raysim.engine.occupancy import Waiting, room_sentence
@@ -27,6 +28,7 @@ from raysim.engine.token import dashboard_sentence
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
+from raysim.pipeline.worker import Worker
 
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
 LISTEN_S = 5.0  # seconds that the driver waits at a stretch, before it looks whether the head is there
@@ -101,6 +103,7 @@ class RayEngine(Engine):
             actor.take.remote(
                 self._session,
                 {peer: self._actors[peer] for peer in self.plan.peers(worker)},
+                Worker,
                 plan,
                 worker,
                 modules[worker],
@@ -114,6 +117,9 @@ class RayEngine(Engine):
         except StageError as error:
             raise StageError(f"a stage could not be made: {error}") from None
         self._greet()
+        limits = find_limits(self._actors, self._fetch, near=len(set(self._nodes)) == 1)
+        self._fetch([actor.bound.remote(limits) for actor in self._actors])
+        self.call_bytes = limits.call
 
     def _greet(self) -> None:
         """Let each worker call its peers; raises an error that names the first pair of nodes that do not reach each other."""

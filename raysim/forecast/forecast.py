@@ -20,6 +20,7 @@ from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
 from raysim.forecast.structure import data_of, structure_of
+from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory, format_bytes
@@ -28,7 +29,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
-from raysim.network.transport import Transport, parse_transport
+from raysim.network.transport import Transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.crossing import check_names, compressors_of
@@ -186,7 +187,7 @@ def forecast(
         if device is not None:
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, parse_transport(transport))
+        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, calibrated_transport(transport))
     except ConfigError:
         raise
     except ValueError as error:
@@ -222,7 +223,8 @@ def _forecast(
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
-    steady = replace(steady, transport=transport)
+    num_workers = config.num_replicas * len(schedule.rows(num_stages, config.num_microbatches))
+    steady = steady.over(transport, num_workers)
     steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
     first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
     if cut_backward and (recorded is None or recorded.compute_s.shape[2] == 2):
@@ -289,12 +291,12 @@ def _compute(
     if device is not None:
         notes.append(
             f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
-            "Host overheads and the optimiser's update are not counted."
+            "The optimiser's update is not counted."
         )
         return datasheet_profile(config, device, flops_forward, efficiency)
     assert recorded is not None
     notes.append(
-        f"Compute, update and overheads: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
+        f"Compute and update: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
     )
     return recorded_profile(config, recorded, len(flops_forward))
 

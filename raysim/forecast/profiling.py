@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,8 +27,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     """Return the costs of actions on this machine, from a short real run in this process, one action at a time.
 
     `num_steps` steps are recorded, each after a step that is not. Stages run one after another and have the machine to
-    themselves, so Ray's time for a packet is not included. The time of a step outside of its actions counts as the optimiser's,
-    shared out by the number of parameters.
+    themselves. Ray's time for a packet is the transport's, and not included.
     """
     if num_steps < 1:
         raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
@@ -51,32 +49,26 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     engine.start()
     columns: dict[str, list[object]] = {}
     links: list[LinkAccount] = []
-    outside = []
-    spare_s = 0.0
+    updates_s = []
     try:
         for step in range(total):
-            before = time.perf_counter()
             reports = engine.step(step)
-            seconds = time.perf_counter() - before
             actions = [action for report in reports for action in report.actions]
             if step < WARMUP_STEPS or not actions:
                 continue
             links += [link for report in reports for link in report.links if link.coded_bytes]
-            outside.append(seconds - (max(a.end_s for a in actions) - min(a.start_s for a in actions)))
+            updates_s.append(sum(report.update_s for report in reports))
             for action in actions:
                 row = action._asdict() | {"step": step, "replica": 0}
-                spare_s += action.end_s - action.start_s - action.decode_s - action.compute_wall_s - action.encode_s
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     finally:
         engine.close()
-    num_packets = 2 * (workload.plan.num_stages - 1) * config.num_microbatches
     profiles = profiles_from_actions({name: np.array(values) for name, values in columns.items()})
     return replace(
         mean_profile(list(profiles.values())),
-        update_s=_updates_s(workload, statistics.median(outside)),
+        update_s=_by_stage(workload, statistics.median(updates_s)),
         codec_bytes_per_s=_codec_speed(config, workload, links),
-        call_s=max(spare_s / len(profiles) / max(num_packets, 1), 0.0),
         microbatch_samples=config.microbatch_size,
         source=_source(config, workload, len(profiles)),
     )
@@ -95,10 +87,10 @@ def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAcco
     return sum(size for size, _ in work) / sum(seconds for _, seconds in work) if work else 0.0
 
 
-def _updates_s(workload: Workload, outside_s: float) -> NDArray[np.float64]:
-    """Return the seconds of every stage's update: shares of a step's time outside of its actions."""
+def _by_stage(workload: Workload, updates_s: float) -> NDArray[np.float64]:
+    """Return the seconds of every stage's update, shares of all updates by the number of parameters."""
     sizes = [sum(parameter.numel() for parameter in module.parameters()) for module in workload.modules]
-    return max(outside_s, 0.0) * np.array(sizes, np.float64) / max(sum(sizes), 1)
+    return updates_s * np.array(sizes, np.float64) / max(sum(sizes), 1)
 
 
 def _source(config: RunConfig, workload: Workload, num_steps: int) -> str:

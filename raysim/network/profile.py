@@ -218,6 +218,11 @@ class Profile:
         taken = [name for name in (*COSTS, *STAGE_COSTS, "transfers") if name not in own]
         return replace(self, **{name: getattr(other, name) for name in taken})
 
+    def over(self, transport: Transport, num_workers: int) -> Profile:
+        """Return these costs over a transport, with its seconds of hosts for a step of so many workers."""
+        overheads: dict[str, Any] = transport.host.overheads(num_workers)
+        return replace(self, transport=transport, **overheads)
+
     def at_pace(self, pace: float) -> Profile:
         """Return the profile of a machine that takes `pace` times as long for its own work, the time of wires apart."""
         return replace(self, **{name: getattr(self, name) * pace for name in SECONDS})

@@ -1,8 +1,9 @@
-"""Transports of messages between hosts: each adds bytes to a message, and multiplies its latency by a number of trips."""
+"""Transports of messages between hosts: the bytes and trips that each adds to a message, and the seconds that it takes of a host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,109 +14,150 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class HostCosts:
+    """Seconds that a transport takes of idle hosts: a property of the machine, whatever the run and the load of its recording."""
+
+    call_s: float = 0.0
+    """On the sender's clock, to hand a message over."""
+    message_s: float = 0.0
+    """From there to the receiver, beside its wire."""
+    byte_s: float = 0.0
+    """The same for every byte of it."""
+    step_s: float = 0.0
+    """Of the driver, for every step."""
+    worker_s: float = 0.0
+    """Of the driver, for every worker in a step."""
+    source: str = "no seconds of a host"
+    """Origin of these figures, in words."""
+
+    def overheads(self, num_workers: int) -> dict[str, float]:
+        """Return the overheads of a `Profile` of a step of so many workers."""
+        driver_s = self.step_s + num_workers * self.worker_s
+        return {"call_s": self.call_s, "message_s": self.message_s, "byte_s": self.byte_s, "step_s": driver_s}
+
+
+class Band(NamedTuple):
+    """Costs of the messages of at least `from_bytes`."""
+
+    from_bytes: float
+    beside_bytes: float
+    """Bytes beside a message, in its direction."""
+    trips: float
+    """One-way trips from the moment at which a message is ready to its arrival, in the mean."""
+    messages: int = 1
+    """The message and the short ones by which the receiver asks for it, there and back in turn. All wait for their wires."""
+
+
+@dataclass(frozen=True)
 class Transport:
-    """The bytes beside a message and its one-way trips, for small messages and for messages of at least `large_from` bytes."""
+    """The costs of messages by their size, and of a step."""
 
     name: str
-    large_from: float
-    """Bytes from which on a message is a large one."""
-    small_bytes: float
-    """Bytes beside a small message, in its direction."""
-    large_bytes: float
-    small_trips: float
-    """One-way trips from the moment at which a small message is ready to its arrival."""
-    large_trips: float
-    large_messages: int = 1
-    """The large message itself and the short ones by which the receiver asks for it, there and back in turn. All wait for their
-    wires."""
+    bands: tuple[Band, ...]
+    """From the smallest messages up; the first begins at 0."""
     step_trips: float = 0
     """One-way trips between the driver and the workers at a step's end."""
+    host: HostCosts = HostCosts()
 
     def __str__(self) -> str:
-        """Return the costs of a message over this transport, as reports name them.
+        """Return the costs in words, as reports name them.
 
-        >>> print(GLOO)
-        gloo: 96 bytes beside a message, which makes 1 one-way trip
+        >>> print(BARE)
+        bare: 0 bytes beside a message, 1 one-way trip; no seconds of a host
         """
-        trip = "trip" if self.small_trips == 1 else "trips"
-        if self.large_from == np.inf:
-            return f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}"
-        return (
-            f"{self.name}: {self.small_bytes:g} bytes beside a message, which makes {self.small_trips:g} one-way {trip}; from "
-            f"{self.large_from:g} bytes on {self.large_bytes:g} bytes and {self.large_trips:g} trips; the end of a step makes "
-            f"{self.step_trips:g} trips"
-        )
+        bands = []
+        for start, beside, trips, _ in self.bands:
+            sizes = f"from {start:g} bytes on " if start else ""
+            bands.append(f"{sizes}{beside:g} bytes beside a message, {trips:g} one-way trip{'' if trips == 1 else 's'}")
+        if self.step_trips:
+            bands.append(f"{self.step_trips:g} trips at the end of a step")
+        return f"{self.name}: {'; '.join(bands)}; {self.host.source}"
 
     def beside(self, wire_bytes: ArrayLike) -> Floats:
-        """Return the bytes that go beside messages of these sizes; 0 for size 0, where nothing is sent.
+        """Return the bytes that go beside messages of these sizes; 0 for size 0, which is not sent.
 
-        >>> RAY.beside([0, 1_000]) == [0, RAY.small_bytes]
-        array([ True,  True])
+        >>> RAY.beside([0, 1_000])
+        array([   0., 1000.])
         """
-        sizes = np.asarray(wire_bytes, np.float64)
-        return np.where(sizes > 0, np.where(self.is_small(sizes), self.small_bytes, self.large_bytes), 0.0)
+        return np.where(np.asarray(wire_bytes) > 0, self._of_band("beside_bytes", wire_bytes), 0.0)
 
     def trips(self, wire_bytes: ArrayLike) -> Floats:
         """Return the one-way trips of messages of these sizes.
 
-        >>> GLOO.trips([100, 10_000_000])  # its trips do not depend on the size
-        array([1, 1])
+        >>> GLOO.trips([100, 10_000_000])  # whatever the size
+        array([1., 1.])
         """
-        return np.where(self.is_small(wire_bytes), self.small_trips, self.large_trips)
+        return self._of_band("trips", wire_bytes)
 
     def messages(self, wire_bytes: ArrayLike) -> Floats:
         """Return how many messages go there and back in turn until one of each of these sizes has arrived.
 
-        >>> RAY.messages([1_000, 1_000_000])
+        >>> RAY.messages([1_000, 10_000_000])
         array([1., 5.])
         """
-        return np.where(self.is_small(wire_bytes), 1.0, float(self.large_messages))
+        return self._of_band("messages", wire_bytes)
 
-    def is_small(self, wire_bytes: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether messages of these sizes are small ones."""
-        return np.asarray(wire_bytes) < self.large_from
+    def _of_band(self, name: str, wire_bytes: ArrayLike) -> Floats:
+        values = np.array([getattr(band, name) for band in self.bands], np.float64)
+        starts = [band.from_bytes for band in self.bands]
+        found: Floats = values[np.searchsorted(starts, np.asarray(wire_bytes, np.float64), side="right") - 1]
+        return found
 
 
-BARE = Transport(name="bare", large_from=np.inf, small_bytes=0, large_bytes=0, small_trips=1, large_trips=1)
-"""Messages as they are: for closed forms."""
+BARE = Transport("bare", (Band(0, 0, 1),))
+"""Messages as they are: for closed forms, and for the time of wires and compute alone."""
 
 RAY = Transport(
-    name="ray",
-    large_from=100 * 1024,
-    small_bytes=1_000,
-    large_bytes=4_500,
-    small_trips=1,
-    large_trips=6,
-    large_messages=5,
+    "ray",
+    (Band(0, 1_000, 1), Band(384 * 2**10, 1_500, 2), Band(3 * 2**20, 1_500, 3), Band(4 * 2**20, 4_500, 6, 5)),
     step_trips=2,
+    host=HostCosts(
+        call_s=0.135e-3,
+        message_s=0.405e-3,
+        byte_s=0.3e-9,
+        step_s=0.8e-3,
+        worker_s=0.5e-3,
+        source="seconds of Ray 2.60 between idle actors of a virtual machine with two cores, 2026-11-25",
+    ),
 )
-"""Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver. Small ones
-(`max_direct_call_object_size`) travel in the call and make one trip. Large ones stay in the object store of their host: after the
-call come a question where the packet is, its answer, a request and the packet, which is five messages. Each of them waits behind
-packets on its way, so that large packets which cross one another delay one another. Flow control of gRPC and TCP adds trips: steps of
-2 and 3 hosts with large packets at 20 and 80 ms, measured on 2026-11-22 (`raysim validate`), take as long as with 5.7 to 6.4 trips a
-packet.
-The medians of single packets are 5.0 to 9.0, those of small ones 1.00 to 1.04 (`raysim validate --trips`). The end of a step takes two
-trips, the driver's call to update and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`: with Linux's
-default of 1, packets take 3 to 20 trips.
-Bytes counted on 2026-11-22 on the cables of three hosts (`raysim validate --count`): 1,130 to 1,300 beside packets of 2 to 66 kB,
-5,200 to 5,600 beside packets of 262 kB. Headers of TCP, IP and Ethernet, and acknowledgements, are in these counts, but not in the
-figures above, since networks count them by `framing`.
+"""Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver (`raysim.engine.delivery`), and
+makes one trip. From 384 KiB on it may wait for the windows of gRPC and TCP, which is a round trip more: medians are 1.00 to 1.03
+trips at 131 kB, 1.0 or 3.0 at 524 kB, 1 MB and 2 MB, about as often the one as the other, and 3.0 at 4 MB, at 20 and 80 ms, measured
+on 2026-11-25 (`raysim validate --trips`). From 4 MiB on a packet stays in the object store of its host: after the call come a
+question where it is, the answer, a request and the packet. Each of these five messages waits behind packets on its way. The end of a
+step takes two trips, the driver's call to update and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`:
+with Linux's default of 1, packets take 3 to 20 trips. Headers of TCP, IP and Ethernet, and acknowledgements, are not in the bytes
+beside a packet: networks count them by `framing`.
 """
 
-GLOO = Transport(name="gloo", large_from=np.inf, small_bytes=96, large_bytes=96, small_trips=1, large_trips=1)
+GLOO = Transport(
+    "gloo",
+    (Band(0, 96, 1),),
+    host=HostCosts(
+        call_s=20e-6,
+        message_s=25e-6,
+        byte_s=0.25e-9,
+        source="seconds of gloo between two idle processes of a virtual machine with two cores, 2026-11-25",
+    ),
+)
 """gloo over TCP. A notification and the preamble of the message itself take 48 bytes each (`gloo/transport/tcp/pair.h`, `Op`). The
-message leaves at once where its receive was posted before, which is assumed; otherwise it waits for the receiver's notification, and
+message leaves at once if its receive was posted before, which is assumed; otherwise it waits for the receiver's notification, and
 takes three trips.
 """
 
-NCCL = Transport(name="nccl", large_from=np.inf, small_bytes=4, large_bytes=4, small_trips=1, large_trips=1)
+NCCL = Transport(
+    "nccl",
+    (Band(0, 4, 1),),
+    host=HostCosts(
+        message_s=22.4e-6, source="NCCL's own model of a hop over a network: 8.4 + 14.0 us (tuning.cc, Simple)"
+    ),
+)
 """NCCL over sockets: four bytes of length before each piece of up to 512 KiB (`src/transport/net_socket.cc`), of which one is counted.
 Pieces leave at once while the receiver's 4 MiB of buffers are free; the wait for buffers on links of more delay times bandwidth than
 that is not modelled.
 """
 
-TRANSPORTS = {transport.name: transport for transport in (RAY, GLOO, NCCL)}
+TRANSPORTS = {transport.name: transport for transport in (RAY, GLOO, NCCL, BARE)}
 
 
 def parse_transport(name: str) -> Transport:

@@ -37,6 +37,7 @@ class StepReport(NamedTuple):
     groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, where it is clipped
+    update_s: float = 0.0  # of the optimiser: CPU seconds a thread, on a GPU seconds as they passed
     sensitivities: Mapping[
         int, float
     ] = {}  # by boundary, where its compressor needs the sensitivity of the stage behind

@@ -52,6 +52,7 @@ class Worker:
     ) -> None:
         config = plan.config
         self.plan = plan
+        self.timeout_s = config.timeout_s
         self.index = index
         self.replica, place = divmod(index, len(plan.rows))
         self.data = data  # of the workers that own the first or the last stage
@@ -141,8 +142,10 @@ class Worker:
         self._check_step(step)
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
+        begun, cpu_s = self.stopwatch.mark(), self._cpu_s(True)
         try:
             norm = self.updates.end_step(step, norms)
+            ended, cpu_s = self.stopwatch.mark(), self._cpu_s(True) - cpu_s
             yield from self.averaging.run(step, signals.step_s, after_update=True)
         except (DivergedError, StageError) as error:
             return Failure(None, error)
@@ -154,7 +157,9 @@ class Worker:
         links = self.links.end_step(step, signals)
         losses = [self._losses[m] for m in sorted(self._losses)]
         actions = [one.record(self.stopwatch) for one in self._profiled]
-        report = StepReport(self.replica, losses, links, groups, actions, norm, self._measured)
+        on_gpu = self.device.type == "cuda"
+        update_s = self.stopwatch.between(begun, ended) if on_gpu else cpu_s / self.plan.config.threads_per_stage
+        report = StepReport(self.replica, losses, links, groups, actions, norm, update_s, self._measured)
         self._begin(step + 1)
         return report
 

@@ -22,6 +22,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("learning_rate", pa.float64()),
             ("gradient_norm", pa.float64()),  # before clipping; null where it is not clipped
             ("seconds", pa.float64()),
+            (
+                "update_s",
+                pa.float64(),
+            ),  # of the slowest worker's optimiser: CPU seconds, on a GPU seconds as they passed
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
         ]

@@ -90,12 +90,13 @@ class Clock:
         frozen: dict[str, Any] = {
             name: np.broadcast_to(getattr(self._profile, name), shape) for name in ("compute_s", "cpu_s", "dense_bytes")
         }
-        frozen["transport"] = parse_transport(self.plan.config.transport)
         coded: dict[str, Any] = {"encode_s": encode_s, "decode_s": decode_s, "method_s": method_s}
         transfers = as_transfers(
             sorted(transfer for report in reports for group in report.groups for transfer in group.transfers)
         )
-        return replace(self._profile, **frozen, **coded, wire_bytes=wire_bytes, transfers=transfers)
+        profile = replace(self._profile, **frozen, **coded, wire_bytes=wire_bytes, transfers=transfers)
+        # The transport as it comes, and not as this machine is calibrated: decisions are the same everywhere.
+        return profile.over(parse_transport(self.plan.config.transport), len(self.plan.rows) * self.plan.num_replicas)
 
 
 def _codec_speed(plan: Plan, profile: Profile) -> float:

@@ -232,6 +232,8 @@ class Training:
 
     def _record_nodes(self) -> None:
         """Note the node of each worker and its speed, where there are several."""
+        if self.engine.call_bytes is not None:
+            self._row["call_bytes"] = self.engine.call_bytes
         speeds = self.engine.node_speeds()
         if speeds:
             self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}

@@ -42,6 +42,7 @@ def step_row(
         "learning_rate": learning_rate(plan.config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
         "gradient_norm": reports[0].gradient_norm,
         "seconds": seconds,
+        "update_s": max(report.update_s for report in reports),
         "wire_bytes": sum(link["wire_bytes"] for link in links),
         "dense_bytes": sum(link["dense_bytes"] for link in links),
     }

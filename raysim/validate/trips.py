@@ -4,18 +4,21 @@ Three distant hosts have a stage each, the driver beside the first stage, as ray
 worker waits for every packet. The time from the end of the sending action to the start of the receiving one grows by the trips
 times the latency of the cables, which changes between the steps of one run.
 
-Measured on 2026-11-22 with Ray 2.60, on cables without a limit of their own (`raysim validate --trips`), at 20 and 80 ms, between
-the driver's host and others and between two others alike; medians:
+Measured on 2026-11-25 with Ray 2.60, on cables without a limit of their own (`raysim validate --trips --rounds 8`), at 20 and 80 ms,
+between the driver's host and others and between two others alike; medians:
 
-| packet | trips | with TCP's slow start after idle |
-|---|---|---|
-| 16 kB, in the call | 1.00 to 1.04 | 0.98 to 3.00 |
-| 131 kB, from the object store | 5.7 to 7.1 | 7.0 to 13.1 |
-| 1 MB, from the object store | 5.0 to 9.0 | 17.2 to 20.8 |
+| packet | trips |
+|---|---|
+| 16 kB | 0.99 to 1.02, once 2.59 |
+| 131 kB | 1.00 to 1.03 |
+| 524 kB | 1.00 to 3.01 |
+| 1 MB | 1.00 to 3.00 |
+| 2 MB | 1.05 to 3.02 |
+| 4 MB | 1.04 to 3.07, six of eight at 3 |
 
-A large packet takes a call to the receiver, a question to the sender where the packet is, its answer, a request, and the packet:
-five trips. Further trips come in pairs from the flow control of gRPC and TCP: a part of the packet goes first, and the rest when it
-is acknowledged. The end of a step takes two more trips, a call to update and its reply.
+All packets travel in the call of their receiver. A large one fills the window of gRPC or TCP: a part goes first, and the rest when it
+is acknowledged, which is a round trip more. Windows grow with the traffic of a connection, so that the same packet makes one trip or
+three. The end of a step takes two trips, a call to update and its reply.
 
 Connections of a training step are idle between packets. Linux then forgets how much a connection may send at once, and begins
 again with 14 kB, unless `net.ipv4.tcp_slow_start_after_idle` is 0, as it is on these hosts.
@@ -31,7 +34,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.bench.workload import WARMUP_STEPS, bench_config
-from raysim.network.transport import RAY
 from raysim.records import Run
 from raysim.validate.hosts import Hosts
 from raysim.validate.runs import driving, link
@@ -39,7 +41,8 @@ from raysim.validate.runs import driving, link
 HOSTS = 3
 LATENCIES = ("free+20ms", "free+80ms")
 PATH = ((0, "F"), (1, "F"), (2, "F"), (2, "B"), (1, "B"), (0, "B"))  # (stage, op), each waits for the one before
-PACKETS = (("Quantize(4)", 1), ("Identity", 1), ("Identity", 8))  # codec, and samples of 128 kB each uncompressed
+PACKETS = (("Quantize(4)", 1), *(("Identity", samples) for samples in (1, 4, 8, 16, 31)))
+"""Codec, and samples of 128 kB each uncompressed."""
 
 
 class Trips(NamedTuple):
@@ -50,8 +53,6 @@ class Trips(NamedTuple):
     target: int
     """Host of the worker that receives; both are 0, the driver's, for the end of a step."""
     wire_bytes: int
-    in_call: bool
-    """In the call of the receiver; else from the object store."""
     latency_s: float
     low: float
     trips: float
@@ -98,12 +99,10 @@ def trips_of(run: Run, rates: dict[int, str | None]) -> Iterator[Trips]:
             waits = {k: starts[k, *takes] - ends[k, *sends] for k in rates}
             packet = (min(rates), *sends)
             latency_s, quartiles = trips(waits, latency)
-            yield Trips(
-                sends[0], takes[0], int(sizes[packet]), bool(RAY.is_small(sizes[packet])), latency_s, *quartiles
-            )
+            yield Trips(sends[0], takes[0], int(sizes[packet]), latency_s, *quartiles)
         rests = {k: seconds[k] - (ends[k, *PATH[-1]] - starts[k, *PATH[0]]) for k in rates}
         latency_s, quartiles = trips(rests, latency)
-        yield Trips(0, 0, 0, True, latency_s, *quartiles)
+        yield Trips(0, 0, 0, latency_s, *quartiles)
 
 
 def _by_action(run: Run, *columns: str) -> list[dict[tuple[int, int, str], Any]]:

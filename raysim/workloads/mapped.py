@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.files import CACHE, cache_folder
+
 IN_MEMORY = 2**28  # bytes up to which an array is read into memory
-FOLDER = "RAYSIM_CACHE"  # the environment variable that names another cache folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class Mapped:
             except OSError as error:
                 raise ValueError(
                     f"The array {self.path} cannot be read ({error.strerror or error}). "
-                    f"All nodes must share the folder that {FOLDER} names."
+                    f"All nodes must share the folder that {CACHE} names."
                 ) from None
             _OPEN[self.path] = found
         return found
@@ -63,11 +64,6 @@ class Mapped:
 
 _OPEN: dict[str, NDArray[Any]] = {}
 Rows = NDArray[Any] | Mapped
-
-
-def cache_folder() -> Path:
-    """Return the folder of the cache: the value of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
-    return Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "raysim")
 
 
 def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:

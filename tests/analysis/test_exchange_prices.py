@@ -70,7 +70,7 @@ def test_replay_prices_a_whole_period(small, tmp_path) -> None:
     network = parse_network(config.clock)
     run = train(config, engine="inline", out=tmp_path / "run")
     assert not set(run.actions["step"]) & {2, 5}
-    priced = Replay(run, overheads="none")
+    priced = Replay(run)
     assert list(priced.profiles) == [3, 4, 5]
     assert priced.exchanging.tolist() == [False, False, True]
     clock, reports = clocked(config, 6)

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from configurations import SMALL
@@ -77,7 +78,7 @@ def test_bytes_are_those_that_were_recorded(runs, sparse):
         step = int(timeline.profile.source.split()[-1])
         for row in links[links["step"] == step].to_dict("records"):
             ends = (row["boundary"], row["boundary"] + 1)
-            moved = row["wire_bytes"] + row["packets"] * RAY.small_bytes
+            moved = row["wire_bytes"] + row["packets"] * RAY.bands[0].beside_bytes
             assert wires[ends if row["direction"] == "forward" else ends[::-1]] == moved
     row = replay(sparse, "1gbps").iloc[0]
     assert row["wire_bytes"] == priced["wire_bytes"].sum() / len(sparse.profiles)
@@ -103,7 +104,7 @@ def test_every_schedule_is_replayed(small, tmp_path, name):
     for step, timeline in zip(found.profiles, found.timelines(parse_network("100mbps")), strict=True):
         here = links[links["step"] == step]
         crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]
-        moved = crossing["wire_bytes"].sum() + RAY.small_bytes * crossing["packets"].sum()
+        moved = crossing["wire_bytes"].sum() + RAY.bands[0].beside_bytes * crossing["packets"].sum()
         assert sum(wire.wire_bytes for wire in timeline.wires()) == moved
         profile = found.profiles[step]
         spent = pd.Series((profile.decode_s + profile.compute_s + profile.encode_s)[0].sum(axis=(1, 2)))
@@ -123,7 +124,8 @@ def test_a_faster_network_is_never_slower(sparse):
     assert (np.diff(latencies, axis=0) > 0).all()
 
 
-def test_an_infinite_network_leaves_compute_alone(sparse):
+def test_an_infinite_network_leaves_compute_alone(runs):
+    sparse = Replay(runs / "sparse", transport="bare")
     free = sparse.shares(parse_network("free"))
     assert free.workers["wait_s"].max() == pytest.approx(0, abs=1e-12)
     assert free.utilisation == 0
@@ -259,8 +261,8 @@ def test_tied_gradients_are_exchanged_at_the_end(runs):
             simulate(run.schedule, dataclasses.replace(p, transfers=p.transfers[:0]), network)
             for p in run.profiles.values()
         ]
-        chunk = each / 2 + RAY.small_bytes
-        round_s = RAY.small_trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
+        chunk = each / 2 + RAY.bands[0].beside_bytes
+        round_s = RAY.bands[0].trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
         seconds = 2 * round_s
         assert run.step_seconds([network])[0].tolist() == pytest.approx([one.step_s + seconds for one in without])
         assert run.shares(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
@@ -285,20 +287,51 @@ def test_the_clock_is_the_cpus_where_it_computes(runs):
     assert "seconds as they passed" in wall.costs.method
 
 
-def test_overheads_are_the_runs_own_or_none(runs, sparse):
-    seconds = Run(runs / "sparse").steps.set_index("step")["seconds"]
-    bare = Replay(runs / "sparse", costs=sparse.costs, overheads="none")
-    assert tuple(bare.overheads) == (0, 0, 0, 0)
-    assert sparse.overheads.call_s > 0
-    assert 0 < sparse.overheads.step_s < seconds[list(sparse.profiles)].mean()
-    assert sparse.overheads.message_s == sparse.overheads.byte_s == 0  # the inline engine moves no packets
-    assert any("inline engine" in note for note in sparse.notes)
+def test_the_seconds_of_a_transport_are_its_own_whatever_was_recorded(runs, tmp_path):
     free = [parse_network("free")]
-    assert (bare.step_seconds(free) < sparse.step_seconds(free)).all()
+    costs = RAY.host
+    of_ray = Replay(runs / "sparse")
+    assert of_ray.overheads == (costs.call_s, costs.message_s, costs.byte_s, costs.step_s + 3 * costs.worker_s)
+    bare = Replay(runs / "sparse", transport="bare")
+    assert tuple(bare.overheads) == (0, 0, 0, 0)
+    assert (bare.step_seconds(free) < of_ray.step_seconds(free)).all()
+    as_on_ray(runs / "sparse", tmp_path / "ray")
+    slow = pq.read_table(tmp_path / "ray" / "steps.parquet")
+    place = slow.schema.get_field_index("seconds")
+    slow = slow.set_column(place, slow.schema.field(place), pc.multiply(slow["seconds"], 9.0))
+    write_table(slow, tmp_path / "ray" / "steps.parquet")  # beside other work
+    np.testing.assert_array_equal(Replay(tmp_path / "ray").step_seconds(free), of_ray.step_seconds(free))
+    waited = next(note for note in Replay(tmp_path / "ray").notes if note.startswith("Waited in this recording"))
+    assert "not in the price" in waited
+    assert not any("Waited" in note for note in of_ray.notes)  # the inline engine moves no packets
+
+
+def test_the_update_is_priced_by_its_own_seconds(runs, tmp_path):
+    recorded = Run(runs / "sparse").steps.set_index("step")["update_s"]
+    assert (recorded > 0).all()
+    for profile in Replay(runs / "sparse").profiles.values():
+        assert recorded.min() <= profile.update_s.max() <= recorded.max()
+    old = tmp_path / "old"  # records of a version without these seconds
+    shutil.copytree(runs / "sparse", old)
+    write_table(pq.read_table(old / "steps.parquet").drop_columns(["update_s"]), old / "steps.parquet")
+    seconds = Run(old).steps["seconds"]
+    assert all(0 < profile.update_s.max() < seconds.max() for profile in Replay(old).profiles.values())
+    as_on_ray(old, tmp_path / "old-ray")
+    unknown = Replay(tmp_path / "old-ray")
+    assert not any(profile.update_s.any() for profile in unknown.profiles.values())
+    assert any("The optimiser's update is not in the price" in note for note in unknown.notes)
+
+
+def as_on_ray(source, target):
+    """Copy a run as one that Ray recorded."""
+    shutil.copytree(source, target)
+    row = pq.read_table(target / "run.parquet")
+    place = row.schema.get_field_index("engine")
+    write_table(row.set_column(place, row.schema.field(place), [["ray"]]), target / "run.parquet")
 
 
 def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
-    """What Ray would have recorded on a free network, by the simulator: the overheads are found again, and the seconds."""
+    """What Ray would have recorded on a free network, by the simulator: the waits are found again, and the seconds."""
     shutil.copytree(runs / "sparse", tmp_path / "ray")
     row, steps, actions = (pq.read_table(tmp_path / "ray" / f"{name}.parquet") for name in ("run", "steps", "actions"))
     given = {
@@ -318,22 +351,22 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
         write_table(pa.Table.from_pandas(table, schema), tmp_path / "ray" / f"{name}.parquet")
     place = row.schema.get_field_index("engine")
     write_table(row.set_column(place, row.schema.field(place), [["ray"]]), tmp_path / "ray" / "run.parquet")
-    found = Replay(tmp_path / "ray")
+    waits = Recording(tmp_path / "ray").waits
     for name, value in given.items():
-        assert getattr(found.overheads, name) == pytest.approx(value, rel=0.02), name
-    assert any("Ray's own time for a packet is 1" in note for note in found.notes)
-    assert not any("Ray's own time" in note for note in Replay(tmp_path / "ray", overheads="none").notes)
-    recorded = seconds[seconds["step"].isin(found.profiles)]["seconds"]
-    again = [dataclasses.replace(profile, **found.overheads._asdict()) for profile in bare.profiles.values()]
+        assert getattr(waits, name) == pytest.approx(value, rel=0.02), name
+    recorded = seconds[seconds["step"].isin(bare.profiles)]["seconds"]
+    again = [dataclasses.replace(profile, **waits._asdict()) for profile in bare.profiles.values()]
     free = step_seconds(bare.schedule, again, [parse_network("free")])[0]
     assert free.tolist() == pytest.approx(recorded.tolist(), rel=0.02)
     inline = Replay(runs / "sparse").profiles
-    for step, profile in found.profiles.items():  # the engine changes nothing about the price of a packet
+    for step, profile in Replay(
+        tmp_path / "ray"
+    ).profiles.items():  # the engine changes nothing about the price of a packet
         np.testing.assert_array_equal(profile.moved_bytes, inline[step].moved_bytes)
         np.testing.assert_array_equal(profile.trips, inline[step].trips)
 
 
-def test_records_of_packets_by_way_of_the_driver_still_load_and_say_so(runs, tmp_path):
+def test_records_of_packets_by_way_of_the_driver_still_load(runs, tmp_path):
     """Version 1 of the records, in which actions had a column more."""
     shutil.copytree(runs / "sparse", tmp_path / "old")
     row, actions = (pq.read_table(tmp_path / "old" / f"{name}.parquet") for name in ("run", "actions"))
@@ -343,8 +376,6 @@ def test_records_of_packets_by_way_of_the_driver_still_load_and_say_so(runs, tmp
     write_table(row, tmp_path / "old" / "run.parquet")
     write_table(actions.append_column("inlined", pa.array([True] * len(actions))), tmp_path / "old" / "actions.parquet")
     old, new = Replay(tmp_path / "old"), Replay(runs / "sparse")
-    assert any("went by way of the driver" in note for note in old.notes)
-    assert not any("went by way of the driver" in note for note in new.notes)
     np.testing.assert_array_equal(old.wire_bytes, new.wire_bytes)
 
 

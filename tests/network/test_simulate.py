@@ -19,7 +19,7 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.topology import Network
-from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Transport
+from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Band, Transport
 from raysim.schedules.actions import Action, Row, dependency, sends
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
@@ -258,7 +258,7 @@ def test_many_networks_equal_one_at_a_time() -> None:
 def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sharing: str, asks: bool) -> None:
     profile = random_profile(seed, p, m)
     if asks:
-        profile = replace(profile, transport=replace(ASKS, large_from=float(np.median(profile.wire_bytes))))
+        profile = replace(profile, transport=asking_from(float(np.median(profile.wire_bytes))))
     network = replace(random_network(seed, p), sharing=sharing)
     timeline = simulate(schedule, profile, network)
     check_timeline(timeline)
@@ -405,8 +405,12 @@ def test_two_replicas_between_two_hosts_share_the_wire() -> None:
     assert apart.pipeline_s == 6.0
 
 
-ASKS = Transport("asks", 1000, small_bytes=0, large_bytes=0, small_trips=1, large_trips=3, large_messages=3)
-"""Large packets make three messages: a call, the receiver's question, and the packet."""
+def asking_from(size: float, messages: int = 3) -> Transport:
+    """Return a transport whose large packets make three messages: a call, the receiver's question, and the packet."""
+    return Transport("asks", (Band(0, 0, 1), Band(size, 0, 3, messages)))
+
+
+ASKS = asking_from(1000)
 
 
 def test_questions_wait_behind_packets_that_go_the_other_way() -> None:
@@ -430,7 +434,7 @@ def test_questions_cost_their_trips_alone_where_nothing_else_is_on_the_wire(shar
     network = Network(8_000.0, 0.25, sharing=sharing)
     asks, apart = (
         simulate(GPipe(), replace(profile, transport=transport), network, num_microbatches=1)
-        for transport in (ASKS, replace(ASKS, large_messages=1))
+        for transport in (ASKS, asking_from(1000, messages=1))
     )
     assert asks.step_s == pytest.approx(apart.step_s)
     assert asks.step_s == pytest.approx(6 + 4 * (1 + 3 * 0.25))
@@ -471,7 +475,7 @@ def test_hosts_on_one_machine_share_its_cores_and_no_wires() -> None:
 
 def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
-    beside = replace(profile, transport=replace(BARE, small_bytes=500.0))
+    beside = replace(profile, transport=replace(BARE, bands=(Band(0, 500, 1),)))
     network = Network(8_000.0)
     for sharing in ("pair", "port"):
         times = [
@@ -480,10 +484,11 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
         ]
         assert times == [6.0, 7.0]
     sends = profile.wire_bytes > 0
+    small, *_, stored = RAY.bands
     for size, expected in (
-        (1_000, RAY.small_bytes),
-        (RAY.large_from - 1, RAY.small_bytes),
-        (RAY.large_from, RAY.large_bytes),
+        (1_000, small.beside_bytes),
+        (RAY.bands[1].from_bytes - 1, small.beside_bytes),
+        (stored.from_bytes, stored.beside_bytes),
     ):
         of_ray = replace(profile, wire_bytes=size * sends, transport=RAY)
         assert set((of_ray.moved_bytes - of_ray.wire_bytes)[sends]) == {expected}
@@ -495,7 +500,7 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
 def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None:
     """In closed form on a pipeline of one microbatch, whose packets wait for one another; on every sharing of wires."""
     profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000)
-    over = replace(profile, transport=replace(BARE, small_trips=trips))
+    over = replace(profile, transport=replace(BARE, bands=(Band(0, 0, trips),)))
     network = Network(8_000.0, 0.25, sharing=sharing)
     assert simulate(GPipe(), over, network, num_microbatches=1).pipeline_s == pytest.approx(4 * (1 + trips * 0.25))
 
@@ -503,7 +508,7 @@ def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None
 def test_large_and_small_packets_make_trips_of_their_own() -> None:
     sizes = Profile.uniform(2, 0.0, 0.0).wire_bytes.copy()
     sizes[0, 0, 0], sizes[0, 1, 1] = 999, 1000
-    transport = Transport("steps", 1000, small_bytes=1, large_bytes=0, small_trips=2, large_trips=5)
+    transport = Transport("steps", (Band(0, 1, 2), Band(1000, 0, 5)))
     profile = Profile(compute_s=np.zeros((1, 2, 2, 1)), wire_bytes=sizes, transport=transport)
     assert simulate(GPipe(), profile, Network(8_000.0, 0.1), num_microbatches=1).pipeline_s == pytest.approx(
         2 + 7 * 0.1

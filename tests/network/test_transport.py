@@ -75,7 +75,7 @@ def _report(plan):
 
 
 def test_unknown_transports_are_one_sentence(small, tmp_path) -> None:
-    sentence = "`transport` must be one of ray, gloo, nccl, but got 'tcp'."
+    sentence = "`transport` must be one of ray, gloo, nccl, bare, but got 'tcp'."
     with pytest.raises(ValueError, match="`transport` must be one of"):
         parse_transport("tcp")
     done = CliRunner().invoke(
@@ -96,5 +96,5 @@ def test_the_help_of_a_clock_promises_no_default_profile(small) -> None:
 
 
 def test_the_words_of_a_transport_have_its_figures() -> None:
-    assert str(RAY.small_bytes) in str(RAY)
+    assert str(RAY.bands[0].beside_bytes) in str(RAY)
     assert "1 one-way trip" in str(TRANSPORTS["nccl"])

@@ -36,6 +36,7 @@ GOLDEN = {
         "learning_rate": "double",
         "gradient_norm": "double",
         "seconds": "double",
+        "update_s": "double",
         "wire_bytes": "int64",
         "dense_bytes": "int64",
     },

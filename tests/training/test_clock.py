@@ -56,7 +56,7 @@ def test_clock_forecast_and_replay_agree(small, tmp_path, changes):
     clock = Clock(plan)
     found = clock.step_s(reports, 0.0)
     assert forecast(config, device="T4").step_s(network) == pytest.approx(found, rel=1e-9)
-    replay = Replay(train(config, engine="inline", out=tmp_path / "run"), overheads="none")
+    replay = Replay(train(config, engine="inline", out=tmp_path / "run"))
     frozen = clock.profile(reports)
     shape = (*frozen.compute_s.shape[:3], config.num_microbatches)
     taken = {name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")}

@@ -1,0 +1,166 @@
+"""The seconds that Ray takes of this machine, measured between idle actors: calls, hops, bytes, and the driver's part of a step.
+
+The actors are those of a training, and send letters as it does. All are on one machine, so that no wire is in the figures, which are
+low quantiles: other work only ever adds to them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import date
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raysim.engine.actor import start_actor
+from raysim.engine.cluster import join_cluster
+from raysim.engine.delivery import find_limits
+from raysim.engine.init import end_ray, start_ray
+from raysim.network.transport import HostCosts
+from raysim.pipeline.mail import Letter, Send, Take, Turns
+
+SIZES = (1_024, 16_384, 131_072, 524_288)  # bytes of a message
+WARMUP, ROUNDS = 30, 300
+STEPS = 150
+ACTORS = (2, 4)
+QUANTILE = 0.1
+TIMEOUT_S = 120.0
+
+
+class Player:
+    """A worker without work, which sends messages to the other player and back."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.timeout_s = TIMEOUT_S
+        self.threads = nullcontext
+
+    def rally(self, size: int, rounds: int) -> Turns[tuple[list[tuple[float, float]], float]]:
+        """Exchange messages of `size` bytes.
+
+        Return the first player's seconds to hand each over and until one was back, and its own CPU seconds.
+        """
+        message, other, times = (b"", np.zeros(size, np.uint8)), 1 - self.index, []
+        cpu_s = time.process_time()
+        for turn in range(rounds):
+            if self.index:
+                yield Take(other, (size, turn))
+            start = time.perf_counter()
+            yield Send((Letter(other, (size, turn), message),))
+            handed = time.perf_counter()
+            if not self.index:
+                yield Take(other, (size, turn))
+                times.append((handed - start, time.perf_counter() - start))
+        return times, time.process_time() - cpu_s
+
+    def rest(self) -> Turns[None]:
+        """Do nothing, as a step of no actions."""
+        return
+        yield
+
+
+class Hop(NamedTuple):
+    """The seconds of a message of one size from worker to worker: low quantiles, and CPU seconds of both workers in the mean."""
+
+    size: int
+    call_s: float
+    hop_s: float
+    cpu_s: float
+
+
+def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
+    """Measure Ray on this machine, or on a node of the cluster that `RAY_ADDRESS` names; takes some seconds beside Ray's start.
+
+    Raises ConfigError if there is no such cluster, WorkerLostError if Ray does not start.
+    """
+    import ray
+
+    with _connected(), _actors(max(ACTORS)) as actors:
+        hops = [_hop(actors[:2], size) for size in SIZES]
+        steps = {count: _step_s(actors[:count]) for count in ACTORS}
+    few, many = ACTORS
+    worker_s = max(steps[many] - steps[few], 0.0) / (many - few)
+    call_s = min(hop.call_s for hop in hops)
+    small, large = hops[0], hops[-1]
+    byte_s = max(large.hop_s - small.hop_s, 0.0) / (large.size - small.size)
+    costs = HostCosts(
+        call_s=call_s,
+        message_s=max(small.hop_s - call_s - byte_s * small.size, 0.0),
+        byte_s=byte_s,
+        step_s=max(steps[few] - few * worker_s, 0.0),
+        worker_s=worker_s,
+        source=f"seconds of Ray {ray.__version__} between idle actors of {platform.node()}, {date.today().isoformat()}",
+    )
+    return costs, hops
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    if address := os.environ.get("RAY_ADDRESS"):
+        watch = join_cluster(address, "`RAY_ADDRESS`").watch
+    else:
+        start_ray(num_cpus=os.cpu_count(), dashboard=False)
+        watch = None
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.end()
+        end_ray()
+
+
+@contextmanager
+def _actors(count: int) -> Iterator[list[Any]]:
+    """Start players on the driver's node, each of which knows the others."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]
+    try:
+        session, peers = uuid.uuid4().hex, dict(enumerate(actors))
+        _fetch([actor.take.remote(session, peers, Player, i) for i, actor in peers.items()])
+        limits = find_limits(actors, _fetch, near=True)
+        _fetch([actor.bound.remote(limits) for actor in actors])
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+_TURNS = iter(range(1, 10**9))  # one number for all actors, whose mailboxes drop earlier turns
+
+
+def _perform(actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
+    turn = next(_TURNS)
+    return _fetch([actor.perform.remote(turn, method, *arguments) for actor in actors])
+
+
+def _fetch(calls: list[Any]) -> list[Any]:
+    import ray
+
+    results: list[Any] = ray.get(calls, timeout=TIMEOUT_S)
+    return results
+
+
+def _hop(actors: Sequence[Any], size: int) -> Hop:
+    _perform(actors, "rally", size, WARMUP)
+    (times, first_s), (_, second_s) = _perform(actors, "rally", size, ROUNDS)
+    call_s, both_s = np.quantile(times, QUANTILE, axis=0).tolist()
+    return Hop(size, call_s, both_s / 2, (first_s + second_s) / (2 * ROUNDS))
+
+
+def _step_s(actors: Sequence[Any]) -> float:
+    """Return the driver's seconds for the two calls of a step whose workers do nothing."""
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        _perform(actors, "rest")
+        _perform(actors, "rest")
+        times.append(time.perf_counter() - start)
+    return float(np.quantile(times, QUANTILE))
