@@ -30,9 +30,11 @@ def test_both_sides_are_timed_and_have_spent_cpu_seconds(tmp_path):
         str(tmp_path / "found.json"),
     ]
     subprocess.run([sys.executable, "-m", "raysim.cli", *words], check=True, timeout=280)
-    (found,) = json.loads((tmp_path / "found.json").read_text())["results"]
-    (run,) = found["runs"]
-    assert found["ratio"] == run["ray"] / run["torch"]
-    assert found["cpu_s"]["torch"]["ranks"] > 0
-    assert {"driver", "head", "raylets", "stages"} <= found["cpu_s"]["ray"].keys()
-    assert found["cpu_s"]["ray"]["stages"] > 0
+    results = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert [found["codec"] for found in results] == ["Identity", "Quantize(8)"]
+    for found in results:
+        (run,) = found["runs"]
+        assert found["ratio"] == run["ray"] / run["torch"]
+        assert found["cpu_s"]["torch"]["ranks"] > 0
+        assert {"driver", "head", "raylets", "stages"} <= found["cpu_s"]["ray"].keys()
+        assert found["cpu_s"]["ray"]["stages"] > 0
