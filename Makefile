@@ -51,7 +51,7 @@ golden: .venv/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_golden.py
 
 findings: .venv/installed
-	$(BIN)/python docs/make_findings.py
+	RAYSIM_CACHE=build/cache $(BIN)/python docs/make_findings.py
 
 notation: .venv/installed
 	$(BIN)/python docs/generate_notation.py

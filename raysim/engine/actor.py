@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from raysim.codecs.message import Message
-from raysim.engine.delivery import FAR_BYTES, Limits, pieces
+from raysim.engine.delivery import Limits, pieces
 from raysim.engine.mailbox import Mailbox
 from raysim.engine.room import host_memory_bytes
 from raysim.engine.slow_start import Reach, starts_slowly
@@ -25,6 +25,7 @@ from raysim.pipeline.mail import Key, Send, Turns
 from raysim.pipeline.reports import Failure
 
 MAIL = "mail"
+PROBE_BYTES = 100 * 1024  # of a letter between peers that greet each other
 GREET_AGAIN_S = 0.5  # after a call that found no way to a peer
 REACH_TRIES = 5  # calls to a peer, of which the quickest counts
 LIFE: dict[str, Any] = {
@@ -65,10 +66,10 @@ class StageActor:
         self._limits = limits
 
     def greet(self, timeout_s: float) -> list[int]:
-        """Return the peers that do not receive a large letter in time."""
+        """Return the peers that do not receive a letter through the object stores in time."""
         import ray
 
-        probe = np.zeros(FAR_BYTES + 1, np.uint8)  # through the object store
+        probe = ray.put(np.zeros(PROBE_BYTES, np.uint8))
         deadline = time.monotonic() + timeout_s
         missing = set(self._peers)
         while missing and (left_s := deadline - time.monotonic()) > 0:

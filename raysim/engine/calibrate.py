@@ -125,7 +125,7 @@ def _actors(count: int) -> Iterator[list[Any]]:
     try:
         session, peers = uuid.uuid4().hex, dict(enumerate(actors))
         _fetch([actor.take.remote(session, peers, Player, i) for i, actor in peers.items()])
-        limits = find_limits(actors, _fetch, near=True)
+        limits = find_limits(actors[:1], _fetch, near=True)
         _fetch([actor.bound.remote(limits) for actor in actors])
         yield actors
     finally:

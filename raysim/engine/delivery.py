@@ -19,6 +19,7 @@ Within one machine the store is shared memory, and better from 1 MB on. Between 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,6 +40,7 @@ RAY_SETTING = "max_direct_call_object_size"
 ARGUMENT_BYTES = 2_048  # of an argument beside its arrays
 ARRAY_BYTES = 256  # of an array in an argument, beside its own
 ECHO_STEP_BYTES = 1_024  # to which a threshold is found
+PATIENCES_S = (0.1, 0.5, 2.0)  # for the location of a result; the longer ones if nodes seem to differ
 
 
 def argument_bytes(message: Message | None) -> int:
@@ -86,44 +88,55 @@ def joined(arrays: Sequence[np.ndarray]) -> Parts:
 
 
 def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
-    """Return the limits of messages between these actors, which are `near` one another if on one machine.
+    """Return the limits of messages between workers, by one actor on each of their nodes; `near` if that is one machine.
 
     Found by results of `echo`, which Ray keeps out of the object store up to the same threshold. Raises ConfigError if nodes
     differ, or if the threshold is below 10 kB. `fetch` waits for results.
     """
     most = NEAR_BYTES if near else FAR_BYTES
-    found = _thresholds(actors, fetch, most)
-    if len(set(found)) > 1:
-        low, high = min(found), max(found)
+    thresholds = _thresholds(actors, fetch, most, PATIENCES_S[0])
+    for patience_s in PATIENCES_S[1:]:
+        if len(set(thresholds)) > 1:
+            again = _thresholds(actors, fetch, most, patience_s)
+            thresholds = [min(pair) for pair in zip(thresholds, again, strict=True)]
+    if len(set(thresholds)) > 1:
+        low, high = min(thresholds), max(thresholds)
         raise ConfigError(
             f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is about {low:,} bytes on one and {high:,} or more "
             "on another. Set it by `--system-config` of the head's `ray start` alone, and not by a variable of a node."
         )
-    if found[0] < LEAST_CALL_BYTES:
+    if thresholds[0] < LEAST_CALL_BYTES:
         raise ConfigError(
-            f"`{RAY_SETTING}` of the cluster must be at least {LEAST_CALL_BYTES:,} bytes, but is about {found[0]:,}. "
+            f"`{RAY_SETTING}` of the cluster must be at least {LEAST_CALL_BYTES:,} bytes, but is about {thresholds[0]:,}. "
             f"Leave it at Ray's default, or set it to {FAR_BYTES} at the head."
         )
-    return Limits(found[0], most)
+    return Limits(thresholds[0], most)
 
 
-def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int) -> list[int]:
+def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int, patience_s: float) -> list[int]:
     """Return the threshold of each actor, at most `most`, by bisection of all actors at once."""
     steps = most // ECHO_STEP_BYTES
     low, high, tried = [0] * len(actors), [steps + 1] * len(actors), [steps] * len(actors)
     while any(b - a > 1 for a, b in zip(low, high, strict=True)):
         calls = [actor.echo.remote(n * ECHO_STEP_BYTES) for actor, n in zip(actors, tried, strict=True)]
-        stored = _are_stored(calls, fetch)
-        for i, in_store in enumerate(stored):
+        fetch(calls)
+        for i, in_store in enumerate(_are_stored(calls, patience_s)):
             (high if in_store else low)[i] = tried[i]
             tried[i] = (low[i] + high[i]) // 2 if high[i] - low[i] > 1 else low[i]
     return [n * ECHO_STEP_BYTES for n in low]
 
 
-def _are_stored(results: list[Any], fetch: Fetch) -> list[bool]:
-    """Return whether each result is in an object store; elsewhere it came within the answer."""
+def _are_stored(results: list[Any], patience_s: float) -> list[bool]:
+    """Return whether each result is in an object store; others came within the answer.
+
+    Ray may learn a location a moment after the result, so that a busy store is asked again; at worst a threshold is found too high.
+    """
     from ray.experimental import get_object_locations
 
-    fetch(results)
-    locations = get_object_locations(results)
-    return [bool(locations[result]["node_ids"]) for result in results]
+    deadline = time.monotonic() + patience_s
+    while True:
+        locations = get_object_locations(results)
+        stored = [bool(locations.get(result, {}).get("node_ids")) for result in results]
+        if all(stored) or time.monotonic() > deadline:
+            return stored
+        time.sleep(patience_s / 10)

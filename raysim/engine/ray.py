@@ -117,7 +117,8 @@ class RayEngine(Engine):
         except StageError as error:
             raise StageError(f"a stage could not be made: {error}") from None
         self._greet()
-        limits = find_limits(self._actors, self._fetch, near=len(set(self._nodes)) == 1)
+        first = [self._actors[self._nodes.index(node)] for node in dict.fromkeys(self._nodes)]
+        limits = find_limits(first, self._fetch, near=len(first) == 1)
         self._fetch([actor.bound.remote(limits) for actor in self._actors])
         self.call_bytes = limits.call
 

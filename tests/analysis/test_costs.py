@@ -224,3 +224,38 @@ def test_a_machine_that_was_busy_for_some_runs_moves_no_ratio_beyond_its_interva
             held = abs(other.value - one.value) <= other.high - other.low
             rows.append({"setting": name, "network": network, "quiet": one, "busy": other, "held": held})
     assert pd.DataFrame(rows)["held"].all(), pd.DataFrame(rows).to_string()
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_costs_the_same_whatever_ran_beside_it(tmp_path):
+    """Real ones: no process, three and eight that burn the cores while Ray starts and trains."""
+    settings = {"dense": [], "q8": ["forward=Quantize(8)", "backward=Quantize(8)"]}
+    counts = (0, 3, 8)
+    for count in counts:
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+        try:
+            for name, changes in settings.items():
+                words = [
+                    "digits-cnn",
+                    "steps=40",
+                    "profile_every_steps=2",
+                    *changes,
+                    "--out",
+                    f"{tmp_path}/{name}-{count}",
+                ]
+                subprocess.run([sys.executable, "-m", "raysim.cli", "train", *words], check=True, timeout=400)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+    named = [parse_network(name) for name in ("20mbps", "100mbps", "free")]
+    for name in settings:
+        prices = [Replay(tmp_path / f"{name}-{count}").step_s(named) for count in counts]
+        for network, quiet, *loaded in zip(named, *prices, strict=True):
+            for price in loaded:
+                assert price.low <= quiet.value <= price.high, (name, network, quiet, price)
+                assert quiet.low <= price.value <= quiet.high, (name, network, quiet, price)
+                assert abs(price.value / quiet.value - 1) <= 0.1, (name, network, quiet, price)
+    for one, other in itertools.product(counts, repeat=2):
+        dense, compressed = in_company([tmp_path / f"dense-{one}", tmp_path / f"q8-{other}"])
+        assert compressed.speedup(dense, named)[-1].value <= 1.02, (one, other)
