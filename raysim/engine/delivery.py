@@ -1,4 +1,4 @@
-"""How a message goes from worker to worker on Ray: in one call, in several calls, or through the object store.
+"""The way of a message from worker to worker on Ray: one call, several calls, or the object store.
 
 Ray sends an argument up to its setting `max_direct_call_object_size` (100 KiB by default) within the call. A larger one stays in
 the object store of its node, and the receiver asks for it: four more messages, twice the CPU time, and no order among packets. The
