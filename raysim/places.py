@@ -112,10 +112,11 @@ class ListedPath:
     def open(cls, uri: str) -> ListedPath:
         """List a folder in a bucket; raises PlaceError where that cannot be done."""
         system, root = open_system(uri)
-        return cls._list(f"{uri.partition('://')[0]}://", system, root.rstrip("/"))
+        return cls.listed(f"{uri.partition('://')[0]}://", system, root.rstrip("/"))
 
     @classmethod
-    def _list(cls, home: str, system: fs.FileSystem, root: str) -> ListedPath:
+    def listed(cls, home: str, system: fs.FileSystem, root: str) -> ListedPath:
+        """List the folder `root` of a file system; `home` as in `Listing`. Raises PlaceError if that fails."""
         try:
             infos = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         except OSError as error:
@@ -133,7 +134,7 @@ class ListedPath:
             except OSError:  # above the bucket, or where these credentials reach no further
                 return
             if found:
-                yield self._list(self._listing.home, self.system, root)
+                yield self.listed(self._listing.home, self.system, root)
 
     def __str__(self) -> str:
         return f"{self._listing.home}{self.key}".rstrip("/")

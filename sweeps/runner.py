@@ -254,11 +254,12 @@ class Sweep:
     def _replay(self, scheduler: ASHAScheduler) -> None:
         """Show the scheduler the evaluations of earlier sessions, so that it goes on deciding by them."""
         controller: Any = None  # which it does not ask
+        place = self.store.place()
         for row in self.rows:
             if row.runs and row.same_as is None and row.name is None:
                 past = Trial("past", stub=True)
                 try:
-                    evals = Run(self.folder / row.runs[0]).evals
+                    evals = Run(place / row.runs[0]).evals
                 except RecordsError:
                     continue
                 scheduler.on_trial_add(controller, past)

@@ -22,6 +22,7 @@ from analysis.report.adopt import snippet
 from analysis.report.words import listed, plural
 from raysim.engine.token import dashboard_sentence
 from raysim.network.memory import format_bytes
+from raysim.places import Place
 from raysim.quality import measures_of
 from raysim.records import Run
 from raysim.show.terminal import format_seconds
@@ -135,8 +136,8 @@ def show_result(sweep: Sweep) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 140
-    objectives, rows = sweep.study.objectives, sweep.rows
-    failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, sweep)]
+    objectives, rows, place = sweep.study.objectives, sweep.rows, sweep.store.place()
+    failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, place)]
     best = frontier(rows, objectives, {row.trial for row in failed})
     best = best if len(objectives) > 1 else best[:1]
     chosen = best + [row for row in rows if row.name and row not in best and row.status == "finished"]
@@ -230,19 +231,23 @@ def _taken_home(sweep: Sweep, found: pd.DataFrame) -> tuple[str, str]:
     """
     for verdict, condition in (("safe", ""), ("undecided", ", once more seeds have shown it to be safe")):
         judged = found[found["verdict"] == verdict].to_dict("records")
+        place = sweep.store.place()
         for row in frontier(sweep.rows, sweep.study.objectives) if judged else []:
-            run = Run(sweep.store.local / row.runs[0]).row
+            run = Run(place / row.runs[0]).row
             for one in judged:
                 if all(run.get(key, one[key]) == one[key] for key in COMPRESSION) and (code := snippet(run)):
                     return f"{one['setting']} in your own training{condition}:", code
     return "", ""
 
 
-def _near_chance(row: TrialRow, sweep: Sweep) -> bool:
-    """Return whether the accuracy or another share of a trial, mean over its seeds, is near chance, compression on."""
+def _near_chance(row: TrialRow, place: Place) -> bool:
+    """Return whether the accuracy or another share of a trial, mean over its seeds, is near chance, compression on.
+
+    `place`: the study's folder.
+    """
     skills = []
     for name in row.runs:
-        run = Run(sweep.store.local / name).row
+        run = Run(place / name).row
         measure = next((one for one in measures_of(run).values() if one.points), None)
         if measure is not None:
             reached, chance = run.get(f"final_{measure.name}_on"), run.get(f"chance_{measure.name}")

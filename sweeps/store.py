@@ -10,7 +10,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.places import PlaceError, in_bucket, local_path, open_system
+from raysim.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
 MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone
@@ -45,12 +45,24 @@ class Store:
                 raise ConfigError(f"`out`: {error}") from None
         return cls(out)
 
+    def place(self) -> Place:
+        """Return the study's folder to read runs in: that of the bucket, to which every node sends its runs.
+
+        Raises PlaceError if the bucket cannot be listed.
+        """
+        if not self.remote:
+            return self.local
+        return ListedPath.listed(f"{self.out.partition('://')[0]}://", self._system, self._root)
+
     def fetch(self, name: str) -> Path:
-        """Return the local folder of a run, as the bucket has it: another machine may have gone on with it since."""
+        """Return the local folder of a run, as the bucket has it: another machine may have gone on with it since.
+
+        A run that the bucket lacks is removed here: it is of an earlier study with this URI.
+        """
         folder = self.local / name
-        if self.remote and (there := self._files(name)):
+        if self.remote:
             shutil.rmtree(folder, ignore_errors=True)
-            for key in there:
+            for key in self._files(name):
                 file = self.local / key
                 file.parent.mkdir(parents=True, exist_ok=True)
                 fs.copy_files(f"{self._root}/{key}", str(file), source_filesystem=self._system)

@@ -52,6 +52,9 @@ def sweep(
 
         chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
         listen_on_loopback(address)
+        from analysis import AnalysisError
+        from raysim.places import PlaceError
+        from raysim.records import RecordsError
         from sweeps.confirm import confirming
         from sweeps.runner import Sweep, SweepError
         from sweeps.show import show_confirmation, show_power, show_result, show_sweep
@@ -95,7 +98,7 @@ def sweep(
             )
         except OSError as error:
             fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
-        except SweepError as error:
+        except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # of a bucket that no longer answers
             fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
 
 

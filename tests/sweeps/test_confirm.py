@@ -142,8 +142,7 @@ def test_a_model_near_chance_is_on_no_frontier(tmp_path):
         reached = pa.table({"status": ["finished"], "final_accuracy_on": [accuracy], "chance_accuracy": [0.1]})
         write_table(reached, tmp_path / name / "run.parquet")
         rows.put(TrialRow(number, [0], status="finished", runs=[name], figures=figures))
-    sweep = SimpleNamespace(store=SimpleNamespace(local=tmp_path))
-    failed = {row.trial for row in rows if _near_chance(row, sweep)}
+    failed = {row.trial for row in rows if _near_chance(row, tmp_path)}
     objectives = [Objective("accuracy_on"), Objective("step_s@1gbps")]
     assert failed == {0}
     assert [row.trial for row in frontier(rows, objectives)] == [1, 0]

@@ -80,6 +80,13 @@ def test_what_is_sent_is_there_and_what_is_gone_goes(bucket, buckets, machine):
     }
 
 
+def test_a_run_of_an_earlier_study_with_this_uri_does_not_count(bucket, machine):
+    stale = Store(bucket).local / RUN
+    stale.mkdir(parents=True)
+    (stale / "run.parquet").write_bytes(b"finished")
+    assert not (Store(bucket).fetch(RUN) / "run.parquet").exists()
+
+
 def test_a_run_goes_on_elsewhere_from_what_the_bucket_has(bucket, buckets, small, tmp_path, machine):
     config = small(steps=9, checkpoint_every_steps=2, forward="EF21(TopK(0.3))")
     here = Store(bucket)
@@ -146,6 +153,29 @@ def test_a_copy_and_the_bucket_itself_open_with_all_that_was_recorded(bucket, bu
     assert open_place(f"{bucket}/{RUN}").is_dir()
     with pytest.raises(ConfigError, match=r"is finished: there is nothing to resume\.$"):
         Training(small(forward="Identity"), out=tmp_path / "copy" / RUN, engine="inline", resume=True)
+
+
+DRIVER = """
+import sys, tempfile
+
+tempfile.tempdir = sys.argv.pop(1)  # of the driver alone: the trials' processes have the machine's
+from raysim.cli import main
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_end_of_a_sweep_in_a_bucket_is_shown_where_other_nodes_trained(bucket, tmp_path):
+    space = {"forward": ["Identity", "Nonzero"]}
+    changes = {"sampler": "grid", "trials": None, "space": space, "symbols": None, "confirm": 3, "engine": "inline"}
+    path = write_study(tmp_path, objectives=["accuracy_on", "wire_bytes"], **changes)
+    words = [sys.executable, "-c", DRIVER, str(tmp_path), "sweep", str(path), "--out", bucket]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=350)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "The frontier: accuracy_on against wire_bytes" in done.stdout
+    assert "forward=Nonzero in your own training" in done.stdout
 
 
 def test_tables_that_a_copy_lacks_are_a_problem_by_name(small, tmp_path):
