@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import shlex
 import socket
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from raysim.config import ConfigError
+from raysim.engine.token import token_words, user_here
 from raysim.places import in_bucket
+from sweeps.ssh import Head
 
 PORT = 8265  # of the dashboard, which takes jobs
 ANSWER_S = 3.0  # for the dashboard to take a connection
-TUNNEL_S = 12.0  # for `ray dashboard` to lead there
+TUNNEL_S = 12.0  # for a tunnel to lead there
 AGENT_S = 60.0  # for the agent that starts jobs, which comes up after the dashboard
 LEFT_OUT = [
     ".git",
@@ -39,6 +42,8 @@ class Cluster(NamedTuple):
 
     file: Path | None = None
     url: str | None = None
+    head: Head | None = None
+    """The head that the file names; None if only Ray can find it."""
 
     @classmethod
     def named(cls, file: str | None, url: str | None) -> Cluster:
@@ -53,7 +58,7 @@ class Cluster(NamedTuple):
             raise ConfigError(
                 f"`--address` must be the URL of the cluster's dashboard, as http://127.0.0.1:{PORT}, but got {url!r}."
             )
-        return cls(Path(file) if file else None, url)
+        return cls(Path(file), None, Head.of(Path(file))) if file else cls(None, url)
 
     @contextmanager
     def reached(self) -> Iterator[str]:
@@ -70,8 +75,9 @@ class Cluster(NamedTuple):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        by_ray = [*_RAY, "dashboard", str(self.file), "--port", str(port)]
         tunnel = subprocess.Popen(
-            [*_RAY, "dashboard", str(self.file), "--port", str(port)],
+            self.head.tunnel(port, PORT) if self.head else by_ray,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -79,7 +85,7 @@ class Cluster(NamedTuple):
             start_new_session=True,
         )
         try:
-            _await_tunnel(tunnel, port, str(self.file))
+            _await_tunnel(tunnel, port, self)
             yield f"http://127.0.0.1:{port}"
         finally:
             tunnel.terminate()
@@ -90,7 +96,8 @@ class Cluster(NamedTuple):
         if self.url is not None:
             token = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
             return token + shlex.join(["ray", "job", *command.split(), "--address", self.url, job])
-        return f"ray exec {shlex.quote(str(self.file))} {shlex.quote(f'RAY_AUTH_MODE=token ray job {command} {job}')}"
+        there = f"RAY_AUTH_MODE=token ray job {command} {job}"
+        return self.head.shell(there) if self.head else shlex.join(["ray", "exec", str(self.file), there])
 
 
 def submit(
@@ -159,19 +166,25 @@ async def _follow(client: Any, job: str) -> str:
 
 
 def _fetch(out: str, cluster: Cluster, to: Path) -> None:
-    """Copy the results here."""
+    """Copy the results here, without locks and empty folders."""
     to.mkdir(parents=True, exist_ok=True)
     if in_bucket(out):
         from pyarrow import fs
 
         fs.copy_files(out, str(to))
     else:
-        words = [*_RAY, "rsync-down", str(cluster.file), f"{out.rstrip('/')}/", f"{to}/"]
+        by_ray = [*_RAY, "rsync-down", str(cluster.file), f"{out.rstrip('/')}/", f"{to}/"]
+        words = cluster.head.copy(out.rstrip("/"), to) if cluster.head else by_ray
         copied = subprocess.run(words, capture_output=True, text=True, check=False)
         if copied.returncode:
             raise JobError(
                 f"the results are in {out} of the cluster, but could not be fetched: {_last_line(copied.stderr)}"
             )
+    for lock in to.rglob(".lock"):
+        lock.unlink()
+    for folder in sorted((path for path in to.rglob("*") if path.is_dir()), reverse=True):  # the inner ones first
+        if not any(folder.iterdir()):
+            folder.rmdir()
     print(f"results in {to}", file=sys.stderr)
 
 
@@ -183,10 +196,7 @@ def _client(url: str) -> Any:
     except Exception as error:  # of requests, of the connection, of the token
         text = str(error)
         if "401" in text or "403" in text or "token" in text.lower():
-            raise ConfigError(
-                f"The cluster at {url} asks for its token. Set RAY_AUTH_MODE=token, and copy ~/.ray/auth_token from the machine "
-                "that made it."
-            ) from None
+            raise ConfigError(f"The cluster at {url} asks for its token, {token_words()}") from None
         raise ConfigError(f"The dashboard at {url} takes no jobs: {_first_line(error)}.") from None
 
 
@@ -195,7 +205,9 @@ def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
     deadline, told = time.monotonic() + AGENT_S, False
     while True:
         try:
-            return str(client.submit_job(entrypoint=entrypoint, runtime_env=environment))
+            return str(
+                client.submit_job(entrypoint=entrypoint, runtime_env=environment, metadata={"user": user_here()})
+            )
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise
@@ -207,17 +219,35 @@ def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
             time.sleep(1.0)
 
 
-def _await_tunnel(tunnel: subprocess.Popen[str], port: int, file: str) -> None:
-    deadline = time.monotonic() + TUNNEL_S
+def _await_tunnel(tunnel: subprocess.Popen[str], port: int, cluster: Cluster) -> None:
+    """Wait until a dashboard answers through a tunnel; raises ConfigError if none does."""
+    deadline, led = time.monotonic() + TUNNEL_S, False
     while time.monotonic() < deadline and tunnel.poll() is None:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            asked = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+            asked.request("GET", "/api/version")
+            asked.getresponse()
             return
-        except OSError:
+        except (OSError, http.client.HTTPException) as error:
+            led |= not isinstance(
+                error, ConnectionRefusedError
+            )  # ssh has a connection, of which nobody takes the other end
             time.sleep(0.2)
+        finally:
+            asked.close()
     ended = tunnel.poll() is not None
     said = _last_line(tunnel.stdout.read()) if ended and tunnel.stdout else f"no answer within {TUNNEL_S:g} s"
-    raise ConfigError(f"The head of {file} cannot be reached by SSH: {said}. Is the cluster up (`ray up {file}`)?")
+    if cluster.head is None:
+        raise ConfigError(f"The head of {cluster.file} cannot be reached: {said}. Is the cluster up?")
+    target = cluster.head.target
+    if led and not ended:
+        raise ConfigError(
+            f"{target} answers by SSH, but no dashboard of Ray on its port {PORT}. If no cluster is up there, "
+            f"`ray up {cluster.file}` starts one; it ends every Ray of that user on that machine."
+        )
+    raise ConfigError(
+        f"The head of {cluster.file}, {target}, cannot be reached by SSH: {said}. Check `provider.head_ip` and `auth` in it."
+    )
 
 
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from raysim.config import ConfigError
 from raysim.engine.head import HeadWatch
 from raysim.engine.init import first_reason, init_ray, plain_text
+from raysim.engine.token import token_words, user_here
 
 ANSWER_S = 3.0  # for the head to take a connection
 PROBE_S = 11.0  # for the cluster to say who its nodes are
@@ -41,9 +41,10 @@ def join_cluster(address: str, field: str, on_lost: Callable[[HeadWatch], None] 
     cluster cannot be joined.
     """
     import ray
+    from ray.job_config import JobConfig
 
     try:
-        context = init_ray(address=address)
+        context = init_ray(address=address, job_config=JobConfig(metadata={"user": user_here()}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
     return Joined(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
@@ -61,9 +62,13 @@ def check_address(address: str, field: str) -> None:
     if address == "auto" and not (address := _found()):
         raise ConfigError(f"{field} = 'auto' finds no Ray node on this machine. {_ways_in('HEAD:6379')}")
     host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"{field} must be the host:port of a cluster's head, as {host or address}:6379, but got {address!r}."
+        )
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError) as error:
         raise ConfigError(f"{field} must be a running cluster's, but {address!r} does not answer: {error}.") from None
     if not _local_nodes():
         raise ConfigError(
@@ -91,13 +96,7 @@ def _check_token(address: str, field: str) -> None:
     if not said:
         return
     if "auth" in said.lower() or "token" in said.lower():
-        has = (
-            "another one" if os.environ.get("RAY_AUTH_MODE") == "token" else "none, since RAY_AUTH_MODE is not `token`"
-        )
-        raise ConfigError(
-            f"The cluster at {field} = {address!r} asks for its token, and this process showed {has}. Set RAY_AUTH_MODE=token, "
-            "and copy ~/.ray/auth_token from the machine that made it."
-        )
+        raise ConfigError(f"The cluster at {field} = {address!r} asks for its token, {token_words()}")
     raise ConfigError(f"The cluster at {field} = {address!r} does not say who its nodes are: {_last_line(said)}.")
 
 

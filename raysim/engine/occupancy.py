@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -21,10 +22,13 @@ class Holder(NamedTuple):
     address: str
     held: float
     waiting: float
+    user: str = ""
+    """Name of the user and of the machine that the driver or its job was started on."""
 
     def __str__(self) -> str:
-        command = self.command if len(self.command) <= SHOWN else f"{self.command[:SHOWN]}..."
-        return f"`{command}` on {self.address} ({self.held:g} CPU)"
+        command = re.sub(r"^.*?(/raysim|-m raysim\.cli)(?= )", "raysim", self.command)  # without the path of Python
+        command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+        return f"{f'{self.user}: ' if self.user else ''}`{command}` on {self.address} ({self.held:g} CPU)"
 
 
 def holders() -> list[Holder]:
@@ -55,10 +59,9 @@ def holders() -> list[Holder]:
         job = gcs_pb2.JobTableData.FromString(packed)
         name = job.job_id.hex()
         if not job.is_dead and (name in held or name in waiting):
-            here = job.driver_address.ip_address
-            found.append(
-                (job.start_time, Holder(name, job.entrypoint, here, held.get(name, 0.0), waiting.get(name, 0.0)))
-            )
+            here, user = job.driver_address.ip_address, job.config.metadata.get("user", "")
+            cpus = (held.get(name, 0.0), waiting.get(name, 0.0))
+            found.append((job.start_time, Holder(name, job.entrypoint, here, *cpus, user)))
     return [holder for _, holder in sorted(found)]
 
 

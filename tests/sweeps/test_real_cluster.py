@@ -15,7 +15,7 @@ from studies import BASE, write_study
 
 from raysim.records import Run
 
-HEAD, FIRST, SECOND, DESK = range(4)  # the desk is outside of the cluster
+HEAD, FIRST, SECOND, DESK, OTHER_DESK = range(5)  # the desks are outside of the cluster; `ray up` runs on the first
 FILE = "cluster.yaml"
 TOKEN = {"RAY_AUTH_MODE": "token"}
 
@@ -56,9 +56,9 @@ def ray_processes(hosts, host):
 
 @pytest.fixture(scope="module")
 def hosts():
-    with SshHosts.made(4) as made:
+    with SshHosts.made(5) as made:
         wheel = make_wheel(made.shared)
-        for host in range(4):
+        for host in range(5):
             made.give_environment(host)
         installed = made.run(DESK, f"pip install -q {wheel} && ray get-auth-token --generate")
         assert installed.returncode == 0, installed.stderr
@@ -92,6 +92,26 @@ def test_the_job_of_the_docs_runs(cluster):
     assert "digits-cnn" in done.stdout
 
 
+def test_a_second_desk_sends_a_job_by_the_file_and_the_token(cluster, tmp_path):
+    """Ray's own commands find no head there: its state is on the desk that ran `ray up`."""
+    there = cluster.home(OTHER_DESK)
+    assert cluster.run(OTHER_DESK, f"pip install -q {cluster.shared}/*.whl && mkdir -m 700 .ray").returncode == 0
+    for name in (FILE, ".ray/auth_token"):
+        (there / name).write_text((cluster.home(DESK) / name).read_text())
+    (there / "study").mkdir()
+    (there / "study" / "small.toml").write_text(write_study(tmp_path, trials=2, engine="inline").read_text())
+    found = cluster.run(OTHER_DESK, f"ray exec {FILE} 'ray status'")
+    assert "not found" in found.stdout + found.stderr
+    out = cluster.shared / "of-another-desk"
+    done = cluster.run(
+        OTHER_DESK, f"raysim submit study/small.toml --cluster {FILE} --out {out} --fetch fetched", timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(pd.read_parquet(there / "fetched" / "trials.parquet")["status"]) == {"finished"}
+    assert not list((there / "fetched").rglob(".lock"))
+    assert re.search(r"/6\.0 CPU", cluster.run(HEAD, "ray status", **TOKEN).stdout)  # nobody stopped Ray
+
+
 def refusal(cluster, command, **environment):
     """Return the sentence by which a command on the desk is refused; where nothing else runs, after about five seconds."""
     began = time.monotonic()
@@ -114,7 +134,7 @@ def test_a_driver_outside_is_told_the_way_in(cluster):
     assert "`raysim submit`" in refusal(cluster, train, RAY_ADDRESS=f"ray://{cluster.address(HEAD)}:10001")
     assert "`raysim submit`" in refusal(cluster, f"raysim sweep quickstart --address {head} --out run")
     sentence = refusal(cluster, f"raysim submit quickstart --cluster {FILE} --out /srv/run", RAY_AUTH_MODE="disabled")
-    assert "asks for its token. Set RAY_AUTH_MODE=token" in sentence
+    assert "asks for its token, and this process showed none, since RAY_AUTH_MODE is not `token`. Set" in sentence
 
 
 def test_a_machine_that_becomes_a_node_drives(cluster):
@@ -124,10 +144,9 @@ def test_a_machine_that_becomes_a_node_drives(cluster):
     assert started.returncode == 0, started.stderr
     train = f"raysim train digits-cnn num_stages=3 steps=4 --out {cluster.shared}/driven"
     try:
-        for environment, has in (({}, "none, since"), ({**TOKEN, "RAY_AUTH_TOKEN": "x" * 64}, "another one")):
-            assert f"asks for its token, and this process showed {has}" in refusal(
-                cluster, train, RAY_ADDRESS=head, **environment
-            )
+        wrong = {**TOKEN, "RAY_AUTH_TOKEN": "x" * 64}
+        for environment, has in (({}, "this process showed none, since"), (wrong, "that of RAY_AUTH_TOKEN")):
+            assert f"asks for its token, and {has}" in refusal(cluster, train, RAY_ADDRESS=head, **environment)
         done = cluster.run(DESK, train, timeout=200, RAY_ADDRESS=head, **TOKEN)
         assert done.returncode == 0, done.stderr
         assert Run(cluster.shared / "driven").status == "finished"

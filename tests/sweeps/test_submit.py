@@ -1,7 +1,9 @@
 """A sweep sent to a cluster as a job: refusals before anything is sent, and jobs of a real Ray that the test starts."""
 
+import getpass
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,10 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from studies import BASE, write_study
 from typer.testing import CliRunner
 
 from raysim.cli import app
+from raysim.engine.token import user_here
 from sweeps.submit import _send
 
 SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]
@@ -46,7 +50,10 @@ def build(shape, width=4):
             "needs `--cluster FILE`",
         ),
         (["quickstart", "--out", "s3://b/x", "--address", "http://127.0.0.1:1", "--fetch", "."], ". is not empty."),
-        (["quickstar", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "Unknown study 'quickstar'. Known: "),
+        (
+            ["quickstar", "--out", "/srv/x", "--address", "http://127.0.0.1:1"],
+            "Unknown study 'quickstar'. Did you mean `quickstart`?",
+        ),
         (["none.toml", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "there is no such file."),
         (["small.toml", "--files", "other", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "lies elsewhere."),
     ],
@@ -120,7 +127,7 @@ def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch):
 
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert _send(Client(), "raysim sweep small", {}) == "job-1"
-    assert asked == [{"entrypoint": "raysim sweep small", "runtime_env": {}}] * 2
+    assert asked == [{"entrypoint": "raysim sweep small", "runtime_env": {}, "metadata": {"user": user_here()}}] * 2
     with pytest.raises(RuntimeError, match="No space left"):
         _send(Client(), "raysim sweep small", {})
 
@@ -172,3 +179,75 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_follow_and_end_it(dashboard, tmp_
 def as_on_a_terminal():
     """Have Ctrl-C end a process, as a shell's background process does not."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+MAIN = """
+import sys
+from sweeps import submit
+
+submit.PORT, submit.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
+from raysim.cli import main
+
+main()
+"""
+
+
+@pytest.fixture
+def cluster_file(tmp_path, monkeypatch):
+    """Return the file of a cluster whose head is this machine, reached by an SSH server at the other end of a pipe."""
+    if not (shutil.which("rsync") and shutil.which("ssh") and Path("/run/sshd").is_dir()):
+        pytest.skip("needs an SSH server and rsync")
+    for key in ("hostkey", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
+    server = f"HostKey {tmp_path}/hostkey\nAuthorizedKeysFile {tmp_path}/key.pub\nStrictModes no\nUsePAM no\n"
+    (tmp_path / "sshd_config").write_text(server)
+    (tmp_path / "ssh_config").write_text(f"UserKnownHostsFile {tmp_path}/known_hosts\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/ssh_config "$@"\n')
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    auth = {"ssh_user": getpass.getuser(), "ssh_private_key": str(tmp_path / "key")}
+    auth |= {"ssh_proxy_command": f"/usr/sbin/sshd -i -f {tmp_path}/sshd_config"}
+    values = {"cluster_name": "x", "provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": []}, "auth": auth}
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def submitted(port, *words, seconds=12.0, **options):
+    arguments = [sys.executable, "-c", MAIN, str(port), str(seconds), "submit", *map(str, words)]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, **options)
+
+
+def test_a_head_that_answers_is_never_a_reason_for_ray_up(cluster_file, tmp_path):
+    words = ["quickstart", "--cluster", cluster_file, "--out", "/srv/x"]
+    with socket.create_server(("127.0.0.1", 0)) as nothing:
+        port = nothing.getsockname()[1]
+    done = submitted(port, *words, seconds=3.0)
+    assert done.returncode == 2, done.stderr
+    assert (
+        f"@10.0.0.1 answers by SSH, but no dashboard of Ray on its port {port}. If no cluster is up there,"
+        in done.stderr
+    )
+    (tmp_path / "key.pub").write_text("")
+    done = submitted(port, *words)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be reached by SSH: " in done.stderr
+    assert "Permission denied (publickey" in done.stderr
+    assert done.stderr.endswith("Check `provider.head_ip` and `auth` in it.\n")
+    assert "ray up" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_desk_that_never_ran_ray_up_sends_a_job_and_fetches_without_locks(dashboard, cluster_file, tmp_path):
+    out, fetched = tmp_path / "out", tmp_path / "fetched"
+    words = [write_study(tmp_path, trials=2), "--cluster", cluster_file, "--out", out, "--fetch", fetched]
+    files = tmp_path / "files"
+    files.mkdir()
+    words[0] = words[0].rename(files / "small.toml")
+    done = submitted(dashboard.rpartition(":")[2], *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert pd.read_parquet(fetched / "trials.parquet")["status"].tolist() == ["finished"] * 2
+    assert list(out.rglob(".lock"))
+    assert not list(fetched.rglob(".lock"))
+    assert not [path for path in fetched.rglob("*") if path.is_dir() and not any(path.iterdir())]
