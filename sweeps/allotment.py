@@ -54,12 +54,12 @@ class Allotment:
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
             others = [holder for holder in holders() if holder.job != self._me]
-            free, capacity = self._room(free_resources()), self._room(total_resources())
+            free, capacity = self.room(free_resources()), self.room(total_resources())
             limit = fair_limit(going, free, capacity, any(map(_waits, others)), len(others))
             self._limit = limit if self._jobs is None else min(limit, self._jobs)
         return self._limit
 
-    def _room(self, by_node: Mapping[str, dict[str, float]]) -> int:
+    def room(self, by_node: Mapping[str, dict[str, float]]) -> int:
         """Return for how many trials nodes have room."""
         nodes = by_node.values()
         by_cpu = sum(room_for(node, self._share.cpus, self._share.gpus) for node in nodes) // self._actors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from raysim.engine.cluster import lost_nodes, node_address
 from raysim.engine.init import first_reason
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import free_resources, total_resources
+from raysim.places import PlaceError, in_bucket, open_system
 from sweeps.allotment import Allotment
 from sweeps.room import Need, Share, choose_engine, fit
 from sweeps.study import Study
@@ -34,6 +35,8 @@ class Entry(NamedTuple):
     share: Share
     processes: int
     allotment: Allotment | None
+    now: int
+    """Trials that had room when the sweep entered; fewer than `share.jobs` beside others, or before further nodes join."""
 
     def trials(self, going: int) -> int:
         """Return the number of trials that may go on at once, `going` of which do."""
@@ -47,28 +50,29 @@ class Entry(NamedTuple):
 
 
 def enter(
-    study: Study, workers: int, folder: Path | None, *, shared: bool, wait_s: float | None, check: Callable[[], None]
+    study: Study, workers: int, out: str, *, shared: bool, wait_s: float | None, check: Callable[[], None]
 ) -> Entry:
     """Return the share of the machines for trials of up to `workers` worker processes, once there is room for one trial.
 
-    `folder`: the study's folder where it is a path, which all nodes must see. `shared`: the cluster is used by others, so that
-    trials wait for what they hold, `wait_s` at most. `check` is called while it waits, and may raise. Raises ConfigError where
-    there is no room.
+    `out`: the study's folder, which all nodes must see, or its URI, which all must reach. `shared`: the cluster is used by others,
+    so that trials wait for what they hold, `wait_s` at most. `check` is called while it waits, and may raise. Raises ConfigError
+    where there is no room.
     """
     limit_s = wait_s if wait_s is not None else FREED_S
     waiting, queue = Waiting(), _Queue()
-    checked = folder is None
+    checked = not shared  # a Ray of this process's own sees what it sees
     try:
         while True:
             check()
-            by_node = total_resources() if shared else free_resources()
+            free = free_resources()
+            by_node = total_resources() if shared else free
             nodes = [node for node in by_node.values() if node.get("CPU")]
-            if folder is not None and len(nodes) > 1 and not checked:
-                _check_seen(folder)
+            if not checked:
+                _check_seen(out)
                 checked = True
                 waiting.restart()  # the check starts a process on every node
             try:
-                entry = _fit(study, workers, nodes, shared=shared)
+                entry = _fit(study, workers, nodes, free, shared=shared)
             except ConfigError as error:  # the nodes of a cluster may be on their way
                 if waiting.seconds >= (wait_s or 0.0):
                     raise
@@ -85,14 +89,24 @@ def enter(
         queue.leave()
 
 
-def _fit(study: Study, workers: int, nodes: Sequence[dict[str, float]], *, shared: bool) -> Entry:
+def _fit(
+    study: Study,
+    workers: int,
+    nodes: Sequence[dict[str, float]],
+    free: Mapping[str, dict[str, float]],
+    *,
+    shared: bool,
+) -> Entry:
     base = study.config({})
     need = choose_engine(base, nodes) if study.engine == "auto" else Need(study.engine)
     share = fit(
         base, nodes, workers, engine=need.engine, jobs=study.jobs, growing=shared, memory_bytes=need.memory_bytes
     )
     processes = 1 if need.engine == "inline" else workers
-    return Entry(need, share, processes, Allotment(share, processes, study.jobs, need.memory_bytes) if shared else None)
+    if not shared:
+        return Entry(need, share, processes, None, share.jobs)
+    allotment = Allotment(share, processes, study.jobs, need.memory_bytes)
+    return Entry(need, share, processes, allotment, max(1, min(share.jobs, allotment.room(free))))
 
 
 class _Queue:
@@ -114,29 +128,53 @@ class _Queue:
             self._group = None
 
 
-def _check_seen(folder: Path) -> None:
-    """Raise ConfigError where a node of the cluster does not see the study's folder."""
-    mark = folder / ".seen-by-all"
-    mark.touch()
+def _check_seen(out: str) -> None:
+    """Raise ConfigError if a node of the cluster does not see the study's folder, or does not reach its bucket."""
+    mark = None if in_bucket(out) else Path(out) / ".seen-by-all"
+    if mark is not None:
+        mark.touch()
 
     @ray.remote(num_cpus=0)
-    def sees(path: str) -> bool:
-        return Path(path).is_file()
+    def lacks(mark: Path | None, out: str) -> str | None:
+        if mark is not None:
+            return None if mark.is_file() else ""
+        try:
+            open_system(out)
+        except PlaceError as error:
+            return str(error)
+        return None
 
     try:
-        for node in free_resources():
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            try:
-                seen = ray.get(sees.options(scheduling_strategy=strategy).remote(str(mark.absolute())), timeout=SEE_S)
-            except RayError as error:
-                if lost_nodes([node]):
-                    continue
-                raise ConfigError(
-                    f"Node {node_address(node)} of the cluster runs nothing: {first_reason(error)}."
-                ) from None
-            if not seen:
-                raise ConfigError(
-                    f"`out` must be a path that every node sees, or a URI, but node {node_address(node)} does not see {folder}."
-                )
+        asked = {
+            lacks.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(mark, out): node
+            for node in free_resources()
+        }
+        left, deadline = list(asked), time.monotonic() + SEE_S
+        while left:  # the first that lacks it ends the wait for the others
+            ready, _ = ray.wait(left, timeout=max(0.0, deadline - time.monotonic()))
+            first = (ready or left)[0]
+            left.remove(first)
+            _check_answer(first, asked[first], out)
     finally:
-        mark.unlink(missing_ok=True)
+        if mark is not None:
+            mark.unlink(missing_ok=True)
+
+
+def _check_answer(answer: ray.ObjectRef[str | None], node: str, out: str) -> None:
+    """Raise ConfigError if a living node lacks the study's place, or has not answered."""
+    try:
+        lacks = ray.get(answer, timeout=TRY_S)
+    except RayError as error:
+        if lost_nodes([node]):
+            return
+        raise ConfigError(f"Node {node_address(node)} of the cluster runs nothing: {first_reason(error)}.") from None
+    if lacks is None:
+        return
+    if in_bucket(out):
+        raise ConfigError(
+            f"`out` must be a bucket that every node reaches, but on node {node_address(node)} {lacks.rstrip('.')}. Give the "
+            "credentials to every node (docs/clusters.md)."
+        )
+    raise ConfigError(
+        f"`out` must be a path that every node sees, or a URI, but node {node_address(node)} does not see {out}."
+    )

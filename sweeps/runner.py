@@ -233,7 +233,7 @@ class Sweep:
             number=row.trial,
             values=_plain(values),
             seeds=row.seeds,
-            out=self.store.out if self.store.remote else str(self.folder.absolute()),
+            out=self._out,
             objectives=[as_mapping(one) for one in self.study.objectives],
             engine=self.engine,
             compute=self.study.compute,
@@ -274,10 +274,14 @@ class Sweep:
             if self.signal is not None:
                 raise KeyboardInterrupt(self.signal)
 
-        folder = None if self.store.remote else self.folder
         return enter(
-            self.study, self._workers, folder, shared=self.address is not None, wait_s=self.wait_s, check=check
+            self.study, self._workers, self._out, shared=self.address is not None, wait_s=self.wait_s, check=check
         )
+
+    @property
+    def _out(self) -> str:
+        """The study's place, by which every node finds it."""
+        return self.store.out if self.store.remote else str(self.folder.absolute())
 
     @property
     def share(self) -> Share:

@@ -59,10 +59,12 @@ def show_sweep(sweep: Sweep) -> None:
 
     def begun() -> None:
         share, url, budget = sweep.share, sweep.dashboard_url, sweep.study.budget
+        most, now = (min(jobs, budget) for jobs in (share.jobs, sweep.entry.now))
+        at_once = f"{now} at once" + (f", up to {most} once there is room" if most > now else "")
         stage = "trial" if sweep.engine == "inline" else "stage"
         gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
         console.print(
-            f"{sweep.study.name}: {budget} trial{'s' * (budget != 1)}, {share.jobs} at once, {share.cpus:g} CPU{gpus} a {stage}; "
+            f"{sweep.study.name}: {budget} trial{'s' * (budget != 1)}, {at_once}, {share.cpus:g} CPU{gpus} a {stage}; "
             f"results in {sweep.store.out}" + (f"; {dashboard_sentence(url)}" if url and sweep.dashboard else ""),
             highlight=False,
             soft_wrap=True,

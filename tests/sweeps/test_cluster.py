@@ -53,6 +53,45 @@ def test_the_job_for_kubernetes_is_one_that_ray_reads():
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
 
 
+BUCKET = """
+import os, sys, time
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
+from ray.cluster_utils import Cluster
+from raysim.config import ConfigError
+from sweeps import runner
+from sweeps.reading import read_study
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=2, env_vars={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"})
+sweep = runner.Sweep(read_study(sys.argv[1]), out=sys.argv[2], address=cluster.address)
+try:
+    sweep.run()
+except ConfigError as error:
+    print(error)
+finally:
+    import ray
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_bucket_that_a_node_does_not_reach_is_refused_before_a_trial_begins(buckets, tmp_path):
+    bucket = buckets.make()
+    done = subprocess.run(
+        [sys.executable, "-c", BUCKET, str(write_study(tmp_path)), f"{bucket}/sweep"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-sweep"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "`out` must be a bucket that every node reaches, but on node 127.0.0.1 s3://" in done.stdout
+    assert done.stdout.strip().endswith("Give the credentials to every node (docs/clusters.md).")
+    assert not buckets.keys(bucket)
+
+
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
