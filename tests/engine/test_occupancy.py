@@ -1,20 +1,23 @@
 """Sentences about a cluster: the way in for a driver outside, what is waited for, who holds it, a head that is lost."""
 
+import os
 import re
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from raysim.config import ConfigError
-from raysim.engine import cluster, head, occupancy
+from raysim.engine import cluster, head, occupancy, speeds
 from raysim.engine.cluster import check_address
 from raysim.engine.head import HeadWatch
-from raysim.engine.occupancy import Waiting, holders, is_starting, room_sentence
+from raysim.engine.occupancy import Holder, Waiting, holders, is_starting, room_sentence
 from raysim.engine.ray import RayEngine
 from raysim.engine.slow_start import Reach, slow_start_warning, starts_slowly
-from raysim.engine.speeds import measured_gflops, slow_node_warning
+from raysim.engine.speeds import cpu_quota, measured_gflops, slow_node_warning
+from raysim.engine.token import token_words
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.training.run import Training
@@ -39,6 +42,10 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
         "node on its own machine. Send a job with `raysim submit`."
     )
     assert "must be a running cluster's, but '127.0.0.1:1' does not answer: " in refused("127.0.0.1:1")
+    for address in ("10.78.0.50", "10.78.0.50:", "10.78.0.50:ray"):
+        assert refused(address) == (
+            f"`RAY_ADDRESS` must be the host:port of a cluster's head, as 10.78.0.50:6379, but got {address!r}."
+        )
     monkeypatch.setattr(cluster, "_local_nodes", set)
     assert refused(listening) == (
         f"`RAY_ADDRESS` = '{listening}' answers, but this machine is no node of that cluster. Send a job with `raysim submit`, or "
@@ -53,15 +60,36 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
     ("said", "mode", "sentence"),
     [
         ("AuthenticationError: no", "", "this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token,"),
-        ("RpcError: Invalid authentication token", "token", "this process showed another one. Set RAY_AUTH_MODE=token, and copy"),
+        ("RpcError: Invalid authentication token", "token", "/auth_token is wrong. Copy it anew from the machine that made"),
         ("RpcError: Deadline Exceeded", "", "does not say who its nodes are: RpcError: Deadline Exceeded."),
     ],
 )  # fmt: skip
-def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, monkeypatch, said, mode, sentence):
+def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, tmp_path, monkeypatch, said, mode, sentence):
     monkeypatch.setattr(cluster, "_local_nodes", lambda: {"here"})
     monkeypatch.setattr(cluster, "_PROBE", f"import sys; sys.exit({said!r})")
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
+    (tmp_path / "auth_token").write_text("0" * 64)
     assert sentence in refused(listening)
+
+
+def test_a_token_that_is_not_there_or_comes_from_a_variable_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    assert token_words() == f"and there is none in {tmp_path / 'none'}. Copy it from the machine that made the cluster."
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 64)
+    assert token_words().startswith("and that of RAY_AUTH_TOKEN (64 characters) is wrong. Unset it, and copy")
+
+
+@pytest.mark.parametrize(
+    "program", ["/home/a/long/way/env/bin/python /home/a/long/way/env/bin/raysim", "python -m raysim.cli"]
+)
+def test_a_holder_is_named_by_user_and_study_first(program):
+    holder = Holder("01", f"{program} sweep quickstart --out /srv/nfs/{'x' * 80}", "10.0.0.1", 2.0, 0.0, "ada@desk")
+    assert str(holder).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
+    assert str(holder).endswith("...` on 10.0.0.1 (2 CPU)")
 
 
 def test_words_come_after_ten_seconds_and_then_every_thirty(monkeypatch):
@@ -159,9 +187,31 @@ def test_a_slow_node_is_named():
     assert slow_node_warning({"a": 40.0, "b": 20.0, "c": 41.0}) is None
     assert slow_node_warning({"a": 40.0, "b": 10.0, "c": 41.0}) == (
         "Node b computes 4.0 times slower than the median of the nodes (10 against 40 GFLOP/s): the stages on it hold the others "
-        "up. Stop other work there, or leave the node out."
+        "up. Stop other work there, lift a CPU quota, or leave the node out."
     )
     assert measured_gflops() > 0
+
+
+@pytest.fixture
+def quarter():
+    """Put this process into a control group with a quarter of a core."""
+    folder, mine = Path("/sys/fs/cgroup/cpu"), f"raysim-test-{os.getpid()}"
+    try:
+        (folder / mine).mkdir()
+        (folder / mine / "cpu.cfs_quota_us").write_text("25000")
+        (folder / mine / "tasks").write_text(str(os.getpid()))
+    except OSError as error:
+        pytest.skip(f"needs control groups of version 1, and root: {error}")
+    yield
+    for task in (folder / mine / "tasks").read_text().split():
+        (folder / "tasks").write_text(task)
+    (folder / mine).rmdir()
+
+
+def test_a_quarter_of_a_core_is_slow_although_a_burst_is_not(quarter, monkeypatch):
+    monkeypatch.setattr(speeds, "_seconds", lambda matrix: 1.0)
+    assert cpu_quota() == 0.25
+    assert measured_gflops() == pytest.approx(0.25 * 2e-9 * speeds.SIZE**3)
 
 
 def test_distant_nodes_whose_connections_start_slowly_are_named():
