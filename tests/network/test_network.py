@@ -82,6 +82,10 @@ def test_ports_are_as_fast_as_the_fastest_link() -> None:
         ("56kbps/half", Network(56e3, sharing="half")),
         ("free", Network(math.inf)),
         ("free+20ms", Network(math.inf, 0.02)),
+        ("200 Mbit/s", Network(200e6)),  # as pages write them
+        ("1 Gbit/s + 20 ms", Network(1e9, 0.02)),
+        ("56kbit/s/half", Network(56e3, sharing="half")),
+        ("100 mbps", Network(100e6)),
     ],
 )
 def test_notation(text: str, network: Network) -> None:
@@ -102,7 +106,7 @@ def test_notation_round_trip(bandwidth: float, latency: float, sharing: str) -> 
     assert (again.sharing, repr(again)) == (sharing, repr(network))
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100", "100mbps+", "100mbps+20", "-1mbps", "1e3mbps", "mbps", "100 mbps"])
+@pytest.mark.parametrize("text", ["", "fast", "100", "100mbps+", "100mbps+20", "-1mbps", "1e3mbps", "mbps", "1 00mbps"])
 def test_wrong_notation_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("but got") + ".*Known: 8mbps, .*worldwide"):
         parse_network(text)
