@@ -103,6 +103,19 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" Did you mean `{names[near[0]]}`?" if near else ""
 
 
+def known_words(word: str, known: Iterable[str], prefix: str = "", rest: str = "") -> str:
+    """Return a sentence, after a space: the name that an unknown `word` is nearest to, or all names if none is near.
+
+    `prefix`: of each name. `rest`: what may be written besides the names.
+
+    >>> known_words("stpes", ["steps", "epochs"], "run."), known_words("x", ["steps", "epochs"])
+    (' Did you mean `run.steps`?', ' Known: steps, epochs.')
+    """
+    names = list(known)
+    near = suggestion(word, names).replace("`", f"`{prefix}", 1)
+    return near or f" Known: {', '.join(prefix + name for name in names)}{rest}."
+
+
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Return the object that `text` writes: the inverse of `repr`, by syntax tree and never by evaluation.
 
@@ -152,8 +165,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
         name = written.get(name, name)
         path = name if ":" in name else plugins.entry_points().get(name)
         if name not in names and path is None:
-            known = ", ".join(sorted(names))
-            raise ValueError(f"Unknown {kind} `{name}` in {text!r}. Known: {known}.{suggestion(name, names)}")
+            raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{known_words(name, sorted(names))}")
         cls = names[name] if name in names else _own_class(str(path), names, kind)
         signature = inspect.signature(cls)
         try:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
+from raysim.config.reading import find_data
 from raysim.files import read_text
-from raysim.notation import suggestion
+from raysim.notation import known_words
 from sweeps.checking import check_baseline, check_confirm, check_draws, check_fields
 from sweeps.objectives import Constraint, Objective
 from sweeps.space import Space, SpaceFunction
@@ -101,8 +102,8 @@ def read_study(
         values, function = _read_python(path) if python else (_read_toml(path, text), None)
     else:
         raise ConfigError(
-            f"Unknown study {str(source)!r}. Known: {', '.join(study_names())}; or give a .toml or .py file."
-            + suggestion(str(source), study_names())
+            f"Unknown study {str(source)!r}."
+            + known_words(str(source), study_names(), rest="; or give a .toml or .py file")
         )
     if function is None and isinstance(values.get("space"), str):  # the copy in a study's folder
         beside = path.parent / values["space"]
@@ -210,7 +211,9 @@ def _make(
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values of the base as a run's file would hold them; its own name is the study's."""
     if isinstance(base, dict):
-        return copied(base)
+        values = copied(base)
+        find_data(values, folder)
+        return values
     values = read_source(folder / base if base.endswith(".toml") and not Path(base).is_absolute() else base)[1]
     values.pop("name", None)
     return values
@@ -237,7 +240,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"Unknown key `{key}` of a study. Known: {', '.join(StudyFile.model_fields)}."
+        return f"Unknown key `{key}` of a study.{known_words(key, StudyFile.model_fields)}"
     if first["type"] == "missing":
         return f"`{key}` must be given."
     field = str(first["loc"][0])

@@ -37,6 +37,7 @@ def submit(
     check_ours("sweeps")
     with bad_input_in_one_sentence():
         from raysim.config import ConfigError
+        from raysim.notation import known_words
         from sweeps.reading import study_names
         from sweeps.submit import Cluster, JobError
         from sweeps.submit import submit as send
@@ -50,9 +51,8 @@ def submit(
                 raise ConfigError(f"`--files` {files} must hold the study's file, but {study} lies elsewhere.")
             study = str(path.resolve().relative_to(files.resolve()))
         elif study not in study_names():
-            raise ConfigError(
-                f"Unknown study {study!r}. Known: {', '.join(study_names())}; or give a .toml or .py file."
-            )
+            known = known_words(study, study_names(), rest="; or give a .toml or .py file")
+            raise ConfigError(f"Unknown study {study!r}.{known}")
         values = {
             "--trials": trials,
             "--seeds": seeds,

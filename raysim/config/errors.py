@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
-from raysim.notation import shown, suggestion
+from raysim.notation import known_words, shown
 
 # Words that pydantic puts into the path of a value of several kinds; no key has such a name.
 _UNION = ("str", "constrained-int")
@@ -33,8 +33,7 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
         prefix = "optimizer." if key.startswith("optimizer.") else ""
-        near = suggestion(key.removeprefix(prefix), known).replace("`", f"`{prefix}", 1)
-        return f"Unknown key `{key}`. Known: {', '.join(prefix + name for name in known)}.{near}"
+        return f"Unknown key `{key}`.{known_words(key.removeprefix(prefix), known, prefix)}"
     if first["type"] == "missing":
         return f"`{key}` must be given."
     rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}

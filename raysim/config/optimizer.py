@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from raysim.config.fields import Natural, Positive, Strict
-from raysim.notation import suggestion
+from raysim.notation import known_words
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adadelta": ("rho", "epsilon", "weight_decay"),
@@ -71,8 +71,7 @@ class OptimizerConfig(Strict):
         if value in _REFUSED:
             raise ValueError(f"`optimizer.name` cannot be {value!r} in a pipeline, since {_REFUSED[value]}.")
         if value not in OPTIMIZERS:
-            known = ", ".join(OPTIMIZERS)
-            raise ValueError(f"Unknown optimiser {value!r}. Known: {known}.{suggestion(value, OPTIMIZERS)}")
+            raise ValueError(f"Unknown optimiser {value!r}.{known_words(value, OPTIMIZERS)}")
         return value
 
     @property
@@ -96,10 +95,7 @@ class OptimizerConfig(Strict):
         for option, value in (self.__pydantic_extra__ or {}).items():
             if option not in known:
                 names = [*fields, *(name for name in known if name not in fields)]
-                near = suggestion(option, names).replace("`", "`optimizer.", 1)
-                raise ValueError(
-                    f"Unknown key `optimizer.{option}`. Known: {', '.join(f'optimizer.{name}' for name in names)}.{near}"
-                )
+                raise ValueError(f"Unknown key `optimizer.{option}`.{known_words(option, names, 'optimizer.')}")
             _check_option(option, value)
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`optimizer.betas` must be in [0, 1), but got {self.betas}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from raysim.config.errors import ConfigError, sentence
 from raysim.config.overrides import EXCLUSIVE, apply_override, holds, merge
 from raysim.config.run import RunConfig
 from raysim.files import read_text
-from raysim.notation import shown, suggestion
+from raysim.notation import known_words, shown
 
 LARGEST_BYTES = 4 * 2**20  # of a TOML file
 
@@ -61,14 +62,13 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
         except OSError as error:
             raise ConfigError(f"{source} cannot be read: {error.strerror}.") from None
     else:
-        near = suggestion(str(source), recipes)
-        raise ConfigError(
-            f"Unknown recipe {shown(str(source))}. Known: {', '.join(recipes)}; or give a .toml file.{near}"
-        )
+        known = known_words(str(source), recipes, rest="; or give a .toml file")
+        raise ConfigError(f"Unknown recipe {shown(str(source))}.{known}")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
+    find_data(values, path.parent)
     base = values.pop("base", None)  # a recipe derives from another by naming what differs
     if base is not None:
         if not isinstance(base, str):
@@ -85,6 +85,15 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
                 raise ConfigError(f"Just one of `{key}` and `{EXCLUSIVE[key]}` may be given, but {source} has both.")
         values = parent
     return path.stem, values
+
+
+def find_data(values: Mapping[str, Any], folder: Path) -> None:
+    """Complete `data.path` if it is relative, and lies in the folder of the file that names it, not in the working folder."""
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(path := data.get("path"), str) and path:
+        with suppress(OSError, ValueError):  # no name of a file: refused with the other options
+            if not Path(path).expanduser().exists() and (folder / path).exists():
+                data["path"] = str(folder / path)
 
 
 def recipe_names() -> list[str]:

@@ -129,7 +129,7 @@ def test_selection_takes_no_more_than_there_is() -> None:
         ("Nonzero(4)", "`values` must be a codec, but got 4 (in 'Nonzero(4)')."),
         (
             "TopKk(0.1)",
-            f"Unknown codec `TopKk` in 'TopKk(0.1)'. Known: {', '.join(sorted(CODECS))}. Did you mean `TopK`?",
+            "Unknown codec `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
         ),
         ("TopK(0.1", "'TopK(0.1' is no codec: expected a name with arguments, such as 'TopK(0.1)'."),
         ("__import__('os')", None),

@@ -19,6 +19,7 @@ from raysim.config import (
     as_row,
     make_config,
     read_config,
+    read_source,
     recipe_names,
 )
 from raysim.config.links import OTHERS
@@ -246,13 +247,13 @@ RUN_KEYS = ", ".join(RunConfig.model_fields)
 OPTIMIZER_KEYS = ", ".join(f"optimizer.{name}" for name in OptimizerConfig.model_fields)
 
 REFUSED = {
-    "stepz=3": f"Unknown key `stepz`. Known: {RUN_KEYS}. Did you mean `steps`?",
+    "stepz=3": "Unknown key `stepz`. Did you mean `steps`?",
     "foo.bar=1": f"Unknown key `foo`. Known: {RUN_KEYS}.",
     "optimizer.lr=1": f"Unknown key `optimizer.lr`. Known: {OPTIMIZER_KEYS}, optimizer.dampening, optimizer.nesterov.",
     "steps": "An override is written key=value, but got 'steps'.",
     "=3": "An override is written key=value, but got '=3'.",
     "steps.x=3": "`steps.x` is no key: `steps` is 300.",
-    "forward=TopKk(0.1)": f"`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}. Did you mean `TopK`?",
+    "forward=TopKk(0.1)": "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
     "backward=TopK(0)": "`backward`: `density` must be in (0, 1], but got 0 (in 'TopK(0)').",
     "forward=TopK(1.5)": "`forward`: `density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
     "forward=TopK('abc')": "`forward`: `density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\").",
@@ -327,7 +328,7 @@ REFUSED_TOGETHER = {
         "`forward.1` must be one compressor or a list of one a boundary (3), but got 1."
     ),
     ("num_replicas=2", "forward={1='TopKk(0.1)'}"): (
-        f"`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}. Did you mean `TopK`?"
+        "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?"
     ),
     ("num_replicas=2", "forward={1='ACGC(0.1)'}", "backward={1='ACGC(0.1)'}"): (
         "`backward` cannot be ACGC(0.1), which is for forward messages."
@@ -414,6 +415,22 @@ def test_what_does_not_fit_is_refused_before_anything_starts(overrides: tuple[st
     with pytest.raises(ConfigError) as error:
         prepare(read_config(base, overrides))
     assert str(error.value) == REFUSED_BY_THE_PLAN[overrides]
+
+
+def test_data_are_found_beside_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that exists in the working folder is of that folder; one that exists nowhere is left as it is."""
+    (tmp_path / "mine").mkdir()
+    for name in ("both.csv", "beside.csv"):
+        (tmp_path / "mine" / name).touch()
+    (tmp_path / "both.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for name in ("both.csv", "beside.csv", "nowhere.csv", str(tmp_path / "both.csv")):
+        text = f'base = "digits-cnn"\n[data]\nname = "table"\npath = "{name}"\ntarget = "y"'
+        (tmp_path / "mine" / "run.toml").write_text(text)
+        found[name] = read_source(Path("mine/run.toml"))[1]["data"]["path"]
+    assert found.pop("beside.csv") == str(Path("mine") / "beside.csv")
+    assert all(name == path for name, path in found.items())
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_parse_is_the_inverse_of_repr(method: Compressor) -> None:
 # What is refused, in one sentence each.
 
 REFUSED = {
-    "TopKk(0.1)": f"Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: {KNOWN}. Did you mean `TopK`?",
-    "ErrorFeedback(TopKk(0.1))": f"Unknown compressor `TopKk` in 'ErrorFeedback(TopKk(0.1))'. Known: {KNOWN}. Did you mean `TopK`?",
+    "TopKk(0.1)": "Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
+    "ErrorFeedback(TopKk(0.1))": "Unknown compressor `TopKk` in 'ErrorFeedback(TopKk(0.1))'. Did you mean `TopK`?",
     "TopK(abc)": f"Unknown compressor `abc` in 'TopK(abc)'. Known: {KNOWN}.",
     "AtSupport(Identity)": f"Unknown compressor `AtSupport` in 'AtSupport(Identity)'. Known: {KNOWN}.",
     "TopK(0)": "`density` must be in (0, 1], but got 0 (in 'TopK(0)').",
@@ -219,10 +219,7 @@ def test_what_is_wrong_is_refused_in_one_sentence(text: str) -> None:
 def test_of_a_codec_the_message_names_codecs() -> None:
     with pytest.raises(ValueError) as error:
         parse_notation("TopK(0.1, values=TopKk(0.1))", CODECS)
-    assert (
-        str(error.value)
-        == f"Unknown codec `TopKk` in 'TopK(0.1, values=TopKk(0.1))'. Known: {KNOWN_CODECS}. Did you mean `TopK`?"
-    )
+    assert str(error.value) == "Unknown codec `TopKk` in 'TopK(0.1, values=TopKk(0.1))'. Did you mean `TopK`?"
     with pytest.raises(ValueError) as error:
         parse_notation(0.1, CODECS)  # type: ignore[arg-type]
     assert str(error.value) == "A codec is written as text such as 'TopK(0.1)', but got 0.1."

@@ -244,7 +244,7 @@ def test_muon_and_adamw_step_as_torchs_two() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "adamwq"}, "`optimizer.name`: Unknown optimiser 'adamwq'. Known: "),
+        ({"name": "adamwq"}, "`optimizer.name`: Unknown optimiser 'adamwq'. Did you mean `adamw`?"),
         (
             {"name": "lbfgs"},
             "`optimizer.name` cannot be 'lbfgs' in a pipeline, since it computes the loss several times",

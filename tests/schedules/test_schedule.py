@@ -365,11 +365,11 @@ def test_notation_is_canonical(text: str, canonical: str) -> None:
     ("text", "message"),
     [
         ("2F2B", r"Known: 1F1B, GPipe|is no schedule"),
-        ("Gpipe", r"^Unknown schedule `Gpipe` in 'Gpipe'\. Known: .*GPipe"),
+        ("Gpipe", r"^Unknown schedule `Gpipe` in 'Gpipe'\. Did you mean `GPipe`"),
         ("1F1B(extra_warmup=-1)", r"^`extra_warmup` must be an integer of at least 0, but got -1"),
         ("1F1B(ahead=0)", r"^`ahead` must be an integer of at least 1, but got 0"),
         ("1F1B(1.5)", r"^`extra_warmup` must be an integer of at least 0, but got 1\.5"),
-        ("ZBH2", r"^Unknown schedule `ZBH2` in 'ZBH2'\. Known: 1F1B, .*, ZBH1\. Did you mean `ZBH1`\?$"),
+        ("ZBH2", r"^Unknown schedule `ZBH2` in 'ZBH2'\. Did you mean `ZBH1`\?$"),
         ("GPipe(3)", r"^`GPipe` in 'GPipe\(3\)' takes no arguments"),
     ],
 )

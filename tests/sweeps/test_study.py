@@ -199,7 +199,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1",
         ),
         ({"set": {"densty": 1}}, "Unknown key `densty`."),
-        ({"spacee": {}}, "Unknown key `spacee` of a study. Known: name, base, set, seeds"),
+        ({"spacee": {}}, "Unknown key `spacee` of a study. Did you mean `space`?"),
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
         ({"jobs": 0}, "`jobs` must be greater than or equal to 1, but got 0."),
         ({"name": "a/b"}, "`name` must"),
