@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -76,9 +77,15 @@ def _functions(section: str) -> Mapping[str, Callable[..., Any]]:
 def _options(section: str, function: Callable[..., Any]) -> Iterable[Row]:
     from raysim.workloads.options import options_of
 
+    text = " ".join((inspect.getdoc(function) or "").split("\n\n>>>")[0].split())
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", text)
     for parameter in options_of(function):
         default = "must be given" if parameter.default is parameter.empty else _written(parameter.default)
-        yield f"  {section}.{parameter.name}", default, str(parameter.annotation).removesuffix(" | None")
+        kind, name = str(parameter.annotation).removesuffix(" | None"), f"`{parameter.name}`"
+        about = [sentence for sentence in sentences[1:] if name in sentence]
+        about.sort(key=lambda sentence: not sentence.startswith(name))  # the option's own before others
+        meaning = f": {about[0].removeprefix(f'{name}: ')}" if about else ""
+        yield f"  {section}.{parameter.name}", default, f"{kind}{meaning}"
 
 
 def _written(value: object) -> str:
@@ -95,5 +102,5 @@ def _print(rows: Iterable[Row]) -> None:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = 140
+        console.width = 110
     console.print(table)

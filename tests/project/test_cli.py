@@ -76,7 +76,7 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         (["digits-cnn", "model.widht=1"], "widht"),
         (
             ["digits-cnn", "forward=TopKk(0.1)"],
-            "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Known: ACGC, AQSGD",
+            "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
         ),
         (["digits-cnn", "forward=TopK(0)"], "`density` must be in (0, 1], but got 0"),
         (["digits-cnn", "forward=TopK(1.5)"], "`density` must be in (0, 1], but got 1.5"),
@@ -180,6 +180,9 @@ def test_options_of_models_and_data_sets_are_listed(called):
     assert done.exit_code == 0
     assert "model.width" in done.stdout
     assert "lstm" not in done.stdout
+    assert "sdpa` (the default where the model supports it) or `eager`" in " ".join(
+        called("keys", "model", "hf").stdout.split()
+    )
     assert "data.test_samples" in called("keys", "data").stdout
     assert "sampler" in called("keys", "study").stdout
 
@@ -189,6 +192,7 @@ def test_every_key_is_listed_with_what_it_does(tmp_path):
 
     done = raysim("keys", cwd=tmp_path)
     assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 110
     for prefix, model in (("", RunConfig), ("optimizer.", OptimizerConfig)):
         for name, field in model.model_fields.items():
             assert name == "optimizer" or field.description, name
