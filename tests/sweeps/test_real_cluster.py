@@ -247,6 +247,12 @@ def test_a_lost_head_is_a_sentence_for_a_run_and_a_sweep(cluster, tmp_path):
             print(
                 f"{name} ended {time.monotonic() - began:.0f} s after the head was lost: {logs[name].read_text().splitlines()[-1]}"
             )
+
+        def worker_left():
+            return not ray_processes(cluster, FIRST)
+
+        within(120, worker_left)
+        print(f"the worker that is left has ended Ray {time.monotonic() - began:.0f} s after its head was lost")
     finally:
         cluster.run(DESK, "ray stop --force")
     for name, driver in drivers.items():
