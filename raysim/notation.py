@@ -23,6 +23,10 @@ T = TypeVar("T")
 
 SHOWN = 200  # characters of a value that a sentence repeats
 MAX_LENGTH = 1000  # of a text to parse, in characters: no notation of ours comes near it
+MAX_DEPTH = 20  # brackets in each other
+CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+"""Signs that a terminal obeys: control characters but for tab and line break, and changes of the direction of writing."""
+REPLACED = "\ufffd"
 
 
 class Notation:
@@ -90,6 +94,27 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN * 3 // 4]} ... {text[-SHOWN // 4 :]}"
 
 
+def printable(text: str) -> str:
+    """Return a text of a record for people: signs that a terminal obeys are replaced.
+
+    >>> printable("a\\x1b[31mb")
+    'a\ufffd[31mb'
+    """
+    return re.sub(CONTROL, REPLACED, text)
+
+
+def check_size(text: str, kind: str = "notation") -> None:
+    """Raise ValueError if a notation is too long, or has brackets too deep in each other, for a parser."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"A {kind} is written in at most {MAX_LENGTH} characters, but got {len(text)}.")
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise ValueError(f"A {kind} has at most {MAX_DEPTH} brackets in each other, but got {deepest}.")
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return a sentence, after a space, with the name that a mistyped `word` is nearest to; nothing where none is near.
 
@@ -124,8 +149,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """
     if not isinstance(text, str):
         raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {shown(text)}.")
-    if len(text) > MAX_LENGTH:
-        raise ValueError(f"A {kind} is written in at most {MAX_LENGTH} characters, but got {len(text)}.")
+    check_size(text, kind)
     aliases = {name: f"_{name}" for name in names if not name.isidentifier()}
     written = {alias: name for name, alias in aliases.items()}
     source = text.strip()

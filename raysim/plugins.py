@@ -1,7 +1,10 @@
 """Classes of the user's own that a notation names: `package.module:Class`, or the name of an entry point.
 
-Entry points of a package that is installed are found under the groups `raysim.codecs`, `raysim.compressors`,
+Entry points of an installed package are found under the groups `raysim.codecs`, `raysim.compressors`,
 `raysim.replica_methods` and `raysim.schedules`.
+
+A name that the user types is imported. A name in a record is not, since the record may be a stranger's: everything that
+reads names from records does so inside `from_record`, where only entry points and modules given to `trusting` are imported.
 """
 
 from __future__ import annotations
@@ -9,6 +12,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +23,47 @@ from typing import Any
 
 GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
+
+_FROM_RECORD = ContextVar("from_record", default=False)
+_TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
+
+
+@contextmanager
+def from_record() -> Iterator[None]:
+    """Import only trusted modules, and those of entry points: the names that are parsed here are a record's."""
+    token = _FROM_RECORD.set(True)
+    try:
+        yield
+    finally:
+        _FROM_RECORD.reset(token)
+
+
+@contextmanager
+def trusting(*modules: str) -> Iterator[None]:
+    """Let records name classes and functions of these modules, and of modules in these packages: they are imported, and run.
+
+    Raises ValueError if a name is not a module's.
+
+    >>> with trusting("mycodecs", "mydata"):
+    ...     results = analysis.load("results")  # doctest: +SKIP
+    """
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"A trusted module must be a name such as `mycodecs` or `mypackage`, but got {module!r}.")
+    token = _TRUSTED.set(_TRUSTED.get() | set(modules))
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
+def modules_in(*texts: str) -> set[str]:
+    """Return the modules that texts name as `package.module:Class`.
+
+    >>> modules_in("ErrorFeedback(mycodecs:Half)", "1F1B")
+    {'mycodecs'}
+    """
+    return {path.partition(":")[0] for text in texts for path in PATH.findall(text)}
 
 
 @lru_cache(maxsize=1)
@@ -38,9 +85,14 @@ def written_name(cls: type) -> str:
 def import_object(path: str, kind: str = "class") -> Any:
     """Return the class or function that `package.module:name` names, looking in the current folder too.
 
-    Raises ValueError where it cannot be imported.
+    Raises ValueError if it cannot be imported, or a record names it and nobody trusts its module.
     """
     module_name, _, name = path.partition(":")
+    if _FROM_RECORD.get() and not _is_trusted(module_name) and path not in entry_points().values():
+        raise ValueError(
+            f"`{path}` is named by a record, and reading a record runs no code: if you trust `{module_name}`, give "
+            f"`--trust {module_name}`, or in Python `raysim.plugins.trusting({module_name!r})`."
+        )
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -49,6 +101,11 @@ def import_object(path: str, kind: str = "class") -> Any:
     if not callable(found):
         raise ValueError(f"`{path}` cannot be imported: `{module_name}` has no {kind} `{name}`.")
     return found
+
+
+def _is_trusted(module: str) -> bool:
+    """Return whether a module, or a package that it lies in, is trusted."""
+    return any(module == trusted or module.startswith(f"{trusted}.") for trusted in _TRUSTED.get())
 
 
 def import_module(name: str) -> ModuleType:
@@ -60,7 +117,7 @@ def import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        if folder in sys.path:
+        if folder in sys.path or (_FROM_RECORD.get() and not _is_trusted(name)):  # an entry point is installed
             raise
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

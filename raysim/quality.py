@@ -121,6 +121,7 @@ def _read(text: object) -> dict[str, Measure]:
         return {
             name: MEASURES.get(name) or Measure(name, bool(one["higher"]), bool(one["points"]))
             for name, one in entries.items()
+            if name.isidentifier()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -187,7 +187,7 @@ def contexts(
         if len(rows):
             language = is_language(first)
             limit = measure.margin if margin is None else margin
-            replicas = int(mine["num_replicas"].iloc[0]) if "num_replicas" in mine else 1
+            replicas = 1 if pd.isna(first.get("num_replicas")) else int(first["num_replicas"])
             label = _label(mine.iloc[0], runs, keys)
             chosen = results.network_of(mine["study"].dropna()) if network is None else network
             measures = _measures(results, chosen)

@@ -78,7 +78,9 @@ def _of_file(file: Path, table: str, row: Mapping[Any, Any], filled: tuple[str, 
     if without:
         yield f"{file} has no value in {', '.join(without)}."
     _, low, high = known.get("step", (0, None, None))
-    if (high is not None and high < last) or (low is not None and low > first):
+    if not isinstance(low, int | None) or not isinstance(high, int | None):
+        yield f"{file} has steps that are no integers."
+    elif (high is not None and high < last) or (low is not None and low > first):
         yield f"{file} has the steps {low} to {high}, but the run has {first} to {last}: copy it again."
     elif table == "steps" and metadata.num_rows != steps:
         yield f"{file} has {metadata.num_rows} rows, but the run has done {steps} steps: copy it again."

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from analysis.data.checks import check_tables
 from analysis.data.errors import AnalysisError
 from analysis.data.folders import Found, find
 from analysis.data.results import Results
-from analysis.data.rows import read_whole, stack
+from analysis.data.rows import read_whole, stack, unreadable
 from analysis.data.settings import configuration, setting_texts
+from raysim.notation import printable
 from raysim.places import PlaceError
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
+from raysim.records.bounds import NEEDED, check_row, printable_rows
 from raysim.records.packs import open_folder
-
-NEEDED = ("schema_version", "seed", "status")  # columns without which a `run.parquet` is somebody else's
 
 
 def load(*folders: str | Path) -> Results:
@@ -44,7 +45,7 @@ def load(*folders: str | Path) -> Results:
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
-    return Results(roots, found._replace(runs=kept), runs, keys, problems, rows)
+    return Results(roots, found._replace(runs=kept), runs, keys, [printable(one) for one in problems], rows)
 
 
 def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
@@ -59,7 +60,12 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[st
         elif len(table) != 1:
             problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
         else:
-            good[name] = table
+            try:
+                check_row(table)
+            except pa.ArrowException as error:
+                problems.append(unreadable(file, error))
+            else:
+                good[name] = printable_rows(table)
     keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
     study = [found.study_of.get(name) for name in frame["run"]]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from raysim.notation import hide_paths
+from raysim.notation import check_size, hide_paths
 
 
 class Method(NamedTuple):
@@ -34,7 +34,7 @@ class Method(NamedTuple):
 
 
 def read_method(text: str) -> Method | None:
-    """Return a notation as read; None where it is none, or a list with different ones for the boundaries.
+    """Return a notation as read; None if it is none, too long, or a list with different ones for the boundaries.
 
     >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
     0.1
@@ -46,13 +46,14 @@ def read_method(text: str) -> Method | None:
     if text.startswith("["):
         try:
             each = set(json.loads(text))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
         return read_method(str(each.pop())) if len(each) == 1 else None
-    source, paths = hide_paths(text)
     try:
+        check_size(text)
+        source, paths = hide_paths(text)
         found = _build(ast.parse(source, mode="eval").body, paths)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return found if isinstance(found, Method) else None
 

@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from analysis.data.errors import ReplayError
 from analysis.data.jobs import Job, device_kind, job_of
 from analysis.data.settings import SYNCHRONOUS
+from analysis.data.soundness import check_actions, check_finite, check_tables
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
 from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
+from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
 from raysim.schedules.arrays import OPS
 from raysim.schedules.csv import rows_from_csv
-from raysim.schedules.families import Custom, parse_schedule
+from raysim.schedules.families import Custom, Schedule, parse_schedule
 from raysim.weights import parse_weights
 
 Floats = NDArray[np.float64]
@@ -66,43 +68,54 @@ class Recording:
             self.row = self.run.row
             self.steps, self.links = self.run.steps, self.run.links
             actions, self._transfers = self.run.actions, self.run.collectives
-            rows = self.row.get("schedule_rows")
-            self.schedule = (
-                Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
-                if rows
-                else parse_weights(self.row.get("weights") or SYNCHRONOUS).order(parse_schedule(self.row["schedule"]))
-            )
-            self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
-        except RecordsError as error:
-            raise ReplayError(str(error)) from None
-        except KeyError as error:
-            raise ReplayError(f"The run in {self.run.folder} lacks {error} in its run.parquet.") from None
-        except ValueError as error:
+        except ValueError as error:  # RecordsError among them
             raise ReplayError(str(error)) from None
         if actions.empty:
             raise ReplayError(
                 f"The run in {self.run.folder} has no profiled actions to be priced: train it with `profile_every_steps` "
                 f"of at least 1 and at most its steps, but it has {self.row.get('profile_every_steps')!r}."
             )
-        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps))]
-        self._columns: dict[str, NDArray[Any]] = {str(name): actions[name].to_numpy() for name in actions}
         try:
-            self.rows = self.schedule.rows(self.num_stages, self.num_microbatches)
-            self.owner = self.schedule.workers(self.num_stages)
-            self.profiles = profiles_from_actions(self._columns)
-        except ValueError as error:
-            raise ReplayError(f"{str(error).rstrip('.')} (in {self.run.folder}).") from None
+            self._prepare(actions, clock, max_steps)
+        except KeyError as error:
+            raise ReplayError(f"The run in {self.run.folder} cannot be priced: it lacks {error}.") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise ReplayError(f"The run in {self.run.folder} cannot be priced: {reason}.") from error
+
+    def _prepare(self, actions: pd.DataFrame, clock: str, max_steps: int) -> None:
+        """Work out what prices rest on; raises any error of arithmetic, types or values of a run that does not fit itself."""
+        check_actions(self.row, actions)
+        self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
+        self.num_replicas = int(self.row.get("num_replicas") or 1)
+        self.threads = int(self.row.get("threads_per_stage") or 1)
+        self.schedule = self._schedule()
+        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps))]
+        tables = {"steps": self.steps, "actions": actions, "links": self.links, "collectives": self._transfers}
+        check_tables(self.row, tables)
+        self._columns: dict[str, NDArray[Any]] = {str(name): actions[name].to_numpy() for name in actions}
+        self.rows = self.schedule.rows(self.num_stages, self.num_microbatches)
+        self.owner = self.schedule.workers(self.num_stages)
+        self.profiles = profiles_from_actions(self._columns)
         first = next(iter(self.profiles.values()))
         got = (first.num_stages, int(first.compute_s.shape[3]))
         if got != (self.num_stages, self.num_microbatches):
-            raise ReplayError(
-                f"The actions in {self.run.folder} must be of {self.num_stages} stages and {self.num_microbatches} microbatches, "
-                f"but got {got[0]} and {got[1]}."
+            raise ValueError(
+                f"its actions must be of {self.num_stages} stages and {self.num_microbatches} microbatches, "
+                f"but are of {got[0]} and {got[1]}"
             )
-        self.num_replicas = int(self.row.get("num_replicas") or 1)
-        self.threads = int(self.row.get("threads_per_stage") or 1)
         self.job: Job = job_of(self.row)
         self.clock = ("cpu" if device_kind(self.row) == "cpu" else "wall") if clock == "auto" else clock
+        check_finite(self.samples)
+
+    def _schedule(self) -> Schedule:
+        """Return the schedule as it was recorded; its name and that of the weights are a record's."""
+        rows = self.row.get("schedule_rows")
+        if rows:
+            return Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
+        with from_record():
+            weights = parse_weights(self.row.get("weights") or SYNCHRONOUS)
+            return weights.order(parse_schedule(self.row["schedule"]))
 
     def __repr__(self) -> str:
         return f"Recording({str(self.run.folder)!r})"

@@ -20,6 +20,7 @@ from analysis.data.folders import Found
 from analysis.data.rows import read_whole, stack, to_frame
 from analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
 from analysis.data.studies import StudyFile
+from raysim.notation import printable
 from raysim.places import Place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
@@ -254,5 +255,6 @@ class Results:
 
     def complain(self, sentence: str) -> None:
         """Add a sentence to `problems`, once."""
+        sentence = printable(sentence)
         if sentence not in self.problems:
             self.problems.append(sentence)

@@ -79,10 +79,9 @@ def stacked(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pa.T
 
 
 def _agree(groups: Sequence[pa.Table], name: str) -> bool:
-    """Return whether Arrow finds one type for a column in all tables."""
-    schemas = [pa.schema([group.schema.field(name)]) for group in groups if name in group.column_names]
+    """Return whether Arrow finds one type for a column in all tables, and its values are of that type."""
     try:
-        pa.unify_schemas(schemas, promote_options="permissive")
+        pa.concat_tables([g.select([name]) for g in groups if name in g.column_names], promote_options="permissive")
     except pa.ArrowException:
         return False
     return True

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from analysis.data.errors import AnalysisError
 from analysis.data.rows import unreadable
 from raysim.places import ListedPath, Place, arrow_source
+from raysim.records.bounds import check_values, printable_rows
 
 Filter: TypeAlias = "pc.Expression | Sequence[tuple[str, str, Any]]"
 
@@ -44,7 +45,8 @@ def _of_one_system(
     dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(files[0])[1])
     for tagged in dataset.scanner(columns=list(columns), filter=where).scan_batches():
         if tagged.record_batch.num_rows:
-            yield by_path[tagged.fragment.path], tagged.record_batch
+            check_values(tagged.record_batch)
+            yield by_path[tagged.fragment.path], printable_rows(tagged.record_batch)
 
 
 def origin_of(file: Place) -> Place:

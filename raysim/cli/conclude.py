@@ -10,6 +10,7 @@ import typer
 from raysim.cli.shared import (
     JsonFile,
     Networks,
+    Trust,
     check_ours,
     check_runs,
     check_writable,
@@ -40,6 +41,7 @@ def findings(
         ),
     ] = None,
     json_file: JsonFile = None,
+    trust: Trust = None,
 ) -> None:
     """Test the papers' claims on your runs: supported, contradicted or undecided, with the runs that would decide an undecided one.
 
@@ -96,6 +98,7 @@ def report(
         str,
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
+    trust: Trust = None,
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 

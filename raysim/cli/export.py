@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, fail
+from raysim.cli.shared import Trust, bad_input_in_one_sentence, fail
 
 
 def export(
     run: Annotated[str, typer.Argument(help="Folder of a run with `model` = 'hf'.")],
     folder: Annotated[str, typer.Argument(help="Folder to write.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, as peft does.")] = False,
+    trust: Trust = None,
 ) -> None:
     """Write the model of a run as transformers' `save_pretrained` does.
 

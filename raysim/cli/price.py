@@ -15,6 +15,7 @@ from raysim.cli.shared import (
     Recipe,
     TraceFile,
     Transports,
+    Trust,
     bad_input_in_one_sentence,
     check_ours,
     check_runs,
@@ -68,6 +69,7 @@ def replay(
     ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
+    trust: Trust = None,
 ) -> None:
     """Price a recorded run, or the candidates of a probe, on networks, without training.
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from raysim.files import os_sentence
+from raysim.notation import printable
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
@@ -62,6 +63,28 @@ Transports = Annotated[
 ]
 
 
+def _trust(context: typer.Context, modules: list[str] | None) -> None:
+    """Trust modules until the command has ended."""
+    from raysim.plugins import trusting
+
+    try:
+        context.with_resource(trusting(*(modules or [])))
+    except ValueError as error:
+        fail(f"`--trust`: {error}", 2)
+
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        callback=_trust,
+        expose_value=False,
+        help="A module that the records may name, and that is then imported: your own, never a stranger's; may be repeated.",
+    ),
+]
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
 
 
@@ -80,6 +103,7 @@ def fail(sentence: str, code: int) -> NoReturn:
     """Print an error on the error stream and exit."""
     from rich.console import Console
 
+    sentence = printable(sentence)
     text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
     with suppress(OSError):  # the error stream may lead nowhere
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)

@@ -20,7 +20,8 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     """
     links = links.assign(tensor=links["tensor"].astype(object).fillna("") if "tensor" in links else "")
     link = ["direction", "boundary", "tensor"]
-    known = links.loc[links["boundary"].notna(), [*link, "replica", "codec"]].drop_duplicates()
+    named = links["boundary"].notna() & links["replica"].notna()
+    known = links.loc[named, [*link, "replica", "codec"]].drop_duplicates()
     names = {}
     for _, rows in known.groupby(link):
         for codec, mine in rows.groupby("codec"):

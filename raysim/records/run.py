@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.places import Place, PlaceError
 from raysim.quality import Measure, measures_of
+from raysim.records.bounds import check_row, check_values, printable_rows
 from raysim.records.packs import open_folder
 from raysim.records.schema import OCCASIONAL
 from raysim.records.tables import UNREADABLE, RecordsError, read_table, read_whole, table_files
@@ -79,12 +80,15 @@ class Run:
         if self._row is not None:
             return dict(self._row)
         try:
-            rows: list[dict[str, Any]] = read_whole(self.folder / "run.parquet").to_pylist()
+            table = read_whole(self.folder / "run.parquet")
+            if len(table) == 1:
+                check_row(table)
         except UNREADABLE as error:
             raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
-        if len(rows) != 1 or "status" not in rows[0]:
-            raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(rows)}.")
-        return rows[0]
+        if len(table) != 1 or "status" not in table.column_names:
+            raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(table)}.")
+        row: dict[str, Any] = printable_rows(table).to_pylist()[0]
+        return row
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -133,7 +137,8 @@ class Run:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
             table = read_table(files, name, self.measures if name == "evals" else ())
+            check_values(table)
         except UNREADABLE as error:
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
-        frame: pd.DataFrame = table.to_pandas()
+        frame: pd.DataFrame = printable_rows(table).to_pandas()
         return frame

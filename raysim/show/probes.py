@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from raysim.network.memory import format_bytes
@@ -30,7 +31,7 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
     shape = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count > 1)
     calls = f"{first.num_microbatches} microbatch{'' if first.num_microbatches == 1 else 'es'}"
     out.print(
-        f"{folder}: {shape} of {first.row['model']}, {calls}, {first.row['schedule']}\n"
+        f"{folder}: {shape} of {first.row.get('model')}, {calls}, {first.row.get('schedule')}\n"
         f"{figures['cost']}\nBelow, the mean of the sampled steps, simulated\n{first.costs.method}\n",
         highlight=False,
         markup=False,
@@ -44,7 +45,7 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
             table.add_column(name, justify="right")
         for row in (one for one in rows if one["network"] == network):
             table.add_row(
-                row["candidate"],
+                escape(row["candidate"]),
                 format_bytes(row["bytes"]),
                 f"{row['factor']:.1f}x",
                 *(f"{row[f'{name}_fidelity']:.4f}" for name in known),

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
+from raysim.notation import printable
 from raysim.show.terminal import (
     by_name,
     console,
@@ -37,12 +38,13 @@ def show_replay(
     out = console()
     row, rows = replay.row, frame.to_dict("records")
     out.print(
-        f"{replay.run.folder}: {row['schedule']}, {replay.num_stages} stages, {replay.num_microbatches} microbatches; "
-        f"forward {row['forward']}, backward {row['backward']}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
+        f"{printable(str(replay.run.folder))}: {row.get('schedule')}, {replay.num_stages} stages, {replay.num_microbatches} microbatches; "
+        f"forward {row.get('forward')}, backward {row.get('backward')}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
         f"as {format_bytes(float(replay.wire_bytes.mean()))}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     table = Table("network", title=f"A step by network (compute: {replay.costs.source})")

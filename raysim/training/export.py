@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from raysim.config import ConfigError
+from raysim.plugins import from_record
 from raysim.records import Run
 from raysim.training.checkpoint import load_weights
 from raysim.workloads.data import load_data
 from raysim.workloads.hf.chain import chain, original_names
-from raysim.workloads.hf.load import load_model
+from raysim.workloads.hf.load import hf, load_model
 from raysim.workloads.hf.lora import add_lora
 from raysim.workloads.models import build_model
+from raysim.workloads.options import bind_options
 from raysim.workloads.subspace import out_of_subspace
 
 
@@ -22,16 +24,18 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     """Write the model of a run as transformers' `save_pretrained` does, with the weights of the newest checkpoint.
 
     LoRA's matrices are added to the weights that they adapt; with `adapter` they are written alone, as peft does. A model with
-    boundaries in a subspace becomes the ordinary model that computes the same. Raises ConfigError where the run's model is not
-    `hf`, is of no ordinary kind, or has no adapter, CheckpointError where no checkpoint can be read.
+    boundaries in a subspace becomes the ordinary model that computes the same. Data of the user's own are loaded only
+    inside `raysim.plugins.trusting`. Raises ConfigError if the run's model is not `hf`, is of no ordinary kind, or has no
+    adapter, or if its data cannot be loaded; RecordsError or CheckpointError if its records or no checkpoint can be read.
     """
     run = run if isinstance(run, Run) else Run(run)
-    if run.row["model"] != "hf":
+    row = run.row
+    if row.get("model") != "hf":
         raise ConfigError(
-            f"Only a run with `model` = 'hf' can be exported, but that in {run.folder} has {run.row['model']!r}."
+            f"Only a run with `model` = 'hf' can be exported, but that in {run.folder} has {row.get('model')!r}."
         )
-    options, data = _options(run.row, "model"), _options(run.row, "data")
-    if run.row.get("bottleneck") is not None:
+    options, data = _options(row, "model"), _options(row, "data")
+    if row.get("bottleneck") is not None:
         raise ConfigError(
             f"The model in {run.folder} has layers of its `bottleneck`, which transformers does not know."
         )
@@ -40,18 +44,20 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
         raise ConfigError(f"The run in {run.folder} has no `model.lora`, and so no adapter.")
     weights = load_weights(str(run.folder))
     try:
-        shape = load_data(run.row["data"], data, run.row["seed"]).shape
+        with from_record():
+            shape = load_data(str(row.get("data")), data, row["seed"]).shape
         if "subspace" in options:
-            trained = build_model("hf", options, shape, run.row["seed"])
+            trained = build_model("hf", options, shape, row["seed"])
             trained.load_state_dict(weights)
             weights = out_of_subspace(trained).state_dict()
             options = {key: value for key, value in options.items() if key not in ("subspace", "subspace_form")}
+        bind_options("model", "hf", hf, options)
         model = load_model(shape, **options)
         adapted = None if lora is None else add_lora(model, lora)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    layers = chain(model, shape.padding)
-    layers.load_state_dict(weights)
+        layers = chain(model, shape.padding)
+        layers.load_state_dict(weights)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"The run in {run.folder} cannot be exported: {error}") from None
     names = original_names(layers, model)
     with torch.no_grad():
         for name, buffer in layers.named_buffers():

@@ -18,6 +18,7 @@ from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import RAY
 from raysim.network.uncertainty import BOUNDS, DRAWS, spread_as_of_many, with_model_error
+from raysim.plugins import from_record
 from raysim.records import Run
 from raysim.schedules.families import parse_schedule
 
@@ -47,7 +48,8 @@ class Prediction:
 
     def __init__(self, run: Run, steps: Sequence[int]) -> None:
         row = run.row
-        self.schedule = parse_schedule(row["schedule"])
+        with from_record():
+            self.schedule = parse_schedule(row["schedule"])
         num_stages, threads = int(row["num_stages"]), int(row["threads_per_stage"])
         rows = self.schedule.rows(num_stages, int(row["num_microbatches"]))
         self.num_replicas = int(row["num_replicas"])

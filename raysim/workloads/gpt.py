@@ -205,7 +205,7 @@ def _load_gpt2(path: str) -> tuple[Any, dict[str, Tensor]]:
     place = local_or_hub("model.path", path)
     transformers = import_hub("transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"`model.path` {path!r} cannot be loaded: {_first_line(error)}.") from error
     if config.model_type != "gpt2":

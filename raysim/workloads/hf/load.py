@@ -142,9 +142,11 @@ def _configuration(path: str | None, values: Mapping[str, Any] | str | None, sha
         check_hub("`model.path`", place, "config.json")
     labels = {"num_labels": shape.num_classes} if task_of(shape) != "causal-lm" else {}
     try:
-        found = transformers.AutoConfig.from_pretrained(place)
+        found = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         _check_keys(found, values or {})
-        return transformers.AutoConfig.from_pretrained(place, **labels | dict(values or {}))
+        return transformers.AutoConfig.from_pretrained(
+            place, trust_remote_code=False, **labels | dict(values or {})
+        )
     except ValueError:
         raise
     except Exception as error:
@@ -239,6 +241,7 @@ def _pretrained(auto: Any, path: str, settings: Any, attention: str | None, new_
             config=settings,
             attn_implementation=attention,
             dtype=torch.float32,
+            trust_remote_code=False,
             ignore_mismatched_sizes=new_head,
             output_loading_info=True,
         )

@@ -1,0 +1,170 @@
+"""Types and bounds of recorded values: what lies outside them is refused by column, whoever wrote the file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raysim.config.keys import run_keys
+from raysim.notation import CONTROL, REPLACED, check_size, printable, shown
+
+NEEDED = ("schema_version", "seed", "status")
+"""Columns without which a `run.parquet` is somebody else's."""
+ADDED = ("run", "study", "trial", "setting", "compression_factor")
+"""Columns that `analysis.load` adds to those of `run.parquet`."""
+
+LARGEST_INTEGER = 2**53  # that a float holds exactly
+LONGEST_S = 1e9  # 32 years
+LONGEST_TEXT = 20_000  # characters of a value, but for the rows of a schedule
+LARGEST_COUNT = 2**15  # stages, microbatches, replicas: more than the tables can number
+
+_KINDS = {key.name: key.kind for key in run_keys()}
+_COUNTS = ("num_stages", "num_microbatches", "num_replicas")
+_NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
+_INTEGERS = (
+    *("schema_version", "restarts", "resumed", "diverged_step", "exchange_period", "exchange_delay"),
+    *("device_forecast_bytes", "device_peak_bytes", "wire_bytes", "dense_bytes", "steps_done", "probe_every"),
+)
+_TEXTS = (
+    *("run_id", "started_at", "host", "python", "raysim", "torch", "ray", "numpy", "status", "engine", "device_kind"),
+    *("device_name", "device_capability", "driver", "cuda", "diverged_at", "warning", "error", "schedule_rows", "measures"),
+)
+
+
+def check_row(table: pa.Table) -> None:
+    """Check the row of a `run.parquet`; raises ArrowInvalid naming the column that is not as raysim writes it."""
+    names = table.column_names
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    added = [name for name in ADDED if name in names]
+    strange = [name for name in names if printable(name) != name or len(name) > LONGEST_TEXT]
+    for wrong, why in ((twice, "is there twice"), (added, "is added by `analysis.load`"), (strange, "is no name")):
+        if wrong:
+            raise pa.ArrowInvalid(f"its column {shown(wrong[0])} {why}")
+    unknown = [field.name for field in table.schema if not _is_written(field.type)]
+    if unknown:
+        raise pa.ArrowInvalid(f"its column {shown(unknown[0])} is of type {table.schema.field(unknown[0]).type}")
+    row = table.to_pylist()[0]
+    for name, value in row.items():
+        kind = _kind(name)
+        if value is None:
+            if name in NEEDED:
+                raise pa.ArrowInvalid(f"its `{name}` has no value")
+        elif kind is not None and not _is_of(kind, value):
+            raise pa.ArrowInvalid(f"its `{name}` must be {_WORDS[kind]}, but is {shown(value)}")
+        elif name != "schedule_rows" and len(str(value)) > LONGEST_TEXT:
+            raise pa.ArrowInvalid(f"its `{name}` has more than {LONGEST_TEXT:,} characters")
+        elif not _within(name, kind, value):
+            raise pa.ArrowInvalid(f"its `{name}` is out of bounds: {shown(value)}")
+        elif isinstance(value, list | dict) and any(printable(text) != text for text in _texts(value)):
+            raise pa.ArrowInvalid(f"its `{name}` holds control characters")
+    for name in _NOTATIONS:
+        for notation in _each(row.get(name)):
+            try:
+                check_size(notation)
+            except ValueError as error:
+                raise pa.ArrowInvalid(f"its `{name}` cannot be read: {str(error).rstrip('.')}") from None
+
+
+def check_values(rows: pa.Table | pa.RecordBatch) -> None:
+    """Check the values of a table by type and unit; raises ArrowInvalid naming the column out of bounds."""
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+            continue
+        if field.name == "step" and column.null_count:
+            raise pa.ArrowInvalid("it has rows without a step")
+        ends = pc.min_max(column).as_py()
+        for value in (ends["min"], ends["max"]):
+            if value is not None and not _is_bounded(field.name, value):
+                raise pa.ArrowInvalid(f"its `{field.name}` is out of bounds: {value!r}")
+
+
+def printable_rows(rows: Any) -> Any:
+    """Return a table or batch for people: in its texts, signs that a terminal obeys are replaced."""
+    for place, field in enumerate(rows.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            texts = rows.column(place).cast(pa.string())
+            rows = rows.set_column(place, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
+    return rows
+
+
+def _is_written(kind: pa.DataType) -> bool:
+    """Return whether raysim writes values of a type: truth values, numbers, texts, and lists and tables of them."""
+    types = pa.types
+    if types.is_list(kind):
+        return _is_written(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_written(field.type) for field in kind)
+    if types.is_dictionary(kind):
+        return bool(types.is_string(kind.value_type))
+    simple = (types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    return any(test(kind) for test in simple)
+
+
+def _kind(name: str) -> str | None:
+    """Return the kind of value of a column of `run.parquet`, None where it may hold anything."""
+    if name in _KINDS:
+        return _KINDS[name]
+    if name in _INTEGERS:
+        return "int"
+    if name in _TEXTS:
+        return "str"
+    if name == "probe":
+        return "bool"
+    return "float" if name in ("seconds", "start_s", "probe_overhead") or name.startswith(("final_", "chance_")) else None
+
+
+_WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"} | {
+    f"list[{kind}]": "a list" for kind in ("int", "float", "str")
+}
+
+
+def _is_of(kind: str, value: object) -> bool:
+    if kind.startswith("list"):
+        inner = kind[5:-1]
+        return isinstance(value, list) and all(_is_of(inner, each) for each in value)
+    if kind in ("int", "float"):
+        return isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
+    return isinstance(value, str if kind == "str" else bool)
+
+
+def _within(name: str, kind: str | None, value: Any) -> bool:
+    """Return whether a value of `run.parquet` lies within the bounds of its column."""
+    if kind == "int":
+        if name == "seed":
+            return bool(0 <= value < 2**63)
+        return bool(0 <= value <= (LARGEST_COUNT if name in _COUNTS else LARGEST_INTEGER))
+    return kind != "float" or _is_bounded(name, value)
+
+
+def _is_bounded(name: str, value: float) -> bool:
+    if isinstance(value, int):
+        return 0 <= value <= LARGEST_INTEGER
+    seconds = name == "seconds" or name.endswith("_s")
+    return not seconds or (math.isfinite(value) and abs(value) <= LONGEST_S)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    for inner in [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def _each(written: object) -> list[str]:
+    """Return the notations of a key: several where the boundaries have their own."""
+    if not isinstance(written, str):
+        return []
+    if not written.startswith("["):
+        return [written]
+    try:
+        return [str(each) for each in json.loads(written)]
+    except (ValueError, TypeError, RecursionError):
+        return [written]
