@@ -6,12 +6,10 @@ Tune calls `step`, which trains until there is something to report. The actor is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 from collections.abc import Generator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray import tune
 
 from raysim.config import ConfigError, RunConfig, make_config
+from raysim.file_lock import is_locked
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.records import RecordsError, Run
@@ -140,8 +139,9 @@ class SweepTrial(tune.Trainable):
 
     def _train(self, seed: int, name: str, place: int) -> Generator[dict[str, Any], None, Path]:
         """Train one seed, or go on with it; return its folder."""
-        spec, folder = self._spec, self._store.fetch(name)
-        _await_unlocked(folder)
+        spec = self._spec
+        _await_unlocked(self._store.local / name)
+        folder = self._store.fetch(name)
         before = _status(folder)
         if before in ("finished", "diverged"):
             return folder
@@ -204,9 +204,6 @@ def _says(seed: int, seeds: list[int], text: str) -> str:
 
 def _await_unlocked(folder: Path) -> None:
     """Wait until no process of a sweep that was killed holds the run's folder; its Ray takes a moment to end."""
-    lock, deadline = folder / ".lock", time.monotonic() + UNLOCK_S
-    while lock.is_file() and time.monotonic() < deadline:
-        with suppress(OSError), lock.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+    deadline = time.monotonic() + UNLOCK_S
+    while is_locked(folder) and time.monotonic() < deadline:
         time.sleep(0.1)

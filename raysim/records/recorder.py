@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raysim.file_lock import FolderLock
 from raysim.records.schema import OCCASIONAL, SCHEMAS, run_schema, schema_of
 from raysim.records.tables import UNREADABLE, RecordsError, part_files, read_table, write_table
 
@@ -27,46 +27,38 @@ class Recorder:
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
         self._next_part = 0
         self._hashes: dict[str, str] = {}  # SHA-256 of the parts, by name, as far as they are known
-        self._lock: IO[str] | None = None
+        self._lock = FolderLock(folder)
+
+    def lock(self) -> None:
+        """Make the folder and lock it, unless it is locked by this recorder; raises RecordsError where that cannot be done.
+
+        Nothing in the folder has changed then, and nothing will by others: now is the time to see whether it may be written.
+        """
+        try:
+            self._lock.acquire()
+        except BlockingIOError:
+            raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def open(self) -> None:
-        """Make the folder and lock it; raises RecordsError where that cannot be done."""
+        """Lock the folder, and make it ready to be written; raises RecordsError where that cannot be done."""
+        self.lock()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = self._acquire()
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
                 draft.unlink()  # of a process that was killed
             self._reopen()
             numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
             self._next_part = max(numbers, default=-1) + 1
-        except BlockingIOError:
-            raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
         except OSError as error:
-            raise RecordsError(
-                f"The run's folder {self.folder} cannot be written: {error.strerror or error}."
-            ) from None
+            raise self._unwritable(error) from None
 
     def close(self) -> None:
-        """Unlock the folder."""
-        if self._lock is not None:
-            (self.folder / ".lock").unlink(missing_ok=True)  # while it is held: never another's
-            self._lock.close()
-            self._lock = None
+        """Unlock the folder, if this recorder has locked it."""
+        self._lock.release()
 
-    def _acquire(self) -> IO[str]:
-        """Return the lock file, locked. A file that its last owner has removed in the meantime is opened again."""
-        while True:
-            file = (self.folder / ".lock").open("w")
-            try:
-                import fcntl  # reading a run must work where there is none
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                raise
-            if os.fstat(file.fileno()).st_nlink:
-                return file
-            file.close()
+    def _unwritable(self, error: OSError) -> RecordsError:
+        return RecordsError(f"The run's folder {self.folder} cannot be written: {error.strerror or error}.")
 
     def _reopen(self) -> None:
         """Remove merged tables: a run that was killed during compaction resumes from its parts, which are complete."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.file_lock import is_locked
 from raysim.places import Place, PlaceError
 from raysim.quality import Measure, measures_of
 from raysim.records.bounds import check_row, check_values, printable_rows
@@ -30,18 +31,19 @@ def present_status(folder: Place, written: str) -> str:
     """
     if written != "running" or not isinstance(folder, Path):
         return written
-    try:
-        with (folder / ".lock").open() as lock:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "running"
-    except (OSError, ImportError):
+    locked = is_locked(folder)
+    if locked is None:
         places = [folder, folder / "parts", folder / "run.parquet"]
-        newest = max((place.stat().st_mtime for place in places if place.exists()), default=0.0)
-        return "running" if time.time() - newest < SILENT_S else "killed"
-    return "killed"
+        locked = time.time() - max(map(_written_at, places)) < SILENT_S
+    return "running" if locked else "killed"
+
+
+def _written_at(place: Path) -> float:
+    """Return when a file or a folder has changed last, 0 where there is none (any more)."""
+    try:
+        return place.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 class Run:

@@ -34,12 +34,6 @@ class Resumable(NamedTuple):
         kept = {key: self.row[key] for key in _KEPT if key in self.row}
         return kept | {"resumed": self.row["resumed"] + 1}
 
-    def check_plan(self, cuts: list[str], schedule_rows: str | None, schedule: str) -> None:
-        """Raise ConfigError where the model's cuts or the rows of a schedule's file differ from the recorded ones."""
-        _check_same("cuts", self.row["cuts"], cuts)
-        if schedule_rows != self.row.get("schedule_rows"):
-            raise ConfigError(f"`schedule` must have the rows of the run to resume, but {schedule} has others now.")
-
     def drop_damaged(self) -> str | None:
         """Remove the damaged checkpoints, and return a warning about them; None where there are none."""
         if not self.errors:
@@ -55,14 +49,17 @@ class Resumable(NamedTuple):
 def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:
     """Read the interrupted run in a folder, with its newest whole checkpoint.
 
-    `row` is the row of `runs` that `config` would begin with. Raises ConfigError where the recorded configuration differs,
-    other than in the place of the run, and where checkpoints exist but none is whole.
+    `row` is the row of `runs` that `config` would begin with. Raises ConfigError if the recorded configuration differs, other
+    than in the place of the run, if the model's cuts or the rows of a schedule's file differ, and if no checkpoint is whole.
     """
     old = Run(folder).row
     recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
     for key in sorted(recorded | set(config.flat())):
         if key not in keys_of("place") | {"cuts", "num_stages"}:
             _check_same(key, old.get(key), row.get(key))
+    _check_same("cuts", old["cuts"], row["cuts"])
+    if row["schedule_rows"] != old.get("schedule_rows"):
+        raise ConfigError(f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now.")
     try:
         found, errors = newest_whole(folder / "checkpoints", recorder.check_parts)
     except CheckpointError as error:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from raysim.records import Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.training.budgets import Budgets, sensitivities
-from raysim.training.checkpoint import read_checkpoint, read_signals, write_checkpoint
+from raysim.training.checkpoint import Checkpoint, read_checkpoint, read_signals, write_checkpoint
 from raysim.training.clock import Clock
 from raysim.training.ending import Ending
 from raysim.training.evaluate import Evaluator
@@ -107,9 +108,10 @@ class Training:
         wait_s: float = 0.0,
         dashboard: bool = False,
     ) -> None:
-        check_start(out, engine if isinstance(engine, str) else "ray", resume=resume)
-        resume = resume and out is not None and not is_unbegun(run_folder(out))
+        self._check_start = partial(check_start, out, engine if isinstance(engine, str) else "ray", resume=resume)
+        self._check_start()  # before the model is made; what counts is the look under the lock
         self.config = config
+        self._resume = resume
         self._began = time.perf_counter()
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self.folder = run_folder(out) if out is not None else Path("results") / config.name / self.run_id
@@ -118,11 +120,7 @@ class Training:
         self._ending = ending or Ending()
         self._row = first_row(config, self.run_id)
         self._resumable: Resumable | None = None
-        if resume:
-            self._resumable = find_resumable(self.folder, config, self._row, self.recorder)
-            self._row |= self._resumable.kept_columns()
-            self.run_id = self._row["run_id"]
-        self._checkpoint = self._resumable.checkpoint if self._resumable else None
+        self._checkpoint: Checkpoint | None = None
         self._reached = 0  # the most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = Signals()  # of the last step
@@ -138,7 +136,7 @@ class Training:
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)
 
     def _describe_plan(self) -> None:
-        """Add the plan to the run's row; raises ConfigError where it differs from the plan of the run to resume."""
+        """Add the plan to the run's row."""
         plan = self.plan
         self.recorder.measures = tuple(measure.name for measure in plan.task.measures)
         self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
@@ -147,21 +145,33 @@ class Training:
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
         custom = isinstance(self.config.parsed_schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(plan.rows) if custom else None
-        if self._resumable:
-            self._resumable.check_plan(self._row["cuts"], self._row["schedule_rows"], self.config.schedule)
 
     def events(self) -> Generator[Event]:
         """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
 
-        Raises ConfigError at once where the folder cannot be written. The iteration raises ConfigError where the stages
-        have no room, StageError where the model fails, WorkerLostError where workers die at one step again and again,
-        and passes on KeyboardInterrupt; the last three are in the records too.
+        Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
+        ConfigError where the stages have no room, StageError where the model fails, WorkerLostError where workers die at one
+        step again and again, and passes on KeyboardInterrupt; the last three are in the records too.
         """
         try:
+            self.recorder.lock()
+            self._find_run()  # not before: until then another process may have gone on with it
             self.recorder.open()
-        except RecordsError as error:
-            raise ConfigError(str(error)) from None
+        except BaseException as error:
+            self.recorder.close()
+            if isinstance(error, RecordsError):
+                raise ConfigError(str(error)) from None
+            raise
         return self._events()
+
+    def _find_run(self) -> None:
+        """Find the run to go on with in the locked folder; raises ConfigError where the folder holds another one, or other files."""
+        self._check_start()
+        if self._resume and not is_unbegun(self.folder):
+            self._resumable = find_resumable(self.folder, self.config, self._row, self.recorder)
+            self._checkpoint = self._resumable.checkpoint
+            self._row |= self._resumable.kept_columns()
+            self.run_id = self._row["run_id"]
 
     def _events(self) -> Generator[Event]:
         before_s = float(self._row["seconds"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raysim.config import ConfigError
+from raysim.file_lock import NAME as LOCK
 from raysim.notation import suggestion
 
 ENGINES = ("ray", "inline")
@@ -42,7 +43,7 @@ def is_unbegun(folder: Path) -> bool:
         return False
     found = list(folder.iterdir())
     return all(
-        path.name == ".lock"
+        path.name == LOCK
         or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
         or path.name.startswith(".run.parquet.")
         for path in found

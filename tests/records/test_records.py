@@ -132,8 +132,8 @@ def open_recorder(folder: Path) -> Recorder:
 
 def abandon(recorder: Recorder) -> None:
     """Drop a recorder as a killed process does: the lock goes, all files stay."""
-    assert recorder._lock is not None
-    recorder._lock.close()
+    assert recorder._lock._file is not None
+    recorder._lock._file.close()
 
 
 def add(recorder: Recorder, first: int, last: int) -> None:
