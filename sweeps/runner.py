@@ -27,6 +27,7 @@ from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import HeadWatch
 from raysim.engine.init import end_ray, start_ray
+from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.records import RecordsError, Run
 from sweeps.callbacks import Stop, Watch
@@ -307,7 +308,7 @@ class Sweep:
             # imports may hang or crash.
             threading.Thread(target=import_module, args=("torch._dynamo",)).start()
             try:
-                context = start_ray(num_cpus=os.cpu_count(), dashboard=self.dashboard)
+                context = start_ray(num_cpus=usable_cpus(), dashboard=self.dashboard)
             except WorkerLostError as error:
                 raise SweepError(f"the sweep failed: {error}") from None
             dashboard_url = context.dashboard_url

@@ -8,7 +8,6 @@ processes.
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import time
@@ -25,6 +24,7 @@ from raysim.bench.torch_pipeline import run_rank
 from raysim.bench.workload import Timing, bench_config, time_engine
 from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
+from raysim.limits import usable_cpus
 from raysim.pipeline.plan import Workload, prepare
 
 TIMEOUT_S = 900.0
@@ -58,7 +58,7 @@ def bench_pipeline(num_stages: list[int], *, pairs: int = 7, steps: int = 20) ->
         table.add_row(str(result["num_stages"]), result["codec"], *row)
     Console().print(table)
     Console().print(_cpu_table(results))
-    return {"torch": torch.__version__, "cores": os.cpu_count(), "results": results}
+    return {"torch": torch.__version__, "cores": usable_cpus(), "results": results}
 
 
 def _compressed(config: RunConfig, codec: str) -> RunConfig:

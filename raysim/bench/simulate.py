@@ -7,7 +7,6 @@ seconds of the first call are stated separately.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 import statistics
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from raysim.limits import usable_cpus
 from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
@@ -49,7 +49,7 @@ def bench_simulate(size: Size | None = None, *, repeats: int = 3) -> dict[str, A
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             results.append({"case": name} | pool.apply(_measure, (name, size, repeats)))
     print_table(results)
-    return {"bench": "simulate", "cpus": os.cpu_count(), "size": size._asdict(), "cases": results}
+    return {"bench": "simulate", "cpus": usable_cpus(), "size": size._asdict(), "cases": results}
 
 
 def print_table(results: list[dict[str, Any]]) -> None:

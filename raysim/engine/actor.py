@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from raysim.codecs.message import Message
 from raysim.engine.delivery import Limits, pieces
 from raysim.engine.mailbox import Mailbox
-from raysim.engine.room import host_memory_bytes
 from raysim.engine.slow_start import Reach, starts_slowly
 from raysim.engine.speeds import measured_gflops
+from raysim.limits import node_memory
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns
 from raysim.pipeline.reports import Failure
@@ -137,7 +136,7 @@ class StageActor:
         """Return the node, and the bytes of its memory."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), min(host_memory_bytes(), psutil.virtual_memory().total)
+        return ray.get_runtime_context().get_node_id(), node_memory().size
 
     def _conduct(self, turn: int, turns: Turns[Any], worker: Any) -> Any:
         try:

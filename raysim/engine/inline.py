@@ -11,7 +11,8 @@ import torch
 
 from raysim.config import ConfigError
 from raysim.engine.base import Engine, Ref
-from raysim.engine.room import check_room, host_memory_bytes
+from raysim.engine.room import check_room
+from raysim.limits import process_memory
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Parts, Send, Take, Turns
 from raysim.pipeline.worker import Worker
@@ -27,7 +28,7 @@ class InlineEngine(Engine):
             raise ConfigError(
                 "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
             )
-        check_room(self.all_memories, host_memory_bytes())
+        check_room(self.all_memories, process_memory())
 
     @property
     def device_kind(self) -> str:

@@ -22,9 +22,10 @@ from raysim.engine.head import HeadWatch
 from raysim.engine.init import end_ray, first_reason, start_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import assign, equal_share, free_resources, room_for
-from raysim.engine.room import check_room, host_memory_bytes
+from raysim.engine.room import check_room
 from raysim.engine.slow_start import Reach
 from raysim.engine.token import dashboard_sentence
+from raysim.limits import node_memory, usable_cpus
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import Workload
@@ -60,7 +61,7 @@ class RayEngine(Engine):
         if address := os.environ.get("RAY_ADDRESS"):
             check_address(address, "`RAY_ADDRESS`")
         else:
-            check_room(self.all_memories, host_memory_bytes())
+            check_room(self.all_memories, node_memory())
 
     def start(self) -> None:
         import ray
@@ -201,7 +202,7 @@ class RayEngine(Engine):
             self._say_dashboard(joined.dashboard_url)
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
-        cpus = max(wanted, os.cpu_count() or 1)  # our own Ray: stages may share cores, and their records say so
+        cpus = max(wanted, usable_cpus())  # our own Ray: stages may share cores, and their records say so
         context = start_ray(num_cpus=cpus, dashboard=self.dashboard)
         self._say_dashboard(context.dashboard_url)
 

@@ -1,31 +1,24 @@
-"""Memory of hosts, and the refusal of stages that need more."""
+"""The refusal of stages that need more memory than there is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from raysim.config import ConfigError
+from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
 
 
-def host_memory_bytes() -> int:
-    """Return the memory of this machine, or the limit of its container."""
-    total: int = psutil.virtual_memory().total
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    except (OSError, ValueError):  # no control group, or "max"
-        return total
-
-
 def check_room(
-    memories: Sequence[StageMemory], capacity_bytes: int | Mapping[Any, int], nodes: Sequence[str] | None = None
+    memories: Sequence[StageMemory], capacity: MemoryLimit | Mapping[Any, int], nodes: Sequence[str] | None = None
 ) -> None:
-    """Raise ConfigError with the arithmetic where the stages that share a node need more than its memory."""
+    """Raise ConfigError with the arithmetic where the stages that share a node need more than its memory.
+
+    `capacity` is that of this machine, or the bytes of each node.
+    """
     try:
-        check_memory(memories, capacity_bytes, nodes)
+        check_memory(memories, capacity.size if isinstance(capacity, MemoryLimit) else capacity, nodes)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        limit = f" {str(capacity)[0].upper()}{str(capacity)[1:]}." if isinstance(capacity, MemoryLimit) else ""
+        raise ConfigError(f"{error}{limit}") from None

@@ -20,7 +20,7 @@ from raysim.codecs.warm import warm
 from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.room import host_memory_bytes
+from raysim.limits import process_memory
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
@@ -70,10 +70,11 @@ def link_costs(
     """
     dtype = DTYPES[config.dtype]
     largest = max((math.prod(shape) * dtype.itemsize for one in boundaries for shape in one.shapes.values()), default=0)
-    if 8 * largest > host_memory_bytes():
+    memory = process_memory()
+    if 8 * largest > memory.size:
         raise ConfigError(
-            f"A message must leave this machine's memory ({format_bytes(host_memory_bytes())}) room to encode it, but has "
-            f"{format_bytes(largest)}. Use more microbatches."
+            f"Encoding a message of {format_bytes(largest)} takes up to {format_bytes(8 * largest)}, but {memory}. "
+            "Use more microbatches."
         )
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     before = torch.get_num_threads()
@@ -251,10 +252,11 @@ def replica_costs(
                 ReplicaCost(stage, repr(method), 0, ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
             )
             continue
-        if 6 * 4 * values * count > host_memory_bytes():
+        memory = process_memory()
+        if 6 * 4 * values * count > memory.size:
             raise ConfigError(
-                f"The gradients of stage {stage} ({format_bytes(4 * values)}) on {count} replicas must leave this machine's memory "
-                f"({format_bytes(host_memory_bytes())}) room to average them. Use fewer replicas or more stages."
+                f"Averaging the gradients of stage {stage} ({format_bytes(4 * values)}) on {count} replicas takes up to "
+                f"{format_bytes(6 * 4 * values * count)}, but {memory}. Use fewer replicas or more stages."
             )
         method.check(mine, count, config.optimizer.momentum)
         found = (method.part(step) for step in range(method.period))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.limits import usable_cpus
 from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
 from raysim.network.placement import Placement
@@ -64,7 +64,7 @@ class Prediction:
             _with_collectives(replace(profile, transport=RAY), run, step) for step, profile in found.items()
         ]
         self.placement = Placement(tuple(range(self.num_hosts)), threads=threads)
-        cores = os.cpu_count() or 1
+        cores = usable_cpus()
         self.oversubscribed = self.num_hosts * threads > cores
         if self.oversubscribed:
             self._fit_cores(typical(seconds.tolist()), float(cores))

@@ -11,6 +11,7 @@ from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, third, two_worke
 from raysim.codecs.message import wire_bytes
 from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
+from raysim.limits import MemoryLimit
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.mail import Send
 from raysim.pipeline.plan import prepare
@@ -304,12 +305,13 @@ def test_threads_are_set_for_stages_and_put_back(small):
 
 def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatch):
     engine = InlineEngine(prepare(small(forward="AQSGD(Quantize(4))", data={"name": "digits"})))
-    monkeypatch.setattr("raysim.engine.inline.host_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("raysim.engine.inline.process_memory", lambda: MemoryLimit(10**6, "this container may use"))
     with pytest.raises(ConfigError) as caught:
         engine.check()
     # 1,437 samples of 4 x 8 x 8 values in float32 at boundary 0, kept at both its ends
     assert "1.47 MB reference copies" in str(caught.value)
     assert "AQSGD's `capacity`" in str(caught.value)
+    assert str(caught.value).endswith(" This container may use 0.0 GB.")
 
 
 @pytest.mark.parametrize("run", third(1, [name for name in RUNS if not name.startswith(("custom", "interleaved"))]))

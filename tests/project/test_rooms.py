@@ -26,13 +26,14 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"file_lock", "files", "notation", "on_demand", "plugins", "quality", "random", "values"}
+LOW = {"file_lock", "files", "limits", "notation", "on_demand", "plugins", "quality", "random", "values"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 
 ROOMS = {
     "raysim.file_lock": (set(), set()),
     "raysim.files": ({"notation"}, set()),
+    "raysim.limits": (set(), set()),
     "raysim.plugins": (set(), set()),
     "raysim.notation": ({"plugins"}, set()),
     "raysim.random": (set(), set()),

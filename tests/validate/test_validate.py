@@ -234,7 +234,7 @@ def profile_of(hosts, sizes, random):
 @pytest.mark.parametrize(("hosts", "cores"), [(2, None), (3, 1.6)])
 def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, sizes):
     """From unshaped steps alone: their costs, what Ray sends beside packets, and the cores that three hosts of two shared."""
-    monkeypatch.setattr("raysim.validate.predict.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("raysim.validate.predict.usable_cpus", lambda: 2)
     profiles = [profile_of(hosts, sizes, np.random.default_rng(seed)) for seed in range(4)]
     shared = {"cores": (cores,), "machines": (0,) * hosts} if cores else {}
     placement = Placement(tuple(range(hosts)), **shared)
