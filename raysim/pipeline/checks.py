@@ -15,11 +15,22 @@ if TYPE_CHECKING:
 
 def check_plan(plan: Plan, parts: Partition) -> None:
     """Raise ConfigError where the parts of a plan do not fit together."""
+    _check_trained(plan, parts)
     _check_muon(plan, parts)
     _check_groups(plan, parts)
     _check_twins(plan)
     _check_tied_weights(plan)
     _check_constraints(plan, parts)
+
+
+def _check_trained(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError if no parameter would be trained."""
+    parameters = [parameter for module in parts.stages for parameter in module.parameters()]
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ConfigError(
+            f"`model` = {plan.config.model.name!r} must have parameters to train, but none of its {len(parameters)} has "
+            "`requires_grad` = True. Unfreeze some."
+        )
 
 
 def _check_muon(plan: Plan, parts: Partition) -> None:

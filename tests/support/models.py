@@ -59,3 +59,8 @@ def exploding(shape) -> nn.Sequential:
 def unread(shape) -> nn.Sequential:
     """A model whose second layer has no weights to read what it is given."""
     return nn.Sequential(nn.Conv2d(shape.input_shape[0], 1, 3, padding=1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def untrained(shape) -> nn.Sequential:
+    """A model of which every parameter is frozen."""
+    return flat(shape).requires_grad_(False)

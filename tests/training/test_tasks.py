@@ -44,6 +44,14 @@ def test_muon_without_matrices_is_refused(small):
     )
 
 
+def test_a_model_of_frozen_parameters_is_refused(small):
+    with pytest.raises(ConfigError) as caught:
+        prepare(small(num_stages=2, model={"name": "models:untrained"}))
+    assert str(caught.value) == (
+        "`model` = 'models:untrained' must have parameters to train, but none of its 4 has `requires_grad` = True. Unfreeze some."
+    )
+
+
 PADDED = """
 import torch
 def data():
