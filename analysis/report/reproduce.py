@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from analysis.report.material import Job, Material
 
-ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "engine")
+ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "cpu", "cpu_capability", "engine")
 TABLES = ("model", "data")  # keys whose options stand with them in one table
 
 

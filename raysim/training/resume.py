@@ -34,6 +34,16 @@ class Resumable(NamedTuple):
         kept = {key: self.row[key] for key in _KEPT if key in self.row}
         return kept | {"resumed": self.row["resumed"] + 1}
 
+    def other_processor(self, row: Mapping[str, Any]) -> str | None:
+        """Return a warning if the run goes on with other instructions than recorded, by the `row` that would begin it here."""
+        old, new = self.row.get("cpu_capability"), row["cpu_capability"]
+        if old in (None, new):  # older records do not tell
+            return None
+        return (
+            f"The run was recorded with {old} ({self.row['cpu']}) and resumes with {new} ({row['cpu']}): losses may differ in the "
+            "last digits."
+        )
+
     def drop_damaged(self) -> str | None:
         """Remove the damaged checkpoints, and return a warning about them; None where there are none."""
         if not self.errors:

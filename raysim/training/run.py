@@ -35,7 +35,7 @@ from raysim.training.fidelity import fidelity_warning
 from raysim.training.progress import print_progress
 from raysim.training.resume import Resumable, find_resumable
 from raysim.training.start import check_start, is_unbegun, run_folder
-from raysim.training.summary import first_row, result_columns
+from raysim.training.summary import device_columns, first_row, result_columns
 from raysim.training.tables import rows_of_step
 from raysim.workloads.chance import chance
 from raysim.workloads.data import Data
@@ -179,7 +179,7 @@ class Training:
         try:
             self._ending.begin(self.config.grace_s)
             self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
-            yield from self._drop_damaged()
+            yield from self._warn_of_resume()
             yield from self._train()
             status = "finished"
         except DivergedError as error:
@@ -214,7 +214,7 @@ class Training:
         else:
             try:
                 self.engine.start()
-                self._record_device()
+                self._row |= device_columns(self.engine)
             except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
                 raise _RefusedError(str(error)) from None
         self._record_nodes()
@@ -224,21 +224,15 @@ class Training:
             self._row["start_s"] += self._clock_zero - self._began
             self._row["device_kind"] = self.engine.device_kind
 
-    def _drop_damaged(self) -> Iterator[Event]:
-        """Remove checkpoints that are damaged, with a warning: the run goes on from the one before."""
-        reason = self._resumable.drop_damaged() if self._resumable else None
-        if reason is not None:
-            assert self._checkpoint is not None
-            self._row["warning"] = self._row["warning"] or reason
-            yield Event("warning", {"step": self._checkpoint.step, "reason": reason})
-
-    def _record_device(self) -> None:
-        """Note which GPU computes, after it was found to do for the run; raises ConfigError where it does not."""
-        facts = self.engine.check_devices()
-        if facts is not None:
-            self._row |= {"device_name": facts.name, "device_capability": facts.capability}
-            self._row |= {"driver": facts.driver, "cuda": facts.cuda}
-            self._row["device_forecast_bytes"] = self.engine.device_forecast_bytes()
+    def _warn_of_resume(self) -> Iterator[Event]:
+        """Remove damaged checkpoints, and warn of them and of another processor: the run goes on all the same."""
+        if self._resumable is None:
+            return
+        step = self._checkpoint.step if self._checkpoint else 0
+        for reason in (self._resumable.drop_damaged(), self._resumable.other_processor(self._row)):
+            if reason is not None:
+                self._row["warning"] = self._row["warning"] or reason
+                yield Event("warning", {"step": step, "reason": reason})
 
     def _record_nodes(self) -> None:
         """Note the node of each worker and its speed, where there are several."""

@@ -7,30 +7,63 @@ import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from raysim.config import RunConfig, as_row
+from raysim.engine.base import Engine
 from raysim.records import SCHEMA_VERSION, Run
 
 
 def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
     """Return the row of a run that begins now on this machine."""
-    return as_row(config) | {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id,
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
-        "status": "running",
-        "restarts": 0,
-        "resumed": 0,
-        "diverged_step": None,
-        "diverged_at": None,
-        "warning": None,
-        "error": None,
-        "seconds": 0.0,
-        "start_s": 0.0,  # of `seconds`, before the first step of each start
+    return (
+        as_row(config)
+        | {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run_id,
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "cpu": _cpu(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instructions that torch's kernels use, and sums depend on
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+            "status": "running",
+            "restarts": 0,
+            "resumed": 0,
+            "diverged_step": None,
+            "diverged_at": None,
+            "warning": None,
+            "error": None,
+            "seconds": 0.0,
+            "start_s": 0.0,  # of `seconds`, before the first step of each start
+        }
+    )
+
+
+def _cpu() -> str:
+    """Return the name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def device_columns(engine: Engine) -> dict[str, Any]:
+    """Return the columns on the GPU that computes, none of a CPU; raises ConfigError if it does not do for the run."""
+    facts = engine.check_devices()
+    if facts is None:
+        return {}
+    return {
+        "device_name": facts.name,
+        "device_capability": facts.capability,
+        "driver": facts.driver,
+        "cuda": facts.cuda,
+        "device_forecast_bytes": engine.device_forecast_bytes(),
     }
 
 

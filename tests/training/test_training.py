@@ -112,6 +112,31 @@ def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after
     same_records(resumed, whole)
 
 
+@pytest.mark.parametrize("recorded", ["AVX2", None])
+def test_a_run_that_resumes_with_other_instructions_says_so(small, tmp_path, monkeypatch, recorded):
+    """Sums of other instructions differ in their last bits; records of older versions do not tell."""
+    training = Training(small(), engine="inline", out=tmp_path / "run")
+    if recorded is None:
+        del training._row["cpu_capability"]
+    else:
+        training._row |= {"cpu_capability": recorded, "cpu": "Xeon"}
+    events = training.events()
+    while next(events).kind != "step":
+        pass
+    events.close()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    resumed = Training(small(), engine="inline", out=tmp_path / "run", resume=True)
+    warnings = [event.row["reason"] for event in resumed.events() if event.kind == "warning"]
+    row = Run(tmp_path / "run").row
+    if recorded is None:
+        assert (warnings, row["warning"]) == ([], None)
+    else:
+        start = "The run was recorded with AVX2 (Xeon) and resumes with AVX512 ("
+        assert [sentence.startswith(start) for sentence in warnings] == [True]
+        assert row["warning"] == warnings[0]
+    assert (row["cpu_capability"], bool(row["cpu"])) == ("AVX512", True)
+
+
 def test_another_configuration_is_not_resumed(small, tmp_path):
     training = Training(small(), engine="inline", out=tmp_path / "run")
     events = training.events()
