@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from ray.tune.schedulers import ASHAScheduler
 import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
-from raysim.engine.head import HeadWatch
+from raysim.engine.head import RayWatch, end_process
 from raysim.engine.init import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
@@ -46,6 +45,7 @@ from sweeps.surroundings import SETTINGS, ending_in_order, tune_settings
 from sweeps.trial import Spec, SweepTrial
 
 LOST_PROCESSES = 3  # times that a trial whose processes are lost starts again from its checkpoint
+PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
 SEND_S = 10.0  # at least between two copies of sqlite to a bucket
 
 
@@ -76,7 +76,6 @@ class Sweep:
         self.study = study
         self.address = address or os.environ.get("RAY_ADDRESS")
         self.wait_s = wait_s
-        self._head: HeadWatch | None = None  # of a cluster that this sweep joined
         self.dashboard = dashboard
         self.dashboard_url: str | None = None
         if self.address and not ray.is_initialized():
@@ -88,8 +87,8 @@ class Sweep:
         self.reason: str | None = None  # why the study cannot go on
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a row has changed."""
-        self.on_head_lost: Callable[[str], None] = _end_process
-        """Called with a sentence when the head of the cluster is lost: it ends the process, as Ray would without a word."""
+        self.on_lost: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the sweep.")
+        """Called with a sentence when Ray's servers are lost: it ends the process, as Ray would without a word."""
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
         if resume and not self.store.is_unbegun():
@@ -301,24 +300,22 @@ class Sweep:
             yield
             return
         if self.address:
-            joined = join_cluster(self.address, "`address`", self._abandon)
-            self._head, dashboard_url = joined.watch, joined.dashboard_url
+            connected = join_cluster(self.address, "`address`", self._abandon)
         else:
             # The plan of a trial needs it, and Ray's start leaves this process idle. No daemon: a process that ends while one
             # imports may hang or crash.
             threading.Thread(target=import_module, args=("torch._dynamo",)).start()
             try:
-                context = start_ray(num_cpus=usable_cpus(), dashboard=self.dashboard)
+                connected = start_ray(
+                    num_cpus=usable_cpus(), dashboard=self.dashboard, on_lost=self._abandon, patience_s=PATIENCE_S
+                )
             except WorkerLostError as error:
                 raise SweepError(f"the sweep failed: {error}") from None
-            dashboard_url = context.dashboard_url
-        self.dashboard_url = dashboard_url
+        self.dashboard_url = connected.dashboard_url
         try:
             yield
         finally:
-            if self._head is not None:
-                self._head.end()
-            end_ray()
+            end_ray(connected.watch)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -337,14 +334,14 @@ class Sweep:
                 raise ConfigError(f"Another process is sweeping in {self.folder}.") from None
             yield
 
-    def _abandon(self, watch: HeadWatch) -> None:
-        """Leave the rows as a resume needs them, without the main thread, which waits in Ray for a head that is lost."""
+    def _abandon(self, watch: RayWatch) -> None:
+        """Leave the rows as a resume needs them, without the main thread, which waits in Ray for servers that are lost."""
         for row in self.ledger.running:
             row.status = "waiting"
         self.rows.write()
         with suppress(OSError):
             self._send(always=True)
-        self.on_head_lost(watch.sentence)
+        self.on_lost(watch.sentence)
 
     def _changed(self) -> None:
         self._send()
@@ -360,11 +357,6 @@ class Sweep:
         if always or time.monotonic() - self._sent > SEND_S:
             self.store.send("optuna.db")
             self._sent = time.monotonic()
-
-
-def _end_process(sentence: str) -> None:
-    print(f"{sentence}. To go on, resume the sweep.", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from raysim.training.ending import SIGNALS
+from raysim.training.ending import ECHO_S, SIGNALS
 
 # Settings of Tune: no output, no files of its own beside our rows, and no snapshots.
 SETTINGS = {
@@ -37,12 +38,16 @@ def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def ending_in_order(interrupt: Callable[[int], None]) -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second at once."""
+    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second, after `ECHO_S`, at once."""
+    asked: list[float] = []
 
     def handle(number: int, frame: Any) -> None:
+        if asked and time.monotonic() - asked[0] < ECHO_S:
+            return
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(time.monotonic())
         interrupt(number)
-        for each in SIGNALS:
-            signal.signal(each, signal.default_int_handler)
         with suppress(OSError):  # the terminal may have gone
             print("\nending: trials under way are kept for a resume", file=sys.stderr)
 

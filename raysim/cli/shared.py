@@ -110,6 +110,16 @@ def fail(sentence: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def leave(loss: str, again: str, ending: Ending) -> NoReturn:
+    """End the process with one sentence on a loss of Ray's servers, from any thread: the main one waits in Ray."""
+    from raysim.engine.head import end_process
+
+    ending.notice()
+    end_process(
+        f"raysim: {'interrupted' if ending.wanted else loss}. {again}", ending.exit_code if ending.wanted else 1
+    )
+
+
 class Commands(TyperGroup):
     """Commands that report errors of the system in one sentence: a full disk, a folder that has gone, too little memory."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail
+from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail, leave
 from raysim.files import os_sentence
 
 
@@ -72,12 +70,12 @@ def sweep(
         words = [word for option, value in options if value is not None for word in (option, str(value))]
         again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
 
-        def leave(sentence: str) -> None:
-            """End the process, whose main thread waits for a head that is lost."""
-            print(f"raysim: {sentence}. To go on, once a cluster is up: {again}", file=sys.stderr, flush=True)
-            os._exit(1)
+        def on_lost(loss: str) -> None:
+            ending.signal = ending.signal or one.signal  # a sweep takes the signals while it runs
+            once = ", once a cluster is up" if one.address else ""
+            leave(loss, f"To go on{once}: {again}", ending)
 
-        one.on_head_lost = leave
+        one.on_lost = on_lost
         try:
             show_sweep(one)
             show_result(one)
@@ -86,7 +84,7 @@ def sweep(
             if chosen.confirm:
                 second = confirming(one)
                 if second is not None:
-                    second.on_head_lost = leave
+                    second.on_lost = on_lost
                     show_power(one, second)
                     show_sweep(second)
                 show_confirmation(second)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import Recipe, bad_input_in_one_sentence, ending_on_signals, fail
+from raysim.cli.shared import Recipe, bad_input_in_one_sentence, ending_on_signals, fail, leave
 from raysim.files import os_sentence
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _train(
         _check_repeat(training)
     words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]
     again = f"To go on: {shlex.join(words)}"
+    training.engine.on_stuck = lambda loss: leave(loss, again, ending)
     try:
         show_training(training)
     except KeyboardInterrupt:

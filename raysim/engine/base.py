@@ -7,16 +7,17 @@ The driver sees reports only. `raysim.engine.inline` runs the workers in this pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 
+from raysim.engine.head import end_process
 from raysim.engine.slow_start import Reach
 from raysim.network.memory import StageMemory
 from raysim.pipeline.device import DeviceFacts, check_devices
-from raysim.pipeline.errors import SenderStoppedError
+from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
 from raysim.pipeline.plan import Workload
 from raysim.pipeline.reports import Evaluated, Failure, StepReport
 from raysim.pipeline.signals import Signals
@@ -42,6 +43,8 @@ class Engine(ABC):
         """Seconds to wait for room that others hold."""
         self.dashboard = False
         """True if Ray's dashboard is wanted."""
+        self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the run.")
+        """Ends the process with a sentence: called in another thread if a call of Ray does not return after a loss of its servers."""
 
     @property
     def num_workers(self) -> int:
@@ -70,6 +73,10 @@ class Engine(ABC):
         check_devices(self.plan.config, self.all_memories, owners, facts, self.gpu_share)
         first: DeviceFacts | None = facts[0]
         return first
+
+    def loss(self) -> WorkerLostError | None:
+        """Return the loss of all that workers need, None if there is none; errors of any kind follow from it."""
+        return None
 
     def device_forecast_bytes(self) -> int:
         """Return the forecast of peak memory of the worker that needs most."""

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.engine.actor import start_actor
-from raysim.engine.cluster import join_cluster
+from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.delivery import find_limits
 from raysim.engine.init import end_ray, start_ray
+from raysim.limits import usable_cpus
 from raysim.network.transport import HostCosts
 from raysim.pipeline.mail import Letter, Send, Take, Turns
 
@@ -102,16 +103,16 @@ def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
 @contextmanager
 def _connected() -> Iterator[None]:
     if address := os.environ.get("RAY_ADDRESS"):
+        check_address(address, "`RAY_ADDRESS`")
         watch = join_cluster(address, "`RAY_ADDRESS`").watch
     else:
-        start_ray(num_cpus=os.cpu_count(), dashboard=False)
-        watch = None
+        watch = start_ray(
+            num_cpus=usable_cpus(), dashboard=False, on_lost=lambda watch: None, patience_s=TIMEOUT_S
+        ).watch
     try:
         yield
     finally:
-        if watch is not None:
-            watch.end()
-        end_ray()
+        end_ray(watch)
 
 
 @contextmanager

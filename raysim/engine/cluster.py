@@ -6,10 +6,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from raysim.config import ConfigError
-from raysim.engine.head import HeadWatch
+from raysim.engine.head import Connected, HeadWatch, RayWatch
 from raysim.engine.init import first_reason, init_ray, plain_text
 from raysim.engine.token import token_words, user_here
 
@@ -27,14 +26,7 @@ except Exception as error:
 """
 
 
-class Joined(NamedTuple):
-    """A cluster that this driver has joined."""
-
-    dashboard_url: str | None
-    watch: HeadWatch
-
-
-def join_cluster(address: str, field: str, on_lost: Callable[[HeadWatch], None] = lambda watch: None) -> Joined:
+def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> Connected:
     """Join the cluster at an address, which `check_address` has found good, and watch its head from then on.
 
     `field` names the setting that the address is of, `on_lost` is called when the head is lost. Raises ConfigError where the
@@ -47,7 +39,7 @@ def join_cluster(address: str, field: str, on_lost: Callable[[HeadWatch], None] 
         context = init_ray(address=address, job_config=JobConfig(metadata={"user": user_here()}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
-    return Joined(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
+    return Connected(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
 
 
 def check_address(address: str, field: str) -> None:

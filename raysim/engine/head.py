@@ -1,55 +1,180 @@
-"""A watch on the head of a cluster: Ray's core ends a driver without a head after a minute, with a stack trace and no other word."""
+"""Watches on Ray's servers: Ray's core ends a driver without them after up to a minute, with a stack trace and no other word."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, NamedTuple, NoReturn
 
-LOOK_S = 3.0  # between two looks
+import psutil
+
 LOST_S = 20.0  # without an answer, and the head counts as lost; Ray's core waits for 60
+VITAL = ("gcs_server", "raylet")  # servers without which Ray ends
+STOPPED_LOOKS = 5  # in a row at which a server is stopped, and it counts as lost
 
 
-class HeadWatch:
-    """Sees whether the head of a cluster, host:port, still takes connections, in a thread of its own.
+class Connected(NamedTuple):
+    """A Ray that this driver uses, joined or started."""
 
-    `on_lost` is called in that thread, once, when the head has taken none for `LOST_S`. From then on Ray's own clean-up, which would
-    wait for the head, is left out at the end of the process.
+    dashboard_url: str | None
+    watch: RayWatch
+
+
+class RayWatch(ABC):
+    """Looks in a thread of its own whether Ray's servers are there.
+
+    If they are lost and nobody has ended the watch `patience_s` seconds later, `on_lost` is called in that thread, once: the main
+    thread may wait in Ray for ever.
     """
 
-    def __init__(self, address: str, on_lost: Callable[[HeadWatch], None] = lambda watch: None) -> None:
-        self.address = address
+    look_s: ClassVar[float]  # between two looks
+
+    def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self.lost = False
-        self._on_lost = on_lost
+        self._on_lost, self._patience_s = on_lost, patience_s
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, name="head watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="Ray watch", daemon=True).start()
 
     def end(self) -> None:
         """Watch no longer."""
         self._ended.set()
 
+    def look(self) -> bool:
+        """Return whether the servers are lost, as far as it shows at once."""
+        return self.lost
+
+    def kill(self) -> None:
+        """Kill what is left of servers that this process started; others are left alone."""
+        return
+
     @property
+    @abstractmethod
     def sentence(self) -> str:
         """The loss in words."""
-        return f"the head of the cluster, {self.address}, is lost: it has not answered for {LOST_S:g} s"
+
+    @abstractmethod
+    def _look(self) -> bool: ...
 
     def _watch(self) -> None:
-        host, _, port = self.address.rpartition(":")
-        answered = time.monotonic()
-        while not self._ended.wait(LOOK_S):
-            try:
-                socket.create_connection((host, int(port)), timeout=LOOK_S).close()
-                answered = time.monotonic()
-            except OSError:
-                if time.monotonic() - answered >= LOST_S:
-                    self.lost = True
-                    atexit.register(_leave)  # before Ray's own, which was registered earlier
+        while not self._ended.wait(self.look_s):
+            self.lost = self.lost or self._look()
+            if self.lost:
+                if not self._ended.wait(self._patience_s):
+                    self.kill()
                     self._on_lost(self)
-                    return
+                return
+
+
+class HeadWatch(RayWatch):
+    """Sees whether the head of a joined cluster, host:port, still takes connections.
+
+    From its loss on Ray's own clean-up, which would wait for the head, is left out at the end of the process.
+    """
+
+    look_s = 3.0
+
+    def __init__(self, address: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> None:
+        self.address = address
+        self._answered = time.monotonic()
+        super().__init__(on_lost)
+
+    @property
+    def sentence(self) -> str:
+        return f"the head of the cluster, {self.address}, is lost: it has not answered for {LOST_S:g} s"
+
+    def _look(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=self.look_s).close()
+            self._answered = time.monotonic()
+        except OSError:
+            if time.monotonic() - self._answered >= LOST_S:
+                atexit.register(_leave)  # before Ray's own, which was registered earlier
+                return True
+        return False
+
+
+class ServersWatch(RayWatch):
+    """Sees whether the servers of a Ray that this process starts live, and removes what they leave.
+
+    Each server leads a process group of its own, so that a signal to the driver's group, such as that of `timeout`, does not end
+    it: the driver ends Ray in order.
+    """
+
+    look_s = 1.0
+
+    def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._stopped: dict[int, int] = {}  # looks in a row at which a server was stopped
+        self._loss = ""
+        super().__init__(on_lost, patience_s)
+
+    def adopt(self, server: subprocess.Popen[bytes]) -> None:
+        """Watch a server, which leads a process group of its own."""
+        self._servers.append(server)
+
+    @property
+    def sentence(self) -> str:
+        return self._loss
+
+    def look(self) -> bool:
+        self.lost = self.lost or self._find(_ended)
+        return self.lost
+
+    def _look(self) -> bool:
+        return self._find(_ended) or self._find(self._was_stopped)
+
+    def _find(self, fault: Callable[[subprocess.Popen[bytes]], str]) -> bool:
+        """Return whether a server that Ray cannot do without has a fault, and put it into words."""
+        for server in list(self._servers):
+            name = Path(server.args[0]).name  # type: ignore[index, arg-type]
+            if name in VITAL and (words := fault(server)):
+                self._loss = f"Ray's {name} {words}"
+                _kill_group(server.pid)  # if it is stopped, and its agents, which look for it only now and then
+                return True
+        return False
+
+    def _was_stopped(self, server: subprocess.Popen[bytes]) -> str:
+        """Count the looks at which a server is stopped: seconds would also pass while this process is."""
+        with suppress(psutil.Error):
+            stopped = psutil.Process(server.pid).status() == psutil.STATUS_STOPPED
+            self._stopped[server.pid] = self._stopped.get(server.pid, 0) + 1 if stopped else 0
+        looks = self._stopped.get(server.pid, 0)
+        return f"has been stopped for {looks * self.look_s:g} s" if looks >= STOPPED_LOOKS else ""
+
+    def kill(self) -> None:
+        for server in self._servers:
+            _kill_group(server.pid)
+
+
+def _ended(server: subprocess.Popen[bytes]) -> str:
+    """Return in words how a server ended, "" if it lives."""
+    code = server.poll()
+    if code is None:
+        return ""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def end_process(sentence: str, code: int = 1) -> NoReturn:
+    """End the process with a sentence, from any thread: the main one waits in Ray."""
+    with suppress(OSError):  # the terminal may have gone
+        print(sentence, file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _leave() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
+from raysim.engine.head import Connected, RayWatch, ServersWatch
 from raysim.engine.signals import signals_after
 from raysim.engine.token import protect_token
 from raysim.pipeline.errors import WorkerLostError
@@ -34,22 +35,50 @@ def init_ray(**options: Any) -> Any:
     return context
 
 
-def start_ray(*, num_cpus: int | None, dashboard: bool) -> Any:
-    """Start a Ray of this process's own, which listens on loopback, and return its context; raises WorkerLostError where it fails."""
+def start_ray(
+    *, num_cpus: int | None, dashboard: bool, on_lost: Callable[[RayWatch], None], patience_s: float
+) -> Connected:
+    """Start a Ray of this process's own, which listens on loopback; raises WorkerLostError if it fails.
+
+    `on_lost` and `patience_s`: of the watch on its servers.
+    """
+    watch = ServersWatch(on_lost, patience_s)
     try:
-        return init_ray(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=dashboard,
-            dashboard_host="127.0.0.1",
-            _system_config=OURS | ({} if dashboard else UNWATCHED),
-        )
+        with adopted_by(watch):
+            context = init_ray(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                _system_config=OURS | ({} if dashboard else UNWATCHED),
+            )
     except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
-        end_ray()
+        end_ray(watch)
         raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
     except BaseException:  # a signal that arrived while Ray started
-        end_ray()
+        end_ray(watch)
         raise
+    return Connected(context.dashboard_url, watch)
+
+
+@contextmanager
+def adopted_by(watch: ServersWatch) -> Iterator[None]:
+    """Give each server that Ray starts in the block a process group of its own, and have it watched."""
+    from ray._private import services
+
+    module: Any = services
+    popen = module.ConsolePopen
+
+    class Server(popen):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, process_group=0, **options)
+            watch.adopt(self)
+
+    module.ConsolePopen = Server
+    try:
+        yield
+    finally:
+        module.ConsolePopen = popen
 
 
 @contextmanager
@@ -86,12 +115,17 @@ def _without_losses() -> Iterator[None]:
         core.GcsErrorSubscriber = subscriber
 
 
-def end_ray() -> None:
-    """Call `ray.shutdown`, and keep the handlers of signals: Ray's core takes them away at its end, and SIGTERM would kill."""
+def end_ray(watch: RayWatch) -> None:
+    """End the watch, call `ray.shutdown` and remove what a Ray of this process leaves.
+
+    The handlers of signals are kept: Ray's core takes them away at its end, and SIGTERM would kill.
+    """
     import ray
 
+    watch.end()
     with signals_after():
         ray.shutdown()
+    watch.kill()
 
 
 def first_reason(error: BaseException) -> str:

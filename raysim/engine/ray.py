@@ -18,7 +18,7 @@ from raysim.engine.actor import start_actor
 from raysim.engine.base import Engine, Ref
 from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_address
 from raysim.engine.delivery import find_limits
-from raysim.engine.head import HeadWatch
+from raysim.engine.head import RayWatch
 from raysim.engine.init import end_ray, first_reason, start_ray
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import assign, equal_share, free_resources, room_for
@@ -32,7 +32,8 @@ from raysim.pipeline.plan import Workload
 from raysim.pipeline.worker import Worker
 
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
-LISTEN_S = 5.0  # seconds that the driver waits at a stretch, before it looks whether the head is there
+LISTEN_S = 1.0  # seconds that the driver waits at a stretch, before it looks whether Ray's servers are there
+PATIENCE_S = 6.0  # seconds in which the driver must see that servers are lost, if it does not wait in Ray for ever
 PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
 PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
 
@@ -47,8 +48,7 @@ class RayEngine(Engine):
         super().__init__(workload)
         self._actors: list[Any] = []
         self._nodes: list[str] = []  # of each worker, once they are placed
-        self._called_init = False  # this engine called `ray.init`, and so calls `ray.shutdown`
-        self._head: HeadWatch | None = None  # of a cluster that this engine joined
+        self._watch: RayWatch | None = None  # on the servers of the Ray that this engine joined or started
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
         self._stored: tuple[Any, ...] = ()
@@ -67,6 +67,8 @@ class RayEngine(Engine):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        if self._private and self.loss() is not None:  # another Ray takes the place of one without servers
+            self._disconnect()
         self._stop_actors()
         if not ray.is_initialized():
             self._connect()
@@ -145,17 +147,19 @@ class RayEngine(Engine):
         return min(1.0, self._gpus or 1.0)
 
     def close(self) -> None:
-        import ray
-
-        if self._head is not None:
-            self._head.end()
-            if self._head.lost:  # Ray would wait for it
-                return
+        if self._watch is not None and self._watch.lost and not self._private:  # Ray would wait for the head
+            self._watch.end()
+            return
         self._stop_actors()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """End the connection to Ray that this engine made, and a Ray of its own with it."""
         self._stored = ()
-        if self._called_init and ray.is_initialized():
-            end_ray()
-            self._called_init = False
+        if self._watch is not None:
+            self._actors = []
+            end_ray(self._watch)
+            self._watch = None
 
     def node_speeds(self) -> list[tuple[str, float]]:
         nodes = list(dict.fromkeys(self._nodes))
@@ -194,17 +198,22 @@ class RayEngine(Engine):
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS")
-        self._called_init = True
         self._private = not address
         if address:
             joined = join_cluster(address, "`RAY_ADDRESS`")
-            self._head = joined.watch
+            self._watch = joined.watch
             self._say_dashboard(joined.dashboard_url)
             return
         wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
         cpus = max(wanted, usable_cpus())  # our own Ray: stages may share cores, and their records say so
-        context = start_ray(num_cpus=cpus, dashboard=self.dashboard)
-        self._say_dashboard(context.dashboard_url)
+        started = start_ray(
+            num_cpus=cpus,
+            dashboard=self.dashboard,
+            on_lost=lambda watch: self.on_stuck(watch.sentence),
+            patience_s=PATIENCE_S,
+        )
+        self._watch = started.watch
+        self._say_dashboard(started.dashboard_url)
 
     def _say_dashboard(self, url: str | None) -> None:
         if self.dashboard and url:
@@ -253,6 +262,8 @@ class RayEngine(Engine):
     def _stop_actors(self) -> None:
         import ray
 
+        if self.loss() is not None:  # they end with Ray
+            self._actors = []
         for actor in self._actors:
             with suppress(Exception):  # a cluster that is gone has no actors left
                 ray.kill(actor)
@@ -273,7 +284,8 @@ class RayEngine(Engine):
         deadline = time.monotonic() + timeout_s
         try:
             while True:
-                self._check_head()
+                if self._watch is not None and self._watch.lost and (loss := self.loss()):
+                    raise loss
                 with suppress(GetTimeoutError):
                     return list(ray.get(refs, timeout=min(LISTEN_S, timeout_s)))
                 if time.monotonic() >= deadline:
@@ -291,15 +303,17 @@ class RayEngine(Engine):
         except RayError as error:  # an actor, a node or an object is gone
             raise WorkerLostError(self._loss(error)) from None
 
-    def _check_head(self) -> None:
-        """Raise WorkerLostError where the head of the cluster is lost, after which stages cannot start again."""
-        if self._head is not None and self._head.lost:
-            self.can_restart = False
-            raise WorkerLostError(self._head.sentence)
+    def loss(self) -> WorkerLostError | None:
+        if self._watch is None or not (self._watch.lost or (self._private and self._watch.look())):
+            return None
+        self._watch.end()
+        self.can_restart = self._private  # the head of a cluster does not come back
+        return WorkerLostError(self._watch.sentence)
 
     def _loss(self, error: Exception) -> str:
         """Return which nodes were lost, and the stages on them; where all live, the reason that Ray gives."""
-        self._check_head()
+        if (loss := self.loss()) is not None:
+            raise loss
         lost = lost_nodes(self._nodes)
         if not lost:
             return first_reason(error)

@@ -33,7 +33,17 @@ _INTEGERS = (
 )
 _TEXTS = (
     *("run_id", "started_at", "host", "python", "raysim", "torch", "ray", "numpy", "status", "engine", "device_kind"),
-    *("device_name", "device_capability", "driver", "cuda", "diverged_at", "warning", "error", "schedule_rows", "measures"),
+    *(
+        "device_name",
+        "device_capability",
+        "driver",
+        "cuda",
+        "diverged_at",
+        "warning",
+        "error",
+        "schedule_rows",
+        "measures",
+    ),
 )
 
 
@@ -103,7 +113,14 @@ def _is_written(kind: pa.DataType) -> bool:
         return all(_is_written(field.type) for field in kind)
     if types.is_dictionary(kind):
         return bool(types.is_string(kind.value_type))
-    simple = (types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    simple = (
+        types.is_null,
+        types.is_boolean,
+        types.is_integer,
+        types.is_floating,
+        types.is_string,
+        types.is_large_string,
+    )
     return any(test(kind) for test in simple)
 
 
@@ -117,7 +134,9 @@ def _kind(name: str) -> str | None:
         return "str"
     if name == "probe":
         return "bool"
-    return "float" if name in ("seconds", "start_s", "probe_overhead") or name.startswith(("final_", "chance_")) else None
+    return (
+        "float" if name in ("seconds", "start_s", "probe_overhead") or name.startswith(("final_", "chance_")) else None
+    )
 
 
 _WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"} | {
@@ -154,7 +173,9 @@ def _texts(value: object) -> Iterator[str]:
     """Yield the texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
-    for inner in [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _texts(inner)
 
 

@@ -38,8 +38,8 @@ def show_replay(
     out = console()
     row, rows = replay.row, frame.to_dict("records")
     out.print(
-        f"{printable(str(replay.run.folder))}: {row.get('schedule')}, {replay.num_stages} stages, {replay.num_microbatches} microbatches; "
-        f"forward {row.get('forward')}, backward {row.get('backward')}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
+        f"{printable(str(replay.run.folder))}: {row.get('schedule')}, {replay.num_stages} stages, "
+        f"{replay.num_microbatches} microbatches; forward {row.get('forward')}, backward {row.get('backward')}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
         f"as {format_bytes(float(replay.wire_bytes.mean()))}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",

@@ -255,15 +255,18 @@ class Training:
                     yield Event("warning", {"step": self._reached, "reason": self._row["warning"]})
                 yield from self._steps(self._restore())
                 return
-            except WorkerLostError as error:
+            except Exception as error:
                 self._ending.check()  # the same signal may have ended the workers
+                loss = error if isinstance(error, WorkerLostError) else self.engine.loss()
+                if loss is None:
+                    raise
                 losses = 1 if self._reached > farthest else losses + 1
                 farthest = self._reached
                 if losses == LOSSES_IN_A_ROW or not self.engine.can_restart:
-                    raise
+                    raise loss from None
                 lost = True
                 self._row["restarts"] += 1
-                yield Event("restart", {"step": self._reached, "reason": str(error)})
+                yield Event("restart", {"step": self._reached, "reason": str(loss)})
 
     def _steps(self, step: int) -> Iterator[Event]:
         """Train from `step` to the end, with checkpoints and evaluations when they are due."""

@@ -70,9 +70,11 @@ class HuggingFace:
             elif pair is not None:
                 self._tokenizer = library.ByteLevelBPETokenizer.from_file(*map(str, pair))
             elif (folder / "tokenizer_config.json").is_file():
-                self._tokenizer = import_hub("transformers").AutoTokenizer.from_pretrained(
-                    place, trust_remote_code=False
-                ).backend_tokenizer
+                self._tokenizer = (
+                    import_hub("transformers")
+                    .AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+                    .backend_tokenizer
+                )
             elif folder.is_dir():
                 raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
             else:

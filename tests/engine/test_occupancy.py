@@ -141,7 +141,7 @@ def test_an_actor_whose_process_starts_is_seen(ray, tmp_path):
 
 
 def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
-    monkeypatch.setattr(head, "LOOK_S", 0.05)
+    monkeypatch.setattr(HeadWatch, "look_s", 0.05)
     monkeypatch.setattr(head, "LOST_S", 0.3)
     monkeypatch.setattr(head.atexit, "register", lambda function: None)
     server = socket.create_server(("127.0.0.1", 0))
@@ -163,11 +163,11 @@ def test_a_run_without_head_fails_once_and_is_not_left_running(ray, small, tmp_p
     def train():
         for event in training.events():
             if event.kind == "step" and event.row["step"] == 2:
-                watch.lost, training.engine._head = True, watch
+                watch.lost, training.engine._watch = True, watch
 
     with pytest.raises(WorkerLostError, match=r"the head of the cluster, 127.0.0.1:1, is lost"):
         train()
-    training.engine._head = None
+    training.engine._watch = None
     training.engine.close()
     row = training._row
     assert (row["status"], row["restarts"]) == ("failed", 0)

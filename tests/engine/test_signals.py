@@ -6,6 +6,7 @@ import signal
 import pytest
 import ray
 
+from raysim.engine.head import ServersWatch
 from raysim.engine.init import end_ray, start_ray
 
 
@@ -16,7 +17,7 @@ def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: system.signal(signal.SIGTERM, None))
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        end_ray()
+        end_ray(ServersWatch())
         assert system.signal(signal.SIGTERM, None)  # a handler, not the system's default
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -41,7 +42,7 @@ def test_sigterm_while_ray_starts_waits_for_the_start_and_then_ends_ray(monkeypa
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_ray(num_cpus=1, dashboard=False)
+            start_ray(num_cpus=1, dashboard=False, on_lost=lambda watch: None, patience_s=0.0)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert happened == ["started", "asked", "ended"]

@@ -144,9 +144,7 @@ def _configuration(path: str | None, values: Mapping[str, Any] | str | None, sha
     try:
         found = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         _check_keys(found, values or {})
-        return transformers.AutoConfig.from_pretrained(
-            place, trust_remote_code=False, **labels | dict(values or {})
-        )
+        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **labels | dict(values or {}))
     except ValueError:
         raise
     except Exception as error:

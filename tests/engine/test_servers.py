@@ -1,0 +1,79 @@
+"""Ray's own servers die or are stopped: a run goes on with a fresh Ray, and no process is left."""
+
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+from runs import same_records
+from struck import server, strike, to_group, to_server
+
+from raysim.engine.head import ServersWatch
+from raysim.engine.init import adopted_by
+from raysim.records import Run
+from raysim.training.run import train
+
+KEYS = ["num_stages=2", "steps=900", "checkpoint_every_steps=100", "evaluate_every_steps=300", "data.test_samples=300"]
+WORDS = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "has been stopped for 5 s"}
+PHASES = {
+    "start": lambda name: lambda said, driver: server(driver, name) is not None,
+    "training": lambda name: lambda said, driver: "\nstep " in said,
+    "evaluation": lambda name: lambda said, driver: "evaluating" in said,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", WORDS)
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_run_goes_on_with_a_fresh_ray(tmp_path, name, number, phase):
+    out = tmp_path / "run"
+    words = ["train", "digits-cnn", *KEYS, "--out", str(out)]
+    struck = strike(words, PHASES[phase](name), to_server(name, number))
+    assert struck.left == []
+    assert "***" not in struck.said
+    if phase == "start" and struck.code == 1:  # Ray's start waits for its servers for ever
+        assert struck.said.splitlines()[-1].startswith(f"raysim: Ray's {name} {WORDS[number]}. To go on: raysim train ")
+        return
+    assert struck.code == 0
+    assert phase == "start" or f"stages start again (Ray's {name} {WORDS[number]})" in struck.said
+    same_records(Run(out), train("digits-cnn", *KEYS, engine="inline", out=tmp_path / "whole"))
+
+
+def to_all(driver):
+    """Send SIGTERM to the driver and to all that it has started, as some schedulers do."""
+    for process in [driver, *driver.children(recursive=True)]:
+        process.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("blow", [to_group, to_all])
+def test_sigterm_to_more_than_the_driver_is_an_interruption(tmp_path, blow, phase):
+    words = ["train", "digits-cnn", *KEYS, "--out", str(tmp_path / "run")]
+    struck = strike(words, PHASES[phase]("raylet"), blow)
+    assert struck.left == []
+    assert struck.code == 143
+    last = struck.said.splitlines()[-1]
+    assert last.startswith("raysim: interrupted. To go on: raysim train digits-cnn ")
+    assert last.endswith(" --resume")
+
+
+@pytest.mark.parametrize("number", WORDS)
+def test_a_watch_sees_a_server_that_is_killed_or_stopped(tmp_path, monkeypatch, number):
+    from ray._private import services
+
+    monkeypatch.setattr(ServersWatch, "look_s", 0.05)
+    program = tmp_path / "raylet"
+    program.symlink_to(shutil.which("sleep"))
+    lost = threading.Event()
+    watch = ServersWatch(lambda watch: lost.set())
+    with adopted_by(watch):
+        process = services.ConsolePopen([str(program), "60"])
+    assert os.getpgid(process.pid) == process.pid  # out of reach of signals to the group of the driver
+    assert not watch.look()
+    process.send_signal(number)
+    assert lost.wait(60)
+    assert watch.sentence.startswith(f"Ray's raylet {WORDS[number].partition(' for')[0]}")
+    assert process.wait(60) == -signal.SIGKILL  # a stopped one is killed
