@@ -19,7 +19,7 @@ from sweeps.nodes import NodeWatch
 if TYPE_CHECKING:
     from sweeps.runner import Sweep
 
-LOOK_S = 1.0  # between two looks whether a trial's process is starting
+LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two words to the display
 START_S = 600.0  # within which, beyond the wait for room, a process must have started
 
 
@@ -53,12 +53,20 @@ class Watch(tune.Callback):
         self._limit_s = sweep.wait_s or sweep.study.config({}).timeout_s
         self._waiting = Waiting()  # for room: no trial goes on or starts
         self._idle = Waiting()  # no trial goes on
-        self._looked = time.monotonic()
+        self._looked = self._told = time.monotonic()
         self._nodes = NodeWatch(partial(print, file=sys.stderr, flush=True)) if sweep.address else None
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._sweep.phases.enter(None)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         if self._nodes is not None:
             self._nodes.tell()
+        if time.monotonic() - self._told >= LOOK_S:
+            self._told = time.monotonic()
+            self._sweep.on_change()
         if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._waiting.restart()
             self._idle.restart()

@@ -29,6 +29,7 @@ from raysim.engine.init import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.records import RecordsError, Run
+from raysim.training.phases import Phases
 from sweeps.callbacks import Stop, Watch
 from sweeps.checking import check_data, check_metrics
 from sweeps.entry import Entry, enter
@@ -86,7 +87,9 @@ class Sweep:
         self.signal: int | None = None  # that asked for the end
         self.reason: str | None = None  # why the study cannot go on
         self.on_change: Callable[[], None] = lambda: None
-        """Called whenever a row has changed."""
+        """Called whenever a row has changed, and every second while trials go on."""
+        self.phases = Phases()
+        """Told what the start waits for."""
         self.on_lost: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the sweep.")
         """Called with a sentence when Ray's servers are lost: it ends the process, as Ray would without a word."""
         self.began_with = 0  # configurations that an earlier session has ended
@@ -123,7 +126,7 @@ class Sweep:
 
         Raises ConfigError where the trials have no room, SweepError where the study cannot go on; what ended stays.
         """
-        with self._locked(), tune_settings(SETTINGS), ending_in_order(self._interrupt):
+        with self._locked(), tune_settings(SETTINGS), ending_in_order(self._interrupt), self.phases:
             try:
                 self._run(on_begin)
             except KeyboardInterrupt:
@@ -155,8 +158,10 @@ class Sweep:
             self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
             if self.signal is None:
                 with self._ray():
+                    self.phases.enter(None)
                     self.entry = self._enter()
                     on_begin()
+                    self.phases.enter("the first trial's processes, its data and its first step")
                     self._tune()
             if self.reason is None:
                 self._settle()
@@ -299,6 +304,7 @@ class Sweep:
         if ray.is_initialized():
             yield
             return
+        self.phases.enter("Ray's servers")
         if self.address:
             connected = join_cluster(self.address, "`address`", self._abandon)
         else:

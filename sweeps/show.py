@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sweeps.runner import Sweep
 
 SHOWN = 12  # trials in the live table: the last ones
+STATUS_S = (10.0, 60.0)  # between two lines on the progress in a pipe: if a trial has ended, and if none has
 
 
 def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
@@ -56,6 +58,8 @@ def show_sweep(sweep: Sweep) -> None:
         console.width = 160
     view = _View(sweep)
     said: set[int] = set()
+    told = time.monotonic()
+    sweep.phases.say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
     def begun() -> None:
         share, url, budget = sweep.share, sweep.dashboard_url, sweep.study.budget
@@ -69,12 +73,19 @@ def show_sweep(sweep: Sweep) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        said.update(row.trial for row in sweep.rows if row.ended)
+        if sweep.began_with:
+            console.print(f"{sweep.began_with} of {budget} trials were finished before", highlight=False)
 
     def say() -> None:
-        for row in sweep.rows:
-            if row.ended and row.trial not in said:
-                said.add(row.trial)
-                console.print(view.line(row), highlight=False, markup=False, soft_wrap=True)
+        nonlocal told
+        ended = [row for row in sweep.rows if row.ended and row.trial not in said]
+        for row in ended:
+            said.add(row.trial)
+            console.print(view.line(row), highlight=False, markup=False, soft_wrap=True)
+        if hasattr(sweep, "search") and time.monotonic() - told >= STATUS_S[not ended]:
+            told = time.monotonic()
+            console.print(view.status(), highlight=False, markup=False, soft_wrap=True)
 
     if console.is_terminal:
         with Live(get_renderable=view.render, console=console, refresh_per_second=2, transient=True):
@@ -101,7 +112,7 @@ class _View:
         """Return the table as of now."""
         sweep = self._sweep
         if not hasattr(sweep, "search"):
-            return Text("starting Ray")
+            return Text(f"waiting for {sweep.phases.current or 'Ray'}")
         rows = list(sweep.rows)
         going, ended = [row for row in rows if row.status == "running"], [row for row in rows if row.ended]
         table = Table(box=None)
@@ -113,24 +124,33 @@ class _View:
             figures = [_figure(one.name, _value(row, one.name)) for one in sweep.study.objectives]
             style = "bold" if row.trial in best else "dim" if row.status in ("failed", "diverged", "pruned") else ""
             table.add_row(f"{row.trial} {row.name or ''}", status, row.notation, *figures, style=style)
-        return Group(table, Text(self._status(len(ended), going)))
+        return Group(table, Text(self.status()))
 
-    def _status(self, ended: int, going: Sequence[TrialRow]) -> str:
+    def status(self) -> str:
+        """Return how far the sweep is, and the best values so far."""
         sweep = self._sweep
-        fresh = sweep.rows.distinct - len(going)
+        going = [row for row in sweep.rows if row.status == "running"]
+        fresh = sum(row.ended and row.same_as is None for row in sweep.rows)
         parts = sum(sweep.search.progress.get(row.trial, 0.0) for row in going)
         done = fresh + parts - sweep.began_with
         elapsed = time.monotonic() - self._started
         left = sweep.study.budget - fresh - parts
-        text = f"{fresh} of {sweep.study.budget} trials, {format_seconds(elapsed)}"
+        text = f"{fresh} of {sweep.study.budget} trials, {_minutes(elapsed)} gone"
         if done > 0.5 and left > 0:
-            text += f", about {format_seconds(elapsed / done * left)} left"
+            text += f", about {_minutes(elapsed / done * left)} left"
         for one in sweep.study.objectives:
             values = [(value, row) for row in sweep.rows if (value := _value(row, one.name)) is not None and row.ended]
             if values:
                 value, row = (min if one.minimize else max)(values, key=lambda pair: pair[0])
                 text += f"; best {one.name} {_figure(one.name, value)} (trial {row.trial})"
         return text
+
+
+def _minutes(seconds: float) -> str:
+    """Return a duration for people who wait: whole seconds, minutes, or hours with a tenth."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def show_result(sweep: Sweep) -> None:

@@ -44,12 +44,15 @@ def sweep(
     """
     check_ours("sweeps")
     check_ours("analysis")
-    with bad_input_in_one_sentence(), ending_on_signals() as ending:
+    from raysim.training.phases import Phases, to_stderr
+
+    with bad_input_in_one_sentence(), ending_on_signals() as ending, Phases(to_stderr) as phases:
         from raysim.engine.loopback import listen_on_loopback
         from sweeps.reading import read_study
 
         chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
         listen_on_loopback(address)
+        phases.enter("the import of torch and Ray")
         from analysis import AnalysisError
         from raysim.places import PlaceError
         from raysim.records import RecordsError
@@ -58,6 +61,7 @@ def sweep(
         from sweeps.show import show_confirmation, show_power, show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
+        phases.enter(None)
         options = [
             ("--trials", trials),
             ("--seeds", seeds),

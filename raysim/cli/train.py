@@ -12,6 +12,7 @@ from raysim.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.training.ending import Ending
+    from raysim.training.phases import Phases
     from raysim.training.run import Training
 
 
@@ -34,8 +35,10 @@ def train(
     """
     if dashboard and engine != "ray":
         fail(f"`--dashboard` is Ray's and needs `--engine` ray, but got {engine}.", 2)
-    with bad_input_in_one_sentence(), ending_on_signals() as ending:
-        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending, wait, dashboard)
+    from raysim.training.phases import Phases, to_stderr
+
+    with bad_input_in_one_sentence(), ending_on_signals() as ending, Phases(to_stderr) as phases:
+        _train(recipe, overrides or [], engine, out, resume, check_repeat, ending, wait, dashboard, phases)
 
 
 def _train(
@@ -48,6 +51,7 @@ def _train(
     ending: Ending,
     wait: float,
     dashboard: bool,
+    phases: Phases,
 ) -> None:
     from raysim.config import ConfigError, read_config
     from raysim.engine.loopback import listen_on_loopback
@@ -66,13 +70,15 @@ def _train(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     listen_on_loopback()
-    # torch from here on
+    phases.enter("the import of torch")
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
     from raysim.show.training import show_training, tables
     from raysim.training.run import Training
 
-    training = Training(config, out=out, engine=engine, resume=resume, ending=ending, wait_s=wait, dashboard=dashboard)
+    training = Training(
+        config, out=out, engine=engine, resume=resume, ending=ending, wait_s=wait, dashboard=dashboard, phases=phases
+    )
     if check_repeat:
         _check_repeat(training)
     words = ["raysim", "train", recipe, *overrides, "--engine", engine, "--out", str(training.folder), "--resume"]

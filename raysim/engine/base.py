@@ -43,6 +43,8 @@ class Engine(ABC):
         """Seconds to wait for room that others hold."""
         self.dashboard = False
         """True if Ray's dashboard is wanted."""
+        self.on_phase: Callable[[str | None], None] = lambda phase: None
+        """Called with what a start waits for next, with None where it says so itself."""
         self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the run.")
         """Ends the process with a sentence: called in another thread if a call of Ray does not return after a loss of its servers."""
 

@@ -71,16 +71,21 @@ class RayEngine(Engine):
             self._disconnect()
         self._stop_actors()
         if not ray.is_initialized():
+            self.on_phase("Ray's servers")
             self._connect()
         plan, config = self.plan, self.plan.config
         if not self._stored:  # modules and data go to the object store once, also for stages that start again
+            self.on_phase("Ray to store the model and the data")
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
+        self.on_phase(None)
         self._nodes = self._place()
         if self.incarnation and len(set(self._nodes)) > 1:
             on = (f"{self._stages_on(node)} on {node_address(node)}" for node in dict.fromkeys(self._nodes))
             print(f"the run goes on with {'; '.join(on)}", file=sys.stderr, flush=True)
+        self.on_phase("kernels that are compiled")
         warm(plan)  # compiled once, here; the workers of this machine find it on disk
+        self.on_phase(f"the processes of {self.num_workers} workers, which import torch")
         self._actors = [
             start_actor(
                 name=self._name(worker),
@@ -119,6 +124,7 @@ class RayEngine(Engine):
             self._fetch(enlisted)
         except StageError as error:
             raise StageError(f"a stage could not be made: {error}") from None
+        self.on_phase("calls between the workers")
         self._greet()
         first = [self._actors[self._nodes.index(node)] for node in dict.fromkeys(self._nodes)]
         limits = find_limits(first, self._fetch, near=len(first) == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -46,6 +47,7 @@ def _show_bar(training: Training, console: Console) -> None:
     num_samples = training.plan.num_test_samples
     with Progress(*columns, console=console, expand=True) as progress:
         steps = progress.add_task("steps", total=training.plan.num_steps, note=f"starting {training.engine_name}")
+        training.phases.say = partial(progress.console.print, highlight=False, markup=False)
         evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
         for event in events:
             row = event.row

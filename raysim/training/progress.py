@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raysim.config.links import ByReplica
 from raysim.network.memory import format_bytes
 from raysim.schedules.families import parse_schedule
+from raysim.training.phases import to_stderr
 
 if TYPE_CHECKING:
     from raysim.training.events import Event
@@ -26,11 +26,10 @@ WATCHED_S = 20.0  # seconds of training before the warning of a long run
 
 def print_progress(training: Training) -> None:
     """Train to the end, and print a header, then lines of steps and evaluations on the error stream."""
-    say = _say
     events = training.events()  # raises before anything is printed
     for line in header(training):
-        say(line)
-    lines = Lines(training, say)
+        to_stderr(line)
+    lines = Lines(training, to_stderr)
     for event in events:
         lines.tell(event)
 
@@ -182,10 +181,6 @@ def _modes(training: Training) -> str:
     modes = dict.fromkeys(mode for mode, _ in training.evaluator.passes)
     twice = ", again with estimated BatchNorm statistics" if training.config.evaluate_batchnorm_batches else ""
     return " and ".join(modes) + twice
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _written(setting: ByReplica) -> str:

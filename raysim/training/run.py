@@ -32,6 +32,7 @@ from raysim.training.ending import Ending
 from raysim.training.evaluate import Evaluator
 from raysim.training.events import Event
 from raysim.training.fidelity import fidelity_warning
+from raysim.training.phases import Phases, to_stderr
 from raysim.training.progress import print_progress
 from raysim.training.resume import Resumable, find_resumable
 from raysim.training.start import check_start, is_unbegun, run_folder
@@ -75,16 +76,20 @@ def train(
         )
     if not isinstance(config, RunConfig):
         config = make_config(config)
-    training = Training(config, out=out, engine=engine, resume=resume)
-    try:
-        if hasattr(sys, "ps1") if progress is None else progress:
-            print_progress(training)
-        else:
-            for _ in training.events():
-                pass
-    except KeyboardInterrupt as interruption:
-        interruption.add_note(f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True.")
-        raise
+    shown = hasattr(sys, "ps1") if progress is None else progress
+    with Phases(to_stderr if shown else None) as phases:
+        training = Training(config, out=out, engine=engine, resume=resume, phases=phases)
+        try:
+            if shown:
+                print_progress(training)
+            else:
+                for _ in training.events():
+                    pass
+        except KeyboardInterrupt as interruption:
+            interruption.add_note(
+                f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True."
+            )
+            raise
     return Run(training.folder)
 
 
@@ -93,7 +98,7 @@ class Training:
 
     `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data where they are loaded already.
     `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for room that
-    others hold. `dashboard`: start Ray's dashboard and print where it is.
+    others hold. `dashboard`: start Ray's dashboard and print where it is. `phases` are told what the start waits for.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class Training:
         ending: Ending | None = None,
         wait_s: float = 0.0,
         dashboard: bool = False,
+        phases: Phases | None = None,
     ) -> None:
         self._check_start = partial(check_start, out, engine if isinstance(engine, str) else "ray", resume=resume)
         self._check_start()  # before the model is made; what counts is the look under the lock
@@ -124,6 +130,8 @@ class Training:
         self._reached = 0  # the most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = Signals()  # of the last step
+        self.phases = phases or Phases()
+        self.phases.enter("the data and the model")
         self.workload = prepare(config, data)
         self.plan = self.workload.plan
         self.clock = Clock(self.plan)
@@ -131,7 +139,9 @@ class Training:
         self._describe_plan()
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.wait_s, self.engine.dashboard = wait_s, dashboard
+        self.engine.on_phase = self.phases.enter
         self.engine.check()
+        self.phases.enter(None)
         self._row["engine"] = self.engine.kind
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)
 
@@ -196,6 +206,7 @@ class Training:
             raise
         finally:
             self._ending.finish()
+            self.phases.enter(None)
             try:
                 self.engine.close()
             finally:
@@ -218,6 +229,7 @@ class Training:
             except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
                 raise _RefusedError(str(error)) from None
         self._record_nodes()
+        self.phases.enter("the first step")
         self._ending.check()
         if self._clock_zero is None:
             self._clock_zero = time.perf_counter()
@@ -273,6 +285,7 @@ class Training:
         every = self.config.checkpoint_every_steps
         last_flush = last_kept = time.monotonic()
         if self.evaluator.is_due(step):  # its checkpoint came before it, and the run was interrupted between them
+            self.phases.enter(None)
             yield from self.evaluator.evaluate(step)
         while step < self.plan.num_steps:
             yield from self._step(step)
@@ -297,6 +310,7 @@ class Training:
         """Train one step, record it, and work out the signals for the next one."""
         before = time.perf_counter()
         reports = self.engine.step(step, self._signals)
+        self.phases.enter(None)
         seconds = time.perf_counter() - before
         self._signals = Signals(
             self.clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)

@@ -1,12 +1,15 @@
 """Lines that a run prints while it goes; an evaluation that is broken off loses no step."""
 
 import re
+import threading
 
 import pandas as pd
 import pytest
 
+from raysim.pipeline.plan import prepare
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
+from raysim.training.phases import Phases
 from raysim.training.progress import Pace
 from raysim.training.run import Training, train
 
@@ -149,3 +152,31 @@ def test_the_seconds_of_a_run_are_those_of_its_parts_and_more(small, tmp_path):
     run = train(small(), engine="inline", out=tmp_path / "run")
     parts = run.row["start_s"] + run.steps["seconds"].sum() + run.evals["seconds"].sum()
     assert 0 < run.row["start_s"] < parts <= run.row["seconds"]
+
+
+def test_a_start_that_lasts_says_what_it_waits_for(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("raysim.training.phases.FIRST_S", 0.01)
+    said, spoken = [], threading.Event()
+
+    def say(line):
+        said.append(line)
+        spoken.set()
+
+    def late(function):
+        def wait_first(*arguments):
+            spoken.clear()
+            assert spoken.wait(60)
+            return function(*arguments)
+
+        return wait_first
+
+    monkeypatch.setattr("raysim.training.run.prepare", late(prepare))
+    with Phases(say) as told:
+        training = Training(small(), engine="inline", out=tmp_path / "run", phases=told)
+        training.engine.step = late(training.engine.step)
+        events = training.events()
+        next(events)
+        assert told.current is None  # the first step is done
+        events.close()
+    words = [re.sub(r" since \d+ s$", "", line) for line in said]
+    assert list(dict.fromkeys(words)) == ["waiting for the data and the model", "waiting for the first step"]
