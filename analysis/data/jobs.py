@@ -74,7 +74,17 @@ def titles(jobs: Iterable[Job]) -> dict[Job, str]:
 
 
 def _subject(values: Mapping[str, str]) -> str:
-    return f"{values.get('model', 'a model')} on {values.get('data', 'data')}"
+    return f"{model_of(values)} on {values.get('data', 'data')}"
+
+
+def model_of(values: Mapping[Any, Any]) -> str:
+    """Return the name of a run's model, with its family where it is one of transformers."""
+    name = str(values.get("model", "a model"))
+    if name != "hf":
+        return name
+    from raysim.config.family import model_title
+
+    return model_title(name, values.get("model.path"), values.get("model.config"))
 
 
 def _names(jobs: Sequence[Mapping[str, str]]) -> list[str]:

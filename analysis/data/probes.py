@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,9 @@ LIMIT = (
     "training. For that, train the same candidates in raysim at a smaller size, over seeds:"
 )
 SMALLER = "topics-gpt"  # a recipe that needs no network, of four stages
+OF_TRANSFORMERS = re.compile(
+    "LMHeadModel|For(CausalLM|SequenceClassification|ImageClassification)$"
+)  # names of classes
 SEEDS = (0, 1, 2)
 FOLDER = "results/probed"
 
@@ -59,9 +63,14 @@ def cost_words(row: Mapping[Any, Any]) -> str:
 def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     """Return the commands that train the candidates of a probe, and dense, in raysim at a smaller size, and judge them.
 
+    A model of transformers is trained by the recipe `hf`, from a folder MODEL of its `save_pretrained`; another one is replaced by
+    a small GPT.
+
     >>> print(*smaller_runs([{"forward": "TopK(0.1)", "backward": "TopK(0.1)", "num_stages": 2, "num_replicas": 1}]), sep="\\n")
     for s in 0 1 2; do raysim train topics-gpt 'forward=TopK(0.1)' 'backward=TopK(0.1)' seed=$s --out results/probed/1-s$s; done
     raysim report results/probed
+    >>> print(smaller_runs([{"model": "GPT2LMHeadModel", "num_stages": 2, "num_replicas": 1}])[0])
+    for s in 0 1 2; do raysim train hf model.path=MODEL seed=$s --out results/probed/1-s$s; done
     """
     commands = []
     for place, row in enumerate(rows, start=1):
@@ -73,7 +82,8 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
         if int(row["num_replicas"]) > 1:
             stages, most = ("1", 4) if int(row["num_stages"]) == 1 else ("2", 2)
             changes = [f"num_stages={stages}", f"num_replicas={min(int(row['num_replicas']), most)}", *changes]
-        words = shlex.join(["raysim", "train", SMALLER, *changes])
+        hf = OF_TRANSFORMERS.search(str(row.get("model")))
+        words = shlex.join(["raysim", "train", *(["hf", "model.path=MODEL"] if hf else [SMALLER]), *changes])
         seeds = " ".join(map(str, SEEDS))
         commands.append(f"for s in {seeds}; do {words} seed=$s --out {FOLDER}/{place}-s$s; done")
     return [*commands, f"raysim report {FOLDER}"]

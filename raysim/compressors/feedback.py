@@ -49,11 +49,12 @@ class Residual(Compressor):
         self.codec.check_feedback()
 
     def remedy(self, direction: str) -> str:
-        if self.key == "sample":
+        suited = "sample" if direction == "forward" else "slot"
+        if self.key == suited:
             return "Try a milder codec."
         if direction == "forward":
             return "Try `key='sample'`, which keeps a memory for each sample, or no feedback on activations."
-        return "Try `key='sample'`, or a milder codec."
+        return "Try `key='slot'`, or a milder codec."
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         slots = {"slot": num_microbatches, "link": 1}.get(self.key, num_samples / max(1, message[0]))

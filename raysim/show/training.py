@@ -105,7 +105,9 @@ def tables(run: Run) -> None:
             console.print(exchange_words(links), highlight=False, soft_wrap=True)
     evals = run.evals
     if len(evals):
-        table = Table("compression", "batchnorm", title=f"Evaluated after {evals['step'].max()} steps")
+        both = (evals["batchnorm"] == "estimated").any()  # statistics of training, and estimated ones
+        heads = ("compression", "batchnorm") if both else ("compression",)
+        table = Table(*heads, title=f"Evaluated after {evals['step'].max()} steps")
         # perplexity is the exponential of the loss, and unusual outside of language models
         hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
         names = ("loss", *(name for name in run.measures if name not in hidden))
@@ -113,7 +115,7 @@ def tables(run: Run) -> None:
             table.add_column(name, justify="right")
         for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):
             figures = (f"{row[name]:.4f}" for name in names)
-            table.add_row(str(row["mode"]), str(row["batchnorm"]), *figures)
+            table.add_row(*(str(row["mode" if head == "compression" else head]) for head in heads), *figures)
         console.print(table)
     about = run.row
     restarts = f", {about['restarts']} restarts" if about["restarts"] else ""

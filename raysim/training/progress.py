@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from raysim.config.family import model_title
 from raysim.config.links import ByReplica
 from raysim.network.memory import format_bytes
 from raysim.schedules.families import parse_schedule
@@ -43,9 +44,10 @@ def header(training: Training) -> list[str]:
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
     epochs = plan.num_steps / plan.steps_per_epoch
     when = f"every {config.evaluate_every_steps} steps and at the end" if config.evaluate_every_steps else "at the end"
+    model = model_title(config.model.name, config.model.options.get("path"), config.model.options.get("config"))
     part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N samples"
     return [
-        f"{config.name}: {config.model.name}, {workload.num_parameters:,} parameters in {stages}{workers}"
+        f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
         f"({plan.num_samples:,} samples), {training.engine_name} engine",

@@ -17,9 +17,12 @@ from pipelines import REPLICAS, RUNS
 from runs import same_records
 
 from raysim import Run, load_weights, train
+from raysim.codecs import TopK
+from raysim.compressors import ErrorFeedback
 from raysim.config import ConfigError
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import GPipe, OneFOneB
+from raysim.show.training import tables
 from raysim.training.checkpoint import checkpoints
 from raysim.training.run import Training
 
@@ -381,6 +384,29 @@ def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
     file.write_text("0F0,0B0\n1B0,1F0\n")
     with pytest.raises(ConfigError, match=r"^`?.*The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0"):
         small(schedule=f"Custom({str(file)!r})")
+
+
+def test_a_remedy_is_the_key_that_suits_the_direction():
+    remedies = {
+        (direction, key): ErrorFeedback(TopK(0.1), key=key).remedy(direction)
+        for direction in ("forward", "backward")
+        for key in ("slot", "sample", "link")
+    }
+    assert {where for where, text in remedies.items() if "key='sample'" in text} == {
+        ("forward", "slot"),
+        ("forward", "link"),
+    }
+    assert {where for where, text in remedies.items() if "key='slot'" in text} == {
+        ("backward", "sample"),
+        ("backward", "link"),
+    }
+
+
+def test_statistics_are_told_apart_where_there_are_two_kinds(small, tmp_path, capsys):
+    tables(train(small(), engine="inline", out=tmp_path / "plain"))
+    assert "batchnorm" not in capsys.readouterr().out
+    tables(train(small(**RUNS["batchnorm"]), engine="inline", out=tmp_path / "both"))
+    assert "estimated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
