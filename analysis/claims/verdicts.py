@@ -34,18 +34,19 @@ def findings(
     margin: float | None = None,
     confidence: float = CONFIDENCE,
     network: str | None = None,
+    transport: str | None = None,
 ) -> list[Finding]:
     """Return one finding for each claim and context, where a context is runs alike in all but compression and seed.
 
     `quality` is a measure of the runs, or "auto": the one that each is judged by. `margin` is the harm that counts as none:
-    half a point, or one per cent where not given. `network` is where step times are compared: by default the network of the
-    runs' study, see `Results.network_of`. Raises AnalysisError where one of these cannot be.
+    half a point, or one per cent where not given. `network` and `transport` are where step times are compared: by default those
+    of the runs' study, see `Results.network_of`. Raises AnalysisError where one of these cannot be.
     """
     if not 0.5 <= confidence < 1:
         raise AnalysisError(f"`confidence` must be in [0.5, 1), but got {confidence!r}.")
     if margin is not None and not (math.isfinite(margin) and margin >= 0):
         raise AnalysisError(f"`margin` must be 0 or more, but got {margin!r}.")
-    places = contexts(results, quality=quality, margin=margin, network=network)
+    places = contexts(results, quality=quality, margin=margin, network=network, transport=transport)
     found = []
     for claim in claims:
         fitting = [place for place in places if place.language or not claim.language]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from analysis.comparison.evidence import Context, Setting, contexts
 from analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
+from analysis.comparison.statistics import p_value
 from analysis.data.errors import AnalysisError, ReplayError
 from analysis.data.results import Results
 from analysis.pricing.estimates import Estimate
@@ -31,9 +33,10 @@ def safe_set(
     `verdict` follows `analysis.comparison.rule.RULE`: "safe" where `harm_high` lies below `within`, "harmful" where `harm_low`
     lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that share at least one
     seed with a dense run. Where some runs confirm a choice, only the settings that they confirm can be safe, by those runs
-    alone. The seeds that chose can show other settings to be harmful; the error of calling a setting harmful is then halved
-    between the two families. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is how many the verdict rests
-    on. A diverged run counts as untrained.
+    alone. `deviation` is the standard deviation of the differences, and `chance` the chance that the true harm is less than
+    `within`, by the seeds of the setting alone: missing for fewer than two. The seeds that chose can show other settings to be
+    harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and
+    `confirmed_on` are the seeds of a setting; `seeds` is how many the verdict rests on. A diverged run counts as untrained.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -58,6 +61,14 @@ def safe_set(
                 | judged[setting]
             )
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
+
+
+def is_promising(judged: Mapping[str, Any]) -> bool:
+    """Return whether a setting, given by its row of `safe_set`, is worth more seeds: more likely safe than not.
+
+    It is undecided, and its mean harm is within the margin. With two seeds or more its `chance` is then at least a half.
+    """
+    return bool(judged.get("verdict") == "undecided" and judged["harm"] <= judged["within"])
 
 
 def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
@@ -86,7 +97,19 @@ def _judged(context: Context, alpha: float, *, alpha_above: float | None = None)
     thresholds = [context.margin] * len(family)
     found = judge([samples[one] for one in family], thresholds, alpha, alpha_above=alpha_above)
     judged = dict(zip(family, found, strict=True))
-    return {setting: _found(one, judged.get(setting), len(family)) for setting, one in samples.items()}
+    return {
+        setting: _found(one, judged.get(setting), len(family)) | _spread(one, context.margin)
+        for setting, one in samples.items()
+    }
+
+
+def _spread(one: Sample, margin: float) -> dict[str, float]:
+    """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
+    if len(one.values) < 2:
+        return {"deviation": math.nan, "chance": math.nan}
+    step = 0.0 if math.isnan(one.step) else one.step
+    deviation = math.hypot(float(np.std(one.values, ddof=1)), step / 2)
+    return {"deviation": deviation, "chance": 1 - p_value(one.values, margin, "below", step)}
 
 
 def _beside_dense(context: Context, harms: dict[int, float], setting: Setting, alpha: float) -> Sample:
@@ -111,11 +134,18 @@ def _found(one: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
 
 
 def break_even(
-    results: Results, network: Network | str = "1gbps", *, compute: str = "auto", profile: Path | str | None = None
+    results: Results,
+    network: Network | str = "1gbps",
+    *,
+    compute: str = "auto",
+    profile: Path | str | None = None,
+    transport: str = "ray",
 ) -> pd.DataFrame:
     """Return one row a setting: the bandwidth below which its step is faster than a dense one, on an otherwise equal `network`.
 
-    Compute is that of the job, as for `replay`. `break_even_bps`, the median over seeds, is 0 where the setting never pays,
+    Compute is that of the job, as for `replay`; `transport` is "ray", "nccl" or "gloo".
+
+    `break_even_bps`, the median over seeds, is 0 where the setting never pays,
     infinity where it always does, missing where the network has no one bandwidth. Between `break_even_low_bps` and
     `break_even_high_bps`, its 90 % interval, the two are not distinguishable. `step_s`, `dense_step_s` and `speedup` are on the
     network itself, with the interval and the verdict that `replay` has. Runs that cannot be priced are named in the problems
@@ -132,7 +162,8 @@ def break_even(
             for run in (str(run) for run in runs["run"] if run in partners):
                 try:
                     one, dense = (
-                        results.replay(name, compute=compute, profile=profile) for name in (run, partners[run])
+                        results.replay(name, compute=compute, profile=profile, transport=transport)
+                        for name in (run, partners[run])
                     )
                     even = one.break_even_bps(dense, chosen)
                     steps.append([float(each.step_seconds([chosen]).mean()) for each in (one, dense)])
@@ -172,7 +203,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _COLUMNS = ("context", "setting", *Setting._fields, "compression_factor")
 _SAFE = (
     *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
-    *("verdict", "lacking"),
+    *("verdict", "lacking", "deviation", "chance"),
 )
 _EVEN = (
     *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),

@@ -13,10 +13,12 @@ import pandas as pd
 from analysis.comparison.rule import Sample, at_chance, sample
 from analysis.data.errors import AnalysisError
 from analysis.data.folders import is_confirmation
+from analysis.data.jobs import model_of
 from analysis.data.notations import Method, read_method
 from analysis.data.probes import are_probes
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
+from analysis.data.studies import USUAL_TRANSPORT, over
 from analysis.pricing.estimates import Estimate
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
@@ -153,18 +155,23 @@ class Measures:
 
 
 def contexts(
-    results: Results, *, quality: str = "auto", margin: float | None = None, network: str | None = None
+    results: Results,
+    *,
+    quality: str = "auto",
+    margin: float | None = None,
+    network: str | None = None,
+    transport: str | None = None,
 ) -> list[Context]:
     """Return the runs that are over, apart by all that is not compression or seed.
 
     A diverged run counts as untrained: the loss of its first step, and of other measures the value by chance, 0 of an
-    accuracy. `quality` is a measure of the runs, or "auto": the one that each is judged by, which is the first of its
-    `metrics`. `margin` is the harm that counts as none, half a point or one per cent where not given. `network` is where step
-    times are compared: by default the network of the runs' study, see `Results.network_of`. Runs without a final evaluation, or
-    without the measure, are named in the problems of `results`.
+    accuracy. `quality` is a measure of the runs, or "auto": the one that each is judged by, see
+    `Results.measure_of`. `margin` is the harm that counts as none, half a point or one per cent where not given. `network` and
+    `transport` are where step times are compared: by default those of the runs' study, see `Results.network_of`. Runs without a
+    final evaluation, or without the measure, are named in the problems of `results`.
     """
-    over = results.runs["status"].isin(FINISHED)
-    runs = results.runs[over & ~are_probes(results.runs)]
+    ended = results.runs["status"].isin(FINISHED)
+    runs = results.runs[ended & ~are_probes(results.runs)]
     known = [*results.measures]
     if quality not in ("auto", *(known or MEASURES)):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")
@@ -182,15 +189,16 @@ def contexts(
             for run in mine["run"]:
                 results.complain(f"The run {run} does not measure {quality}, and is not compared.")
             continue
-        measure = next(iter(its.values())) if quality == "auto" else its[quality]
+        measure = results.measure_of(mine) if quality == "auto" else its[quality]
         rows = _rows(results, mine, measure, predictions)
         if len(rows):
             language = is_language(first)
             limit = measure.margin if margin is None else margin
             replicas = 1 if pd.isna(first.get("num_replicas")) else int(first["num_replicas"])
             label = _label(mine.iloc[0], runs, keys)
-            chosen = results.network_of(mine["study"].dropna()) if network is None else network
-            measures = _measures(results, chosen)
+            studies = mine["study"].dropna()
+            chosen = results.network_of(studies) if network is None else network
+            measures = _measures(results, chosen, transport or results.transport_of(studies))
             found.append(Context(label, rows, measure, limit, language, replicas, measures, plans))
     return sorted(found, key=lambda context: context.label)
 
@@ -267,10 +275,11 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
     alike = runs[(runs[names] == row[names]).all(axis=1)]
     telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
     parts = [f"{key}={row[key]}" for key in telling if not (row[key] is None or repr(row[key]) in ("nan", "<NA>"))]
-    return ", ".join([" on ".join(str(row[name]) for name in names), *parts])
+    values = {str(key): value for key, value in row.items()}
+    return ", ".join([" on ".join(model_of(values) if name == "model" else str(row[name]) for name in names), *parts])
 
 
-def _measures(results: Results, network: str) -> Measures:
+def _measures(results: Results, network: str, transport: str) -> Measures:
     from raysim.network.presets import parse_network
 
     try:
@@ -295,10 +304,12 @@ def _measures(results: Results, network: str) -> Measures:
 
     def slowdown(run: str, than: str) -> Estimate:
         try:
-            (speedup,) = results.replay(run).speedup(results.replay(than), [parsed])
+            one, other = (results.replay(name, transport=transport) for name in (run, than))
+            (speedup,) = one.speedup(other, [parsed])
         except ValueError as error:
             results.complain(str(error))
             return UNPRICED
         return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
-    return Measures(factor, step_bytes, values, slowdown, repr(parsed))
+    named = "" if transport == USUAL_TRANSPORT else f" {over(transport)}"
+    return Measures(factor, step_bytes, values, slowdown, f"{parsed!r}{named}")

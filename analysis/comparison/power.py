@@ -1,4 +1,4 @@
-"""The power of a confirmation: the chance that it calls a setting safe, told before its seeds are drawn."""
+"""The power of seeds: the chance that they call a setting safe, and how many decide about it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from scipy import stats
 
 from analysis.comparison.evidence import Setting, contexts
 from analysis.comparison.rule import CONFIDENCE, PLANNED
-from analysis.comparison.statistics import MIN_SEEDS
+from analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
 from analysis.data.results import Results
+
+DECIDES = 0.8  # chance of a verdict with which seeds count as enough
 
 
 class Spread(NamedTuple):
@@ -60,3 +62,16 @@ def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0
     if error == 0:
         return float(harm < spread.margin)
     return float(stats.nct.sf(stats.t.isf(level, seeds - 1), seeds - 1, (spread.margin - harm) / error))
+
+
+def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:
+    """Return the least number of planned seeds that decides about a setting of a true `harm` in four of five cases.
+
+    It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if more than
+    `MOST_SEEDS` would be needed.
+    """
+    distance = abs(spread.margin - harm)  # a harmful setting is told from the margin as a safe one is
+    for seeds in range(MIN_SEEDS, MOST_SEEDS + 1):
+        if chance_of_safe(spread, seeds, settings=settings, harm=spread.margin - distance) >= DECIDES:
+            return seeds
+    return None

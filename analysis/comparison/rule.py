@@ -19,12 +19,12 @@ PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; lat
 SKILL = 10.0  # per cent of the way from chance to perfection by which a model must surely have learned
 
 RULE = (
-    "A setting is safe where the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
-    "accuracy, an F1 score or R2, or 1 % of a loss or another measure), and harmful where the lower bound lies above it; else it "
+    "A setting is safe if the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
+    "accuracy, an F1 score or R2, or 1 % of a loss or another measure), and harmful if the lower bound lies above it; else it "
     "is undecided. Harm is the loss of final quality against dense runs of the same seeds. The 95 % hold for all "
     "settings of a job together (Holm), and for all looks: half of the error is spent on the seeds that a study fixed before it "
-    f"began, the rest at {', '.join(map(str, LOOKS))} seeds. Nothing is called safe beside a dense model that is not surely above "
-    "chance."
+    f"began, the rest at {', '.join(map(str, LOOKS))} seeds. If the dense baseline is not clearly better than chance, no setting is "
+    "called safe."
 )
 
 Where = Literal["below", "above", "undecided"]

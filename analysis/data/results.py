@@ -19,7 +19,7 @@ from analysis.data.errors import AnalysisError
 from analysis.data.folders import Found
 from analysis.data.rows import read_whole, stack, to_frame
 from analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
-from analysis.data.studies import StudyFile
+from analysis.data.studies import USUAL_TRANSPORT, StudyFile
 from raysim.notation import printable
 from raysim.places import Place
 from raysim.quality import Measure, measures_of
@@ -111,13 +111,20 @@ class Results:
             self._in_company(),
         )
 
-    def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
+    def replay(
+        self,
+        run: str,
+        *,
+        compute: str = "auto",
+        profile: Path | str | None = None,
+        transport: str = USUAL_TRANSPORT,
+    ) -> Replay:
         """Return a run ready to be priced, in company with all runs of its job that were loaded, selected or not.
 
         Raises ReplayError where it cannot be.
         """
         self.path(run)
-        return self._in_company().replay(run, compute=compute, profile=profile)
+        return self._in_company().replay(run, compute=compute, profile=profile, transport=transport)
 
     def _in_company(self) -> Company:
         if self._company is None:
@@ -194,6 +201,23 @@ class Results:
         files = [self._study_file(study) for study in set(studies)]
         found = {file.network for file in files if file is not None and file.network is not None}
         return found.pop() if len(found) == 1 else USUAL_NETWORK
+
+    def transport_of(self, studies: Iterable[str]) -> str:
+        """Return the transport over which studies compare steps, by the same objectives: "ray" where they do not name one."""
+        files = [self._study_file(study) for study in set(studies)]
+        found = {file.transport for file in files if file is not None and file.transport is not None}
+        return found.pop() if len(found) == 1 else USUAL_TRANSPORT
+
+    def measure_of(self, runs: pd.DataFrame) -> Measure:
+        """Return the measure by which runs of one job are judged.
+
+        It is the first quality among the objectives of their studies; the first of their `metrics` where they belong to no
+        study, or to studies that differ in it.
+        """
+        known = measures_of(runs.iloc[0].to_dict())
+        files = [self._study_file(study) for study in runs["study"].dropna().unique()]
+        chosen = {next((name for name in file.qualities if name in known), "") for file in files if file is not None}
+        return known[chosen.pop()] if len(chosen) == 1 and chosen != {""} else next(iter(known.values()))
 
     def _study_file(self, study: str) -> StudyFile | None:
         try:

@@ -1,4 +1,4 @@
-"""The part of a study's file that is read beside its runs: directions of objectives, planned seeds, the network of step times."""
+"""The part of a study's file that is read beside its runs: objectives, planned seeds, and the network of step times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.network.presets import parse_network
+from raysim.network.transport import TRANSPORTS
 from raysim.places import Place
+
+USUAL_TRANSPORT = "ray"  # where neither the caller nor a study names one
+
+TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
+
+
+def over(transport: str) -> str:
+    """Return the transport of a price in words.
+
+    >>> over("nccl")
+    'over NCCL'
+    """
+    return f"over {TITLES.get(transport, transport)}"
+
+
+def network_and_transport(objective: str) -> tuple[str, str]:
+    """Return the network and the transport in the name of a price, as texts.
+
+    >>> network_and_transport("step_s@100mbps+20ms/nccl"), network_and_transport("step_s@nets/a.toml")
+    (('100mbps+20ms', 'nccl'), ('nets/a.toml', 'ray'))
+    """
+    where = objective.partition("@")[2]
+    network, _, transport = where.rpartition("/")
+    return (network, transport) if transport in TRANSPORTS else (where, USUAL_TRANSPORT)
 
 
 class StudyFile:
@@ -27,12 +52,28 @@ class StudyFile:
     @property
     def network(self) -> str | None:
         """The network of the first `step_s@NETWORK` among its objectives; None without one, or where it is a file that is not here."""
-        names = (str(one.get("name", "")) for one in self._objectives)
-        network = next((name.partition("@")[2] for name in names if name.startswith("step_s@")), None)
+        name = self._step
+        network = None if name is None else network_and_transport(name)[0]
         try:
             return network if network is None or parse_network(network) else None
         except (OSError, ValueError):
             return None
+
+    @property
+    def transport(self) -> str | None:
+        """The transport of the first `step_s@NETWORK` among its objectives; None without one."""
+        return None if self._step is None else network_and_transport(self._step)[1]
+
+    @property
+    def qualities(self) -> list[str]:
+        """Its objectives with compression on, without `_on`: the measure by which it chooses settings is the first of them."""
+        names = (str(one.get("name", "")) for one in self._objectives)
+        return [name.removesuffix("_on") for name in names if name.endswith("_on")]
+
+    @property
+    def _step(self) -> str | None:
+        names = (str(one.get("name", "")) for one in self._objectives)
+        return next((name for name in names if name.startswith("step_s@")), None)
 
 
 def _list(written: Mapping[str, Any], key: str) -> list[Any]:

@@ -98,21 +98,23 @@ class Company:
         self._complain = complain
         self._recordings: dict[str, dict[str, Recording]] = {}
         self._costs: dict[tuple[str, str | None], dict[Job, Costs]] = {}
-        self._replays: dict[tuple[str, str, str | None], Replay] = {}
+        self._replays: dict[tuple[str, str, str | None, str], Replay] = {}
 
-    def replay(self, run: str, *, compute: str = "auto", profile: Path | str | None = None) -> Replay:
+    def replay(
+        self, run: str, *, compute: str = "auto", profile: Path | str | None = None, transport: str = "ray"
+    ) -> Replay:
         """Return a run ready to be priced; raises ReplayError where it cannot be."""
         found = self._read(compute)
         if run not in found:
             raise ReplayError(f"The run {run} cannot be priced: it is not over, or has no actions that can be read.")
         named = None if profile is None else str(profile)
-        key = (run, compute, named)
+        key = (run, compute, named, transport)
         if key not in self._replays:
             pools = self._costs.setdefault((compute, named), {})
             job = found[run].job
             if job not in pools:
                 pools[job] = Costs([one for one in found.values() if one.job == job], profile)
-            self._replays[key] = Replay(found[run], costs=pools[job])
+            self._replays[key] = Replay(found[run], costs=pools[job], transport=transport)
         return self._replays[key]
 
     def _read(self, compute: str) -> Mapping[str, Recording]:

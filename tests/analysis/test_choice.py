@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_made import write_run
+from records_made import write_run, write_study
 
 from analysis import (
     AnalysisError,
@@ -21,6 +21,7 @@ from analysis import (
     replay,
     safe_set,
 )
+from analysis.comparison.choice import is_promising
 from analysis.comparison.evidence import Setting, contexts
 from raysim import train
 from raysim.config import make_config
@@ -133,6 +134,24 @@ def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
     assert wide[["TopK(0.5)", "TopK(0.3)", "TopK(0.2)"]].tolist() == ["safe"] * 3
     losses = safe_set(load(tmp_path), quality="loss").set_index("forward")
     assert losses.loc["TopK(0.3)", "unit"] == "% of loss"
+
+
+def test_settings_are_judged_by_the_objective_of_their_study(tmp_path):
+    study = write_study(tmp_path / "study", [{}], objectives={"loss_on": "minimize", "accuracy_on": "maximize"})
+    for seed in range(3):
+        for name, forward, loss in (("dense", "Identity", 1.0), ("topk", "TopK(0.1)", 1.2)):
+            finals = {"loss_on": loss + seed / 1000, "accuracy_on": 0.9}
+            write_run(study / "trials" / f"{name}-s{seed}", finals=finals, forward=forward, seed=seed)
+    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    assert (row["unit"], row["verdict"]) == ("% of loss", "harmful")
+    assert row["harm"] == pytest.approx(20, abs=0.1)
+    assert row["chance"] < 0.01
+    assert not is_promising(row)
+    assert is_promising(row | {"verdict": "undecided", "harm": 0.9})
+    assert not is_promising(row | {"verdict": "undecided", "harm": 1.1})
+    (tmp_path / "study" / "study.toml").unlink()
+    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    assert row["unit"] == "points of accuracy"
 
 
 def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from records_made import write_run
 
 from analysis import load
-from analysis.comparison.power import Spread, chance_of_safe, paired_spread
+from analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
 from analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
 from sweeps.show import show_power
 
@@ -89,3 +89,17 @@ def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told
         "1 setting will be judged beside dense on seeds 3 to 42. With the spread of the seeds that chose, 1.00 points of accuracy, a "
         f"setting as good as dense is called safe with a chance of {sound:.0%}, and one that is 0.25 worse with {half:.0%}.\n"
     )
+
+
+def test_the_seeds_that_decide_grow_with_the_spread_and_near_the_margin():
+    def needed(deviation, harm):
+        return seeds_needed(Spread(deviation, 0.0, 1.0, "% of loss"), settings=12, harm=harm)
+
+    assert needed(0.1, 0.0) == 4
+    assert 4 < needed(0.5, 0.0) < needed(0.9, 0.0)
+    assert needed(6.9, 15.0) == needed(6.9, -13.0)  # harmful, or safe, by as much
+    assert needed(9.0, 0.0) is None
+    assert needed(math.nan, 0.0) is None
+    count = needed(6.9, 15.0)
+    assert chance_of_safe(Spread(6.9, 0.0, 1.0, ""), count, settings=12, harm=-13.0) >= 0.8
+    assert chance_of_safe(Spread(6.9, 0.0, 1.0, ""), count - 1, settings=12, harm=-13.0) < 0.8
