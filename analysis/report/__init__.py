@@ -30,13 +30,14 @@ def compose(
     first: str | None = None,
     compute: str = "auto",
     profile: Path | str | None = None,
+    transport: str | None = None,
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
     `networks` default to the presets of `NETWORKS`, and the network on which the studies compare steps. `first` is the name of the
     network that is chosen at first: by default that of the studies, or the first where it is not among `networks`. `compute` and
-    `profile` are as for `Replay`. Raises AnalysisError where there is no such folder, or no run in it, and ValueError for a network
-    that is none.
+    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError where there is no
+    such folder, or no run in it, and ValueError for a network that is none.
     """
     from analysis.report import (
         curves,
@@ -62,7 +63,9 @@ def compose(
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     known = [parse_network(one) if isinstance(one, str) else one for one in networks]
-    material = gather(results, {repr(one): one for one in known}, compute, profile, first=first or own)
+    material = gather(
+        results, {repr(one): one for one in known}, compute, profile, first=first or own, transport=transport
+    )
     topics = (tradeoff, quality, curves, links, decisions, gantt, parallel)
     sections = [
         summary.section(material),
@@ -84,6 +87,7 @@ def compose(
         sections=sections,
         networks=list(material.networks) if priced else (),
         network=material.network,
+        transport=material.transport,
     )
 
 
@@ -105,9 +109,10 @@ def write_report(
     first: str | None = None,
     compute: str = "auto",
     profile: Path | str | None = None,
+    transport: str | None = None,
 ) -> Page:
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
-    page = compose(folder, networks, first=first, compute=compute, profile=profile)
+    page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
     if form == "html":
         from analysis.report.html import write_html
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.data.settings import SYNCHRONOUS
+from analysis.data.studies import over
+from analysis.report.words import speedup
 from raysim.config.links import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
@@ -29,13 +31,12 @@ class Adoption(NamedTuple):
 
 def adoption(job: Job, network: str) -> Adoption:
     """Return the setting of a job that is recommended on a network, or else the most promising one."""
-    recommended = job.recommended(network)
-    safe = recommended is not None and not recommended.dense
-    setting = recommended if safe else job.promising(network)
+    recommended, setting = job.recommended(network), job.taken_home(network)
     if setting is not None:
-        code = snippet(job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict())
+        row = job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict()
+        code = snippet(row, _price(job, setting.name, network))
         if code:
-            condition = "" if safe else ", once more seeds have shown it to be safe"
+            condition = "" if setting is recommended else ", once more seeds have shown it to be safe"
             return Adoption(f"`{setting.name}` in your own training{condition}:", code)
     if not job.priced:
         return Adoption("No step here can be priced, so no setting is recommended.", "")
@@ -44,19 +45,31 @@ def adoption(job: Job, network: str) -> Adoption:
     return Adoption(f"On {network} there is no setting to take home: dense needs no change of your training.", "")
 
 
-def adoptions(results: Results, network: Network) -> list[Adoption]:
+def _price(job: Job, setting: str, network: str) -> str:
+    """Return the speed-ups of a setting over the transports of torch's own training code, as a comment in Python."""
+    found = [
+        f"{speedup(prices[network])} {over(transport)}"
+        for transport, prices in job.home.get(setting, {}).items()
+        if network in prices
+    ]
+    return f"# on {network}, against dense: {'; '.join(found)}\n" if found else ""
+
+
+def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
     """Return the `adoption` of every job of results on a network, its sentence with the job's title where there are several."""
     from analysis.report.gather import gather
 
-    jobs = gather(results, {repr(network): network}).jobs
+    jobs = gather(results, {repr(network): network}, transport=transport).jobs
     found = [adoption(job, repr(network)) for job in jobs]
     if len(jobs) == 1:
         return found
     return [one._replace(text=f"{job.title}: {one.text}") for job, one in zip(jobs, found, strict=True)]
 
 
-def snippet(row: Mapping[Any, Any]) -> str:
+def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     """Return Python that puts a run's compression into other training code; empty where the run compresses nothing.
+
+    `price` is a line of comment with its speed-up in torch's own training code, put over each part of that kind.
 
     `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`.
     Links are written for one process and for torch's pipelines, gradients of replicas for DistributedDataParallel.
@@ -104,13 +117,13 @@ def snippet(row: Mapping[Any, Any]) -> str:
         if tensor is not None:
             continue  # stages of torch's pipelines pass tensors by place
         parts.append(
-            "from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md\n"
+            f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md\n"
             f"stages = compress_stages(modules, shapes, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
         )
     method = _of_tensor(_read(row.get("replica_gradient")), None)
     if _count(row, "num_replicas") > 1 and method != DENSE:
         parts.append(
-            "import raysim\n"
+            f"{price}import raysim\n"
             f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
         )
     weights = row.get("weights")

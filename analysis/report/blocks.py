@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from analysis.data.studies import USUAL_TRANSPORT
 from analysis.pricing.estimates import Estimate
 from analysis.report.figures import ByNetwork, Figure, on_network
 
@@ -99,6 +100,8 @@ class Page(NamedTuple):
     networks: Sequence[str]
     network: str
     """The one that is chosen at first."""
+    transport: str = USUAL_TRANSPORT
+    """The transport of all its prices."""
 
     def decisions(self, networks: Sequence[str]) -> list[str]:
         """Return the sentences to remember, as plain text, on each of some networks."""

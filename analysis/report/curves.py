@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.data.studies import over
 from analysis.report.blocks import Section
 from analysis.report.figures import (
     DENSE,
@@ -69,8 +70,8 @@ def _figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-curves",
         f"{job.title}: learning curves",
-        "The same curves against steps, bytes sent so far, and seconds on the chosen network (steps times its "
-        "simulated step). Means over seeds; "
+        "The same curves against steps, bytes sent so far, and seconds on the chosen network "
+        f"{over(job.transport)} (steps times its simulated step). Means over seeds; "
         "grey lines are the settings that have no look of their own, black is dense.",
         panels,
         columns=3,

@@ -31,6 +31,12 @@ LINES: dict[str, Any] = {
 }
 PANEL_WIDTH = 3.4  # inches
 POINTS_PER_INCH = 110.0  # of a panel's height on the page
+SIDES = (
+    (5, 0, "left"),
+    (4, 6, "left"),
+    (-5, 0, "right"),
+    (4, -6, "left"),
+)  # of a point: neighbours' numbers take turns
 CHARACTERS_PER_INCH = 15.0  # of the legend
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -97,11 +103,13 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
             handle = _scatter(axes, series, x, y)
             for text, one, other in zip(series.texts, x, y, strict=bool(series.texts)):
                 if text and one is not None and other is not None:
+                    right, up, side = SIDES[int(text) % len(SIDES)]
                     axes.annotate(
                         text,
                         (one, other),
-                        (5, 0),
+                        (right, up),
                         textcoords="offset points",
+                        ha=side,
                         va="center",
                         fontsize=7,
                         color=series.style.colour,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from analysis import Replay
+from analysis.data.studies import over
 from analysis.report.blocks import Section
 from analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
 from analysis.report.material import Job, Material, SettingRuns
@@ -69,7 +70,7 @@ def _figure(job: Job, settings: list[SettingRuns], material: Material) -> Figure
     spans: list[Spans] = []
     for setting in settings:
         assert setting.priced is not None
-        replay = material.results.replay(setting.priced, compute=material.compute, profile=material.profile)
+        replay = material.results.replay(setting.priced, **material.options)
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
         spans.append({name: _step(replay, network) for name, network in material.networks.items()})
@@ -78,7 +79,7 @@ def _figure(job: Job, settings: list[SettingRuns], material: Material) -> Figure
     return Figure(
         f"{job.key}-gantt",
         f"{job.title}: where a step's time goes",
-        "The mean of the recorded steps of the first seed, simulated on the chosen network, on the same axis of "
+        f"The mean of the recorded steps of the first seed, simulated on the chosen network {over(job.transport)}, on the same axis of "
         "time: stages, then the packets on each link, then the collectives that end the step. Gaps are bubbles, or the "
         "wait for a packet that is under way. Then stages update, and the driver goes on.",
         panels,

@@ -24,9 +24,10 @@ from analysis.pricing.replay import dense_partners
 from analysis.pricing.step import Replay
 from analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
 from raysim.network.topology import Network
-from raysim.quality import Measure, measures_of
+from raysim.quality import Measure
 from raysim.records import FINISHED
 
+HOME_TRANSPORTS = ("nccl", "gloo")  # of torch.distributed
 UNCOMPRESSED = {f"{key}={as_text(value)}" for key, value in Setting()._asdict().items()}  # of a dense run
 
 
@@ -58,22 +59,29 @@ def gather(
     profile: Path | str | None = None,
     *,
     first: str | None = None,
+    transport: str | None = None,
 ) -> Material:
-    """Return the material of the sections; `first`: the network that is chosen at first, where it is among `networks`."""
+    """Return the material of the sections; `first`: the network that is chosen at first, where it is among `networks`.
+
+    `transport` is that of the runs' study where not given, see `Results.transport_of`.
+    """
     names = list(networks)
     chosen_first = first if first is not None and first in networks else names[0]
-    material = Material(results, networks, chosen_first, compute, profile)
+    transport = transport or results.transport_of(results.runs["study"].dropna())
+    material = Material(results, networks, chosen_first, compute, profile, transport)
     ended = results.runs[results.runs["status"].isin(FINISHED)]
     if not len(ended):
         return material
     chosen = results.select(ended)
-    prices = prices_of(chosen, dense_partners(chosen), networks, compute, profile)
+    partners = dense_partners(chosen)
+    prices = prices_of(chosen, partners, networks, material.options)
     judged = _judged(chosen)
     each = [job_of(row) for row in ended.to_dict("records")]
-    jobs = [
-        _job(f"job{number}", title, ended[[one == job for one in each]], prices, judged, names)
-        for number, (job, title) in enumerate(titles(each).items(), start=1)
-    ]
+    jobs = []
+    for number, (of_job, title) in enumerate(titles(each).items(), start=1):
+        runs = ended[[one == of_job for one in each]]
+        job = _job(f"job{number}", title, runs, Metric(chosen.measure_of(runs)), prices, judged, names)
+        jobs.append(replace(job, transport=transport, home=_home(job, chosen, partners, networks, material.options)))
     probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
@@ -82,20 +90,19 @@ def prices_of(
     results: Results,
     partners: Mapping[str, str],
     networks: Mapping[str, Network],
-    compute: str,
-    profile: Path | str | None,
+    options: Mapping[str, Any],
     runs: Iterable[str] | None = None,
 ) -> Prices:
     """Return the price of each run's step, or of `runs` alone, beside the dense runs of `dense_partners`.
 
-    A run that cannot be priced is left out, and named in the problems.
+    `options` are the keyword arguments of `Results.replay`. A run that cannot be priced is left out, and named in the problems.
     """
     chosen = list(networks.values())
     found = {}
     for run in results.runs["run"].astype(str) if runs is None else runs:
         try:
-            one = results.replay(run, compute=compute, profile=profile)
-            dense = results.replay(partners[run], compute=compute, profile=profile) if run in partners else None
+            one = results.replay(run, **options)
+            dense = results.replay(partners[run], **options) if run in partners else None
             steps = one.step_s(chosen)
             speedups = one.speedup(dense, chosen) if dense is not None else []
             dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
@@ -126,8 +133,32 @@ def _judged(results: Results) -> Judged:
     return found
 
 
-def _job(key: str, title: str, runs: pd.DataFrame, prices: Prices, judged: Judged, networks: Sequence[str]) -> Job:
-    metric = Metric(next(iter(measures_of(runs.iloc[0].to_dict()).values())))
+def _home(
+    job: Job,
+    results: Results,
+    partners: Mapping[str, str],
+    networks: Mapping[str, Network],
+    options: Mapping[str, Any],
+) -> dict[str, dict[str, Mapping[str, Estimate]]]:
+    """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
+    chosen = {one.name: one for network in networks if (one := job.taken_home(network)) is not None}
+    found: dict[str, dict[str, Mapping[str, Estimate]]] = {}
+    for name, setting in chosen.items():
+        for transport in HOME_TRANSPORTS:
+            prices = prices_of(results, partners, networks, {**options, "transport": transport}, setting.runs)
+            found.setdefault(name, {})[transport] = mean_price(list(prices.values()), networks).speedup
+    return found
+
+
+def _job(
+    key: str,
+    title: str,
+    runs: pd.DataFrame,
+    metric: Metric,
+    prices: Prices,
+    judged: Judged,
+    networks: Sequence[str],
+) -> Job:
     settings = [
         _setting(str(name), rows, metric, prices, judged, networks)
         for name, rows in runs.groupby(_names(runs), sort=False)

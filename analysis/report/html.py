@@ -16,6 +16,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from analysis.data.studies import over
 from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Page, Section, Table, Text, Typed
 from analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
 from analysis.report.material import WORTH
@@ -52,6 +53,7 @@ class _Writer:
             "values": self.values,
             "figures": self.figures,
             "strings": list(self.strings),
+            "over": over(page.transport),
             "grid": {"bandwidths_bps": BANDWIDTHS_BPS, "latencies_s": LATENCIES_S, "worth": WORTH},
             "nodes": [_of_nodes(nodes) for nodes in self.nodes.values()],
         }
@@ -117,7 +119,7 @@ class _Writer:
             )
         return (
             '<p class="control"><label for="network">Times on the network</label> '
-            f'<select id="network" autocomplete="off">{options}</select> {typed}'
+            f'<select id="network" autocomplete="off">{options}</select> {typed}{over(self.page.transport)} '
             '<span id="said" class="unseen" role="status"></span> <span id="wrong" role="alert"></span></p>'
         )
 
@@ -314,12 +316,12 @@ def _prose(text: str) -> str:
 
 
 def _figure_text(text: str) -> str:
-    """Return a figure as HTML whose lines break before its interval, and after it, only.
+    """Return a figure as HTML whose lines break before its interval or spread, and after it, only.
 
     >>> _figure_text("1.01x (0.97 to 1.05), alike")
     '<span class="whole">1.01x</span> <span class="whole">(0.97 to 1.05),</span> <span class="whole">alike</span>'
     """
-    return " ".join(f'<span class="whole">{_prose(part)}</span>' for part in re.split(r" (?=\()|(?<=,) ", text))
+    return " ".join(f'<span class="whole">{_prose(part)}</span>' for part in re.split(r" (?=[(±])|(?<=,) ", text))
 
 
 def _json(data: Any) -> str:

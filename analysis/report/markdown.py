@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from analysis.data.studies import over
 from analysis.report.blocks import Block, Cell, Heading, Page, Section, Table, Text
 from analysis.report.figures import Figure, on_network
 from analysis.report.figures_png import draw_png
@@ -32,7 +33,10 @@ def _lines(page: Page) -> Iterator[str]:
     yield _plain(page.subtitle)
     if page.networks:
         others = ", ".join(page.networks)
-        yield f"Times are for the network {page.network} where no other is named; the CSV files have all of {others}."
+        yield (
+            f"Times are for the network {page.network} {over(page.transport)} where no other is named; the CSV files have all of "
+            f"{others}."
+        )
     if page.problems:
         yield "## Not in this report"
         yield "\n".join(f"- {_prose(one)}" for one in page.problems)

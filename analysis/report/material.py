@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.comparison.choice import is_promising
 from analysis.comparison.pareto import frontier
+from analysis.comparison.power import Spread as PairedSpread
+from analysis.comparison.power import seeds_needed
 from analysis.comparison.rule import SKILL
 from analysis.data.results import Results
+from analysis.data.studies import USUAL_TRANSPORT
 from analysis.pricing.estimates import Estimate
 from raysim.network.topology import Network
 from raysim.quality import Measure
@@ -120,6 +124,11 @@ class SettingRuns:
         """ "safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
         return str(self.judged.get("verdict", ""))
 
+    @property
+    def promising(self) -> bool:
+        """True if it is undecided, and more likely safe than not."""
+        return bool(self.judged) and is_promising(self.judged)
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -135,6 +144,10 @@ class Job:
     """The method by which its compute seconds are estimated, a sentence."""
     source: str = ""
     """The source of the compute seconds, in a few words."""
+    transport: str = USUAL_TRANSPORT
+    """The transport of all its prices but `home`."""
+    home: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
+    """By the name of a setting to take home, transport of other training code, and network: its speed-up there."""
 
     @cached_property
     def dense(self) -> SettingRuns | None:
@@ -187,14 +200,30 @@ class Job:
         return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
 
     def promising(self, network: str) -> SettingRuns | None:
-        """Return the undecided setting to look into first: the fastest within the margin so far, else the least harmful."""
-        open_ = [
-            one for one in self.faster(network) if one.verdict == "undecided" and not math.isnan(one.judged["harm"])
-        ]
-        near = [one for one in open_ if one.judged["harm"] <= one.judged["within"]]
-        if near:
-            return max(near, key=lambda one: one.speedup[network].value)
-        return min(open_, key=lambda one: float(one.judged["harm"]), default=None)
+        """Return the fastest promising setting; None without one."""
+        near = [one for one in self.faster(network) if one.promising]
+        return max(near, key=lambda one: one.speedup[network].value, default=None)
+
+    def taken_home(self, network: str) -> SettingRuns | None:
+        """Return the compressed setting to try in other training code: the recommended one, or the most promising one."""
+        recommended = self.recommended(network)
+        return recommended if recommended is not None and not recommended.dense else self.promising(network)
+
+    def least_harmful(self, network: str) -> SettingRuns | None:
+        """Return the faster setting of the least mean harm; None if none was compared with dense."""
+        known = [one for one in self.faster(network) if not math.isnan(one.judged.get("harm", math.nan))]
+        return min(known, key=lambda one: float(one.judged["harm"]), default=None)
+
+    def seeds_for(self, setting: SettingRuns) -> int | None:
+        """Return the number of seeds that would decide about a setting; None if unknown, or beyond what is worth it."""
+        judged = setting.judged
+        spread = PairedSpread(judged["deviation"], 0.0, judged["within"], judged["unit"])
+        return seeds_needed(spread, settings=judged["family"], harm=judged["harm"])
+
+    def cost_s(self, seeds: int) -> float:
+        """Return the seconds of training until every setting has that many seeds, by the recorded runs."""
+        each = float(self.runs["seconds"].astype(float).mean()) if "seconds" in self.runs else math.nan
+        return each * sum(max(0, seeds - one.seeds) for one in self.settings)
 
     @cached_property
     def named(self) -> list[SettingRuns]:
@@ -222,7 +251,14 @@ class Material:
     """Which seconds of compute are pooled, as for `Recording`."""
     profile: Path | str | None = None
     """A file of `raysim profile` whose compute takes their place."""
+    transport: str = USUAL_TRANSPORT
+    """The transport of packets in prices."""
     jobs: Sequence[Job] = ()
     """The jobs whose runs were trained."""
     probes: Sequence[Job] = ()
     """The jobs whose runs are candidates of a probe: they have no quality, and are in no section but their own."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `Results.replay`."""
+        return {"compute": self.compute, "profile": self.profile, "transport": self.transport}

@@ -38,6 +38,8 @@
     return `${Number((value / scale).toPrecision(digits))} ${unit === "B" && scale < 1 ? "" : prefix}${unit}`;
   }
 
+  const SIDES = ["middle right", "top right", "middle left", "bottom right"]; // of a point, clear of its bar: neighbours take turns
+
   function trace(series, panel, shown) {
     const [x, y, labels, widths] = [on(series.x), on(series.y), on(series.labels), on(series.widths)];
     const text = x.map((one, place) => {
@@ -62,9 +64,9 @@
     let mode = { points: "markers", marked: "lines+markers" }[series.kind] || "lines";
     if (series.texts) {
       mode += "+text";
-      found.text = series.texts.map((text) => ` ${plain(text)}`);
+      found.text = series.texts.map((text) => ` ${plain(text)} `);
       found.textfont = { size: 11, color: series.colour };
-      found.textposition = "middle right"; // clear of the bars
+      found.textposition = series.texts.map((text) => SIDES[Number(text) % SIDES.length]);
     }
     if (series.kind === "steps") line.shape = "hv";
     return { ...found, type: "scatter", mode, marker, line, opacity: series.faint ? 0.45 : 1, connectgaps: false };

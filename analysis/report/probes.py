@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from analysis.data.probes import LIMIT, cost_words, smaller_runs
+from analysis.data.studies import over
 from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from analysis.report.figures import ByNetwork
 from analysis.report.material import Job, Material, SettingRuns
@@ -40,7 +41,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     yield Table(
         f"{job.key}-candidates",
         f"{job.title}: candidates, their errors as fidelity (1 where messages arrive exactly, 0 where they arrive as zeros), and "
-        f"steps and speed-ups on the chosen network with their 90 % intervals. Compute: {job.source}.",
+        f"steps and speed-ups on the chosen network {over(job.transport)} with their 90 % intervals. Compute: {job.source}.",
         COLUMNS,
         [_row(setting, links) for setting in job.settings],
         live=True,
@@ -56,11 +57,11 @@ def _lead(job: Job, network: str) -> str:
     limit = "A probe does not say whether training stays sound under it."
     if best is None:
         dense = f", which takes {seconds(job.dense.step_s[network].value)} a step" if job.dense is not None else ""
-        return f"On {network}, no candidate of the probe is faster than dense{dense}."
+        return f"On {network} {over(job.transport)}, no candidate of the probe is faster than dense{dense}."
     value, low, high = best.speedup[network]
     return (
-        f"On {network}, the fastest candidate of the probe is `{best.name}`: {value:.2f} times as fast as dense ({low:.2f} to "
-        f"{high:.2f}). {limit}"
+        f"On {network} {over(job.transport)}, the fastest candidate of the probe is `{best.name}`: {value:.2f} times as fast as "
+        f"dense ({low:.2f} to {high:.2f}). {limit}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.data.studies import over
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.figures import ByNetwork
 from analysis.report.material import Job, Material, SettingRuns
@@ -47,7 +48,7 @@ def _table(job: Job, material: Material) -> Table:
     return Table(
         f"{job.key}-runs",
         f"{job.title}: on and off are the {job.metric.text} of the last evaluation with compression on and off; the "
-        "simulated step is on the chosen network, mean of the setting's seeds with its 90 % interval "
+        f"simulated step is on the chosen network {over(job.transport)}, mean of the setting's seeds with its 90 % interval "
         f"(compute: {job.source}); front says in which mode no other setting is both faster and better there.",
         COLUMNS,
         [_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],

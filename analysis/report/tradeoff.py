@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.comparison.choice import break_even
 from analysis.data.settings import COMPRESSION
+from analysis.data.studies import over
 from analysis.pricing.estimates import Estimate
 from analysis.report.blocks import Cell, Column, Section, Table
 from analysis.report.figures import (
@@ -100,7 +101,7 @@ def _figure(job: Job, material: Material) -> Figure:
 def _table(job: Job, material: Material) -> Table:
     """Return a table of the settings with a look of their own, with the bandwidth below which they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN, compute=material.compute, profile=material.profile)
+    even = break_even(runs, BREAK_EVEN, **material.options)
     rows = []
     for setting in job.named:
         judged = setting.judged
@@ -120,14 +121,14 @@ def _table(job: Job, material: Material) -> Table:
                 Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
                 Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                Cell(against_dense(setting) if judged else ""),
+                Cell(against_dense(setting, job.metric.measure) if judged else ""),
             ]
         )
     return Table(
         f"{job.key}-settings",
-        f"{job.title}: the settings that figures below name. Steps and speed-ups over dense, with their 90 % intervals, are on the "
-        "chosen network. Pays below: the bandwidth under which a step is faster than a dense one, without latency, and the "
-        f"interval in which the two are not distinguishable. Compute: {job.source}.",
+        f"{job.title}: the settings named in the figures. Steps and speed-ups over dense, with their 90 % intervals, are on the "
+        f"chosen network {over(job.transport)}. Pays below: the bandwidth under which a step is faster than a dense one, without "
+        f"latency, and the interval in which the two are not distinguishable. Compute: {job.source}.",
         COLUMNS,
         rows,
         live=True,
@@ -150,7 +151,7 @@ def below(row: Mapping[Any, Any]) -> str:
     """Return a break-even bandwidth, of a row of `break_even`, in words.
 
     >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
-    '250 Mbit/s (240 Mbit/s to 260 Mbit/s)'
+    '250 Mbit/s (240 to 260)'
     >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
     'always (90 Gbit/s to always)'
     """
@@ -158,7 +159,8 @@ def below(row: Mapping[Any, Any]) -> str:
         return str(row["pays"] or "unknown")
     found = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
     middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in found)
-    return f"{middle} ({low} to {high})"
+    unit = middle.partition(" ")[2] or " "
+    return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
 
 
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:

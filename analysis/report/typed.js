@@ -58,12 +58,12 @@
   /** The sentence of a table: the fastest setting that is shown to be safe, dense where that is not worth it. */
   function lead(name, rows) {
     const dense = rows.find((one) => one.baseline);
-    if (!dense) return `On ${name}, nothing is recommended: there is no dense run to compare with.`;
+    if (!dense) return `On ${name} ${data.over}, nothing is recommended: there is no dense run to compare with.`;
     const safe = rows.filter((one) => one.safe && one.speedup[1] > 1 && one.speedup[0] >= WORTH);
-    if (!safe.length) return `On ${name}, stay dense: ${seconds(dense.step[0]).join(" ")} a step. No setting that is shown to be safe is ${Math.round(100 * (WORTH - 1))} % faster or more here.`;
+    if (!safe.length) return `On ${name} ${data.over}, stay dense: ${seconds(dense.step[0]).join(" ")} a step. No setting shown to be safe is at least ${Math.round(100 * (WORTH - 1))} % faster.`;
     const best = safe.reduce((one, other) => (other.speedup[0] > one.speedup[0] ? other : one));
     const [value, low, high] = best.speedup.map((one) => one.toFixed(2));
-    return `On ${name}, use ${best.name}: ${value} times as fast as dense (${low} to ${high}; dense takes ${seconds(best.dense).join(" ")}).`;
+    return `On ${name} ${data.over}, use ${best.name}: ${value} times as fast as dense (${low} to ${high}; dense takes ${seconds(best.dense).join(" ")}).`;
   }
 
   function fill(name, bps, latency) {

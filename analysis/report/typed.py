@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.data.results import Results
+from analysis.data.studies import over
 from analysis.pricing.replay import dense_partners
 from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
 from analysis.report.gather import mean_price, prices_of
@@ -72,8 +73,8 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
         )
     return Table(
         f"{job.key}-typed",
-        f"{job.title}: the settings that figures name, and all that are shown to be safe, on the typed network. Steps and speed-ups "
-        f"over dense have their 90 % intervals in brackets. Compute: {job.source}.",
+        f"{job.title}: the settings that figures name, and all that are shown to be safe, on the typed network "
+        f"{over(job.transport)}. Steps and speed-ups over dense have their 90 % intervals in brackets. Compute: {job.source}.",
         COLUMNS,
         rows,
         typed=True,
@@ -81,7 +82,7 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
 
 
 def _nodes(setting: SettingRuns, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
-    prices = prices_of(results, partners, GRID, material.compute, material.profile, setting.runs)
+    prices = prices_of(results, partners, GRID, material.options, setting.runs)
     price = mean_price(list(prices.values()), GRID)
     return Nodes(_listed(price.step_s), _listed(price.speedup), _listed(price.dense_step_s))
 

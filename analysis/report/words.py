@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from analysis.comparison.statistics import MIN_SEEDS
 from analysis.pricing.estimates import Estimate
 from raysim.network.memory import format_bytes
+from raysim.quality import Measure
 
 if TYPE_CHECKING:
     from analysis.report.material import SettingRuns
@@ -86,18 +88,24 @@ def bandwidth(bps: float) -> str:
     return f"{bps:.3g} bit/s"
 
 
-def against_dense(setting: SettingRuns) -> str:
-    """Return the difference of a setting's quality from dense with compression on, with its interval."""
+def against_dense(setting: SettingRuns, measure: Measure) -> str:
+    """Return the difference of a setting's quality from dense with compression on, with its interval if it has one."""
     judged = setting.judged
     harm, low, high = (float(judged.get(name, math.nan)) for name in ("harm", "harm_low", "harm_high"))
     if math.isnan(harm):
         return "not compared with dense"
-    unit = str(judged.get("unit", ""))
-    if "points of" in unit:  # less of an accuracy is harm, and more of a loss
+    if measure.higher:  # less of an accuracy is harm, and more of a loss
         harm, low, high = -harm, -high, -low
-    if math.isinf(low) or math.isinf(high):
-        return f"{signed(harm)} {unit} against dense, from {plural(int(judged.get('seeds', 1)), 'seed')}"
-    return f"{signed(harm)} {unit} against dense, interval {signed(low)} to {signed(high)}"
+    name = measure.name.replace("_", " ")
+    if float(points(abs(harm))) == 0:
+        text = f"same {name} as dense"
+    else:
+        unit = "points" if measure.points else "%"
+        text = f"{name} {points(abs(harm))} {unit} {'higher' if harm > 0 else 'lower'} than dense"
+    count = int(judged.get("seeds", 1))
+    if count < MIN_SEEDS:  # their interval is as wide as the world
+        return f"{text} on {plural(count, 'seed')}"
+    return f"{text} ({signed(low)} to {signed(high)})"
 
 
 def signed(value: float) -> str:

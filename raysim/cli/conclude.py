@@ -10,9 +10,11 @@ import typer
 from raysim.cli.shared import (
     JsonFile,
     Networks,
+    StudyTransport,
     Trust,
     check_ours,
     check_runs,
+    check_transport,
     check_writable,
     fail,
     parse_networks,
@@ -40,6 +42,7 @@ def findings(
             "`step_s@` objectives; else 1gbps)."
         ),
     ] = None,
+    transport: StudyTransport = None,
     json_file: JsonFile = None,
     trust: Trust = None,
 ) -> None:
@@ -50,6 +53,7 @@ def findings(
     check_writable("--json", json_file)
     check_ours("analysis")
     given = parse_networks([network]) if network is not None else []
+    check_transport(transport)
     check_runs(folder, "no folder there has a run.parquet")
     from analysis import AnalysisError, load
     from analysis import findings as test_claims
@@ -60,13 +64,15 @@ def findings(
         results = load(folder)
         if results.runs.empty:
             fail(" ".join(results.problems), 2)
-        found = test_claims(results, quality=quality, margin=margin, confidence=confidence, network=network)
+        found = test_claims(
+            results, quality=quality, margin=margin, confidence=confidence, network=network, transport=transport
+        )
     except AnalysisError as error:
         fail(str(error), 2)
     problems = list(results.problems)  # of the findings; of runs without a price, the recommendation speaks itself
     (chosen,) = given or parse_networks([results.network_of(results.runs["study"].dropna())])
-    home = adoptions(results, chosen)
-    show_findings(found, problems, home)
+    home = adoptions(results, chosen, transport)
+    show_findings(found, problems, home, transport or results.transport_of(results.runs["study"].dropna()))
     if json_file is not None:
         write_json(findings_figures(found, problems, home), json_file)
 
@@ -98,6 +104,7 @@ def report(
         str,
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
+    transport: StudyTransport = None,
     trust: Trust = None,
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
@@ -111,6 +118,7 @@ def report(
     if only and not network:
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
+    check_transport(transport)
     check_ours("analysis")
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.places import in_bucket, local_path
@@ -134,7 +142,14 @@ def report(
     try:
         with console().status(f"reading {folder}"):
             page = write_report(
-                folder, target, form=form, networks=networks, first=first, compute=compute, profile=profile
+                folder,
+                target,
+                form=form,
+                networks=networks,
+                first=first,
+                compute=compute,
+                profile=profile,
+                transport=transport,
             )
     except AnalysisError as error:
         fail(str(error), 2)

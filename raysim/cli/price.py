@@ -99,7 +99,7 @@ def replay(
         frame = price(one, networks, against=dense, target=wanted)
         show_replay(one, networks, frame, dense, wanted)
         if curve:
-            show_curve(curve, price(one, curve, against=dense))
+            show_curve(curve, price(one, curve, against=dense), transport)
         if trace is not None:
             step, events = one.trace(networks[0])
             write_trace_file(events, trace, f"step {step} on {networks[0]!r}")

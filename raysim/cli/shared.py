@@ -85,6 +85,15 @@ Trust = Annotated[
 ]
 
 
+StudyTransport = Annotated[
+    str | None,
+    typer.Option(
+        "--transport",
+        help="The transport of packets in prices: ray, nccl or gloo (default: a study's own, as in step_s@1gbps/nccl; else ray).",
+    ),
+]
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
 
 
@@ -149,6 +158,16 @@ def parse_networks(texts: list[str] | None) -> list[Network]:
         return [parse_network(text) for text in texts]
     except ValueError as error:
         fail(f"`--network`: {error}", 2)
+
+
+def check_transport(name: str | None) -> None:
+    """Fail if `--transport` names none."""
+    from raysim.network.transport import parse_transport
+
+    try:
+        parse_transport(name or "ray")
+    except ValueError as error:
+        fail(f"`--transport`: {error}", 2)
 
 
 def parse_range(text: str) -> list[Network]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from analysis.data.studies import over
 from raysim.show.terminal import console, show_notes
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from analysis.report.adopt import Adoption
 
 
-def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> None:
+def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str) -> None:
     """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
 
     The settings to take `home` come last, as lines for another training loop.
@@ -42,7 +43,8 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
         verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
     }
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    out.print(f"{summary}.{f' {found[0].rule}' if found else ''}", highlight=False, soft_wrap=True)
+    priced = f" Steps are priced {over(transport)}." if found else ""
+    out.print(f"{summary}.{f' {found[0].rule}' if found else ''}{priced}", highlight=False, soft_wrap=True)
     show_notes(out, problems)
     for setting in home:
         out.print("\n" + setting.text.replace("`", ""), highlight=False, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.data.studies import over
 from raysim.network.memory import format_bytes
 from raysim.show.replays import plain_row, speedup_words
 from raysim.show.terminal import console, format_seconds, is_missing, show_notes
@@ -40,7 +41,9 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
     rows = figures["candidates"]
     known = [name for name in FIDELITIES if any(not is_missing(row[f"{name}_fidelity"]) for row in rows)]
     for network in dict.fromkeys(row["network"] for row in rows):
-        table = Table("candidate", title=f"A step on {network} (compute: {first.costs.source})")
+        table = Table(
+            "candidate", title=f"A step on {network} {over(first.transport.name)} (compute: {first.costs.source})"
+        )
         for name in ("bytes", "factor", *(FIDELITIES[name] for name in known), "step", "90 % interval", "speed-up"):
             table.add_column(name, justify="right")
         for row in (one for one in rows if one["network"] == network):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from analysis.data.studies import over
 from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
 from raysim.notation import printable
@@ -39,15 +40,15 @@ def show_replay(
     row, rows = replay.row, frame.to_dict("records")
     out.print(
         f"{printable(str(replay.run.folder))}: {row.get('schedule')}, {replay.num_stages} stages, "
-        f"{replay.num_microbatches} microbatches; forward {row.get('forward')}, backward {row.get('backward')}; {format_bytes(float(replay.dense_bytes.mean()))} a step sent "
-        f"as {format_bytes(float(replay.wire_bytes.mean()))}\n"
+        f"{replay.num_microbatches} microbatches; forward {row.get('forward')}, backward {row.get('backward')}\n"
+        f"{traffic_words(replay)}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    table = Table("network", title=f"A step by network (compute: {replay.costs.source})")
+    table = Table("network", title=f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})")
     ends = ["collectives"] if any(one["collective_s"] for one in rows) else []
     kinds = ["without exchange", "with one"] if any("quiet_step_s" in one for one in rows) else []
     names = ["step", "90 % interval", *kinds, *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
@@ -81,11 +82,33 @@ def show_replay(
     show_notes(out, replay.notes)
 
 
-def show_curve(networks: Sequence[Network], frame: pd.DataFrame) -> None:
+def traffic_words(replay: Replay) -> str:
+    """Return the bytes of a step by kind, and how to save those of a tied embedding if they are most of them."""
+    dense, sent = (float(size.mean()) for size in (replay.dense_bytes, replay.wire_bytes))
+    tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
+    words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
+    if tied:
+        words.append(f"Tied embedding: {format_bytes(tied)}, uncompressed.")
+    if replicas:
+        words.append(f"Replicas: {format_bytes(replicas)}.")
+    if tied > sent + replicas:
+        fused = (
+            ""
+            if replay.num_replicas == 1
+            else ", or fuse its exchange with that of the replicas by `fused_embedding=true`"
+        )
+        words.append(
+            "The tied embedding is most of the traffic: untie it by `model.tied=false` (`tie_word_embeddings = false` in "
+            f"`model.config` of `hf`){fused}."
+        )
+    return " ".join(words) or "Nothing is sent."
+
+
+def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
     """Print a step over bandwidths beside the step of the run to compare with, and the bandwidth where the two cross."""
     out, rows = console(), frame.to_dict("records")
     dense = "dense_step_s" in frame
-    table = Table("bandwidth", title="A step over bandwidths")
+    table = Table("bandwidth", title=f"A step by bandwidth {over(transport)}")
     for name in ("step", "90 % interval", "", *(("dense step", "speed-up") if dense else ())):
         table.add_column(name, justify="left" if not name else "right")
     longest = max(one["step_s"] for one in rows)
@@ -117,7 +140,10 @@ def placement_words(replay: Replay, network: Network, names: Sequence[str]) -> s
 def _show_target(
     out: Console, replay: Replay, rows: Sequence[Mapping[Any, Any]], dense: Replay | None, target: Target
 ) -> None:
-    table = Table("network", title=f"To {target}, at the first evaluation that reached it (one run, one seed)")
+    table = Table(
+        "network",
+        title=f"To {target} {over(replay.transport.name)}, at the first evaluation that reached it (one run, one seed)",
+    )
     for name in ("evaluated with", "steps", "time", *(("dense steps", "dense time") if dense else ())):
         table.add_column(name, justify="right")
     for one in rows:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from configurations import SMALL
-from pipelines import RUNS
+from pipelines import RUNS, TIED
 from typer.testing import CliRunner
 
 from analysis import Replay, ReplayError, Target, beside, in_company, replay
@@ -21,6 +21,7 @@ from analysis.data.recording import Recording
 from raysim import Run, train
 from raysim.cli import app
 from raysim.config import make_config
+from raysim.network.memory import format_bytes
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
@@ -28,6 +29,7 @@ from raysim.network.topology import Network
 from raysim.network.transport import RAY
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
+from raysim.show.replays import traffic_words
 
 MBPS = 1e6
 ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)
@@ -497,6 +499,16 @@ def test_another_package_of_the_name_is_not_taken_for_ours(runs, tmp_path):
     )
     assert done.returncode == 2
     assert "`analysis` must be raysim's own" in done.stderr
+
+
+def test_the_header_has_the_bytes_of_the_tied_embedding(small, tmp_path):
+    run = train(small(**TIED, forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
+    one = Replay(run)
+    tied = one.recording.collective_bytes("tied")
+    assert tied > 0
+    words = traffic_words(one)
+    assert f"Tied embedding: {format_bytes(tied)}, uncompressed." in words
+    assert ("untie it" in words) == (tied > one.wire_bytes.mean() + one.recording.collective_bytes("replica_gradient"))
 
 
 def test_a_range_of_bandwidths_shows_where_two_settings_cross(runs):

@@ -15,8 +15,9 @@ from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, know_decisions, make_study, write_decisions
 from typer.testing import CliRunner
 
-from analysis import AnalysisError, Estimate, load
+from analysis import AnalysisError, Estimate, beside, load
 from analysis.report import compose
+from analysis.report.adopt import adoption
 from analysis.report.blocks import Heading, Table, Text
 from analysis.report.figures import ByNetwork, Figure
 from analysis.report.gather import gather
@@ -25,8 +26,8 @@ from analysis.report.markdown import write_markdown
 from analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
 from analysis.report.reproduce import recipe
-from analysis.report.summary import _sure
 from analysis.report.typed import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from analysis.report.verdict import sure, verdict
 from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
@@ -258,10 +259,90 @@ def test_a_verdict_names_the_seeds_that_it_rests_on():
         "confirmed_on": [*range(4, 44)],
     }
     setting = dataclasses.replace(made("a", 0.5), judged=judged, seeds=44)  # four of them chose it
-    assert _sure(setting) == (
+    assert sure(setting) == (
         " At 95% confidence, over 40 fresh seeds, it is at most 0.5 points of accuracy worse than dense."
     )
-    assert "over 40 seeds" in _sure(dataclasses.replace(setting, judged=judged | {"confirmed_on": []}))
+    assert "over 40 seeds" in sure(dataclasses.replace(setting, judged=judged | {"confirmed_on": []}))
+
+
+def undecided(name, harm, *, seeds=2, **changes):
+    row = {
+        "verdict": "undecided",
+        "harm": harm,
+        "harm_low": harm - 350,
+        "harm_high": harm + 350,
+        "within": 1.0,
+        "family": 2,
+    }
+    row |= {
+        "unit": "% of loss",
+        "seeds": seeds,
+        "lacking": f"{seeds} of at least 3 seeds",
+        "chance": 0.6,
+        "deviation": 6.9,
+    } | changes
+    return dataclasses.replace(made(name, 0.2), judged=row, seeds=seeds)
+
+
+def of_losses(*settings):
+    runs = pd.DataFrame({"run": [one.name for one in settings], "seconds": 600.0})
+    return dataclasses.replace(job(*settings), metric=Metric(MEASURES["loss"]), runs=runs)
+
+
+def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_promising():
+    dense = dataclasses.replace(made("dense", 1.0, "", dense=True), seeds=2)
+    harmful = of_losses(dense, undecided("a", 15.0), undecided("b", 18.0))
+    said = verdict(harmful, "100mbps")
+    assert said.startswith(
+        "On 100mbps over Ray, stay dense: 1 s a step. 2 settings are faster, but none is shown to be safe."
+    )
+    assert "None is promising. The least harmful is `a`: loss 15 % higher than dense on 2 seeds." in said
+    assert said.endswith("2 seeds cannot decide: 6 would, 2 h of training.")  # three settings, four seeds more of each
+    assert adoption(harmful, "100mbps") == (
+        "On 100mbps there is no setting to take home: dense needs no change of your training.",
+        "",
+    )
+    near = of_losses(dense, undecided("a", 15.0), undecided("b", -0.5))
+    said = verdict(dataclasses.replace(near, transport="nccl"), "100mbps")
+    assert "On 100mbps over NCCL, stay dense" in said
+    assert (
+        "The most promising is `b`: 5.00 times as fast as dense (4.95 to 5.05; dense takes 1 s); loss 0.50 % lower"
+        in said
+    )
+    assert "safe with a chance of 60 %" in said
+    assert near.promising("100mbps").name == near.taken_home("100mbps").name == "b"
+    assert "nor would 21" in verdict(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps")
+
+
+def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page):
+    own = compose(runs, ["20mbps+30ms"], transport="nccl")
+    assert own.transport == "nccl"
+    assert all(lead.startswith("On 20mbps+30ms over NCCL, ") for lead in own.decisions(["20mbps+30ms"]))
+    rows = {row[0].text: row for row in table(own, "job1-settings").rows}
+    network = parse_network("20mbps+30ms")
+    name = "TopK(0.1) / Identity"
+    paths = [runs / f"{kind}-s{seed}" for seed in SEEDS for kind in ("topk", "dense")]
+    for transport, shown in (("nccl", own), ("ray", compose(runs, ["20mbps+30ms"]))):
+        priced = {row[0].text: row for row in table(shown, "job1-settings").rows}[name]
+        replays = beside(paths, runs, transport=transport)
+        expected = sum(one.step_seconds([network]).mean() for one in replays[::2]) / 3
+        assert priced[5].value.values["20mbps+30ms"] == pytest.approx(expected)
+    assert rows[name][5].value.values["20mbps+30ms"] < priced[5].value.values["20mbps+30ms"]
+
+
+def test_code_to_take_home_has_the_prices_of_its_own_transports(runs, page):
+    (code,) = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
+    text = code.values["10mbps"]
+    comment, below = re.search(r"(# on 10mbps, against dense: .*)\n(.*)", text).groups()
+    assert "pipelining" in below
+    faster = re.search(r"([\d.]+)x \([\d.]+ to [\d.]+\).* over NCCL; ([\d.]+)x \(.*\).* over Gloo$", comment)
+    assert faster is not None, comment
+    own = compose(runs, ["10mbps"], transport="nccl")
+    name = re.match(
+        r"`([^`]+)`", next(b.text for b in section(page, "summary").blocks if "own training" in str(b)).values["10mbps"]
+    )
+    told = next(row for row in table(own, "job1-settings").rows if row[0].text == name[1])
+    assert told[6].text.values["10mbps"].startswith(f"{faster[1]}x")
 
 
 def test_the_setting_to_take_home_is_python_that_raysim_reads(page):
@@ -312,8 +393,8 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
     leads = page.decisions(["100mbps"])
     assert [lead.partition(": ")[0] for lead in leads] == [titles["job1"], titles["job2"]]
     said = " ".join(str(block.text) for block in section(page, "summary").blocks if isinstance(block, Text))
-    assert "of different seeds 1, 2" in said
-    assert "of different steps 5, 6 and seeds 1, 2" in said
+    assert "(1, 2)" in said
+    assert "(steps 5, 6 and seeds 1, 2)" in said
     outline = Outline(write_html(page))
     links = [attributes["href"] for attributes in outline.all("a")]
     assert links.count("#job1") == links.count("#job2") == 1
@@ -447,7 +528,7 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
     result = command(runs, "--out", tmp_path / "report.html", "--network", "20mbps")
     said = result.output.splitlines()[-1]
     text = "".join(Outline((tmp_path / "report.html").read_text()).text)
-    assert said.startswith("On 20mbps, ")
+    assert said.startswith("On 20mbps over Ray, ")
     assert said in text
 
 

@@ -213,6 +213,17 @@ def test_it_fits_a_phone(opened):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [800, 1400])
+def test_tables_with_sentences_and_code_are_not_cut_off(opened, width):
+    page = opened(width, 900)
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.scroll:has(.long), pre')].filter(one => one.scrollWidth > one.clientWidth)"
+        ".map(one => one.querySelector('table')?.id || one.textContent)"
+    )
+    assert cut == []
+
+
+@pytest.mark.slow
 def test_a_row_is_read_without_scrolling_sideways_on_a_phone(opened):
     page = opened(390, 844, is_mobile=True, has_touch=True)
     cells = page.locator("#job1-recommended tbody td")
