@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from raysim.config import ConfigError, RunConfig
 from raysim.records import RecordsError, Run
-from sweeps.objectives import Figure, figures, priced
+from sweeps.objectives import Figure, by_transport, figures, priced
 from sweeps.rows import Rows, TrialRow
 from sweeps.study import Study
 from sweeps.trial import Outcome
@@ -262,14 +263,15 @@ class Ledger:
                 continue
             try:
                 runs = [Run(results.path(run)) for run in row.runs]
-                replays = [results.replay(run, compute=self.study.compute) for run in row.runs]
-                dense = [
-                    results.replay(partners[run], compute=self.study.compute) if run in partners else None
-                    for run in row.runs
-                ]
+                found: dict[str, Figure] = {}
+                for transport, some in by_transport(self.study.objectives).items():
+                    price = partial(results.replay, compute=self.study.compute, transport=transport)
+                    replays = [price(run) for run in row.runs]
+                    dense = [price(partners[run]) if run in partners else None for run in row.runs]
+                    found |= figures(some, runs, replays, dense)
             except (AnalysisError, RecordsError):  # a run that is gone keeps its figures
                 continue
-            row.figures = figures(self.study.objectives, runs, replays, dense)
+            row.figures = {one.name: found[one.name] for one in self.study.objectives}
             row.settled, row.compute = True, replays[0].costs.source
         for row in self.rows:
             if row.same_as is not None and row.status == "finished":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from analysis.data.studies import USUAL_TRANSPORT, network_and_transport
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
+from raysim.network.transport import TRANSPORTS, parse_transport
 from raysim.quality import MEASURES, Measure
 
 if TYPE_CHECKING:
@@ -41,11 +43,13 @@ class Figure(NamedTuple):
 class Objective:
     """A figure by name: of the last evaluation, of all packets, or of a step on a network, `step_s@100mbps`.
 
+    A price may name its transport after the network, `step_s@100mbps/nccl`; it is Ray by default.
+
     `_on` and `_off` say whether compression is on in the evaluation. A metric of your own needs a `direction`: it has no other
     here. `target` ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are of times to a target.
 
-    >>> Objective("accuracy_on").direction, Objective("step_s@100mbps").network
-    ('maximize', 100mbps)
+    >>> Objective("accuracy_on").direction, Objective("step_s@100mbps/nccl").network, Objective("step_s@100mbps").transport
+    ('maximize', 100mbps, 'ray')
     """
 
     name: str
@@ -73,7 +77,11 @@ class Objective:
             raise ConfigError(f"`objectives.mode` must be on or off, but got {self.mode!r}.")
         try:
             if self.kind in PRICED:
-                parse_network(self.name.partition("@")[2])
+                network = network_and_transport(self.name)[0]
+                where, _, transport = network.rpartition("/")
+                if where and "." not in transport:  # no file
+                    parse_transport(transport)
+                parse_network(network)
         except ValueError as error:
             raise ConfigError(f"`objectives`: {self.name}: {error}") from None
         if self.kind != "time_to_target_s":
@@ -119,7 +127,17 @@ class Objective:
     @property
     def network(self) -> Network | None:
         """The network on which it is priced."""
-        return parse_network(self.name.partition("@")[2]) if self.kind in PRICED else None
+        return parse_network(network_and_transport(self.name)[0]) if self.kind in PRICED else None
+
+    @property
+    def transport(self) -> str | None:
+        """The transport over which it is priced."""
+        return network_and_transport(self.name)[1] if self.kind in PRICED else None
+
+    def over(self, transport: str) -> Objective:
+        """Return it priced over a transport, unless it names one, or is no price."""
+        named = self.name.rpartition("/")[2] in TRANSPORTS
+        return self if self.transport in (None, transport) or named else replace(self, name=f"{self.name}/{transport}")
 
     @property
     def minimize(self) -> bool:
@@ -135,7 +153,8 @@ def figures(
 ) -> dict[str, Figure]:
     """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError where one cannot be priced.
 
-    `replays`: the runs priced in company, needed where an objective is a price. `dense`: the dense replay to compare each with.
+    `replays`: the runs priced in company, over the transport of the objectives, needed where one of these is a price. `dense`: the
+    dense replay to compare each with.
     """
     found = {}
     for objective in objectives:
@@ -165,6 +184,14 @@ def _is_known(value: float | None) -> bool:
 def priced(objectives: Sequence[Objective]) -> bool:
     """Return whether any objective is a price, for which actions must be read."""
     return any(objective.kind in PRICED for objective in objectives)
+
+
+def by_transport(objectives: Sequence[Objective]) -> dict[str, list[Objective]]:
+    """Return objectives by the transport over which they are priced; those that are no prices go with the usual one."""
+    found: dict[str, list[Objective]] = {}
+    for objective in objectives:
+        found.setdefault(objective.transport or USUAL_TRANSPORT, []).append(objective)
+    return found
 
 
 def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:

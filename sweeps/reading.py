@@ -48,7 +48,7 @@ class StudyFile(BaseModel):
     population: int = Field(default=20, ge=2)
     """Trials in a generation of nsga2."""
     early_stopping: Literal["asha", "none"] | None = None
-    """`asha` stops trials of high loss at an evaluation: the default, except for grids."""
+    """ASHA (`asha`) stops poor trials early; on by default except for grids."""
     engine: Literal["auto", "ray", "inline"] = "auto"
     """`ray`: one actor a stage. `inline`: all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1, le=10_000)
@@ -56,7 +56,7 @@ class StudyFile(BaseModel):
     compute: Literal["auto", "cpu", "wall"] = "auto"
     """Seconds of compute in prices: of the CPU, of the wall clock, or by the kind of device (auto)."""
     objectives: list[str | dict[str, Any]] = Field(min_length=1)
-    """Names, or tables of name, direction, target and mode."""
+    """Names, such as step_s@1gbps or step_s@1gbps/nccl, or tables of name, direction, target and mode."""
     constraints: list[dict[str, Any]] = []
     """Tables of objective and at_most, at_least, or within and of."""
     baselines: list[dict[str, Any]] = []
@@ -81,8 +81,11 @@ def read_study(
     seeds: int | None = None,
     jobs: int | None = None,
     confirm: int | None = None,
+    transport: str | None = None,
 ) -> Study:
     """Return the study of a built-in's name, a .toml or a .py file; its base changed by `key=value` texts.
+
+    `transport` is that of the prices among its objectives which name none.
 
     Raises ConfigError by field and rule.
 
@@ -115,7 +118,7 @@ def read_study(
             ) from None
         values, function = {**values, "space": None}, _read_python(beside)[1]
     study = _make(values, path.stem if path.stem != "study" else None, path.parent, overrides, function, python)
-    study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
+    study = study.with_budget(trials=trials, seeds=seeds, jobs=jobs, confirm=confirm).with_transport(transport)
     check_draws(study)
     for baseline in study.baselines:
         check_baseline(study, baseline)

@@ -92,6 +92,8 @@ class Sweep:
         """Told what the start waits for."""
         self.on_lost: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the sweep.")
         """Called with a sentence when Ray's servers are lost: it ends the process, as Ray would without a word."""
+        self.results: analysis.Results | None = None
+        """The records of its runs, once they are settled."""
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
         if resume and not self.store.is_unbegun():
@@ -184,7 +186,8 @@ class Sweep:
             with suppress(
                 analysis.AnalysisError
             ):  # of a bucket that does not answer now: the rows say that they are not settled
-                self.ledger.settle(analysis.load(self.store.out if self.store.remote else self.folder))
+                self.results = analysis.load(self.store.out if self.store.remote else self.folder)
+                self.ledger.settle(self.results)
 
     def _interrupt(self, number: int) -> None:
         self.signal = number

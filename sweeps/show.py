@@ -18,13 +18,16 @@ from rich.text import Text
 import analysis
 from analysis.comparison.power import chance_of_safe, paired_spread
 from analysis.comparison.rule import RULE, SKILL
-from analysis.data.settings import COMPRESSION
-from analysis.report.adopt import snippet
+from analysis.comparison.statistics import MIN_SEEDS
+from analysis.data.studies import over
+from analysis.report.adopt import adoption
+from analysis.report.gather import gather
+from analysis.report.verdict import verdict
 from analysis.report.words import listed, plural
 from raysim.engine.token import dashboard_sentence
 from raysim.network.memory import format_bytes
-from raysim.places import Place
-from raysim.quality import measures_of
+from raysim.network.presets import parse_network
+from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.show.terminal import format_seconds
 from sweeps.objectives import Figure, Objective
@@ -32,6 +35,7 @@ from sweeps.rows import Rows, TrialRow
 
 if TYPE_CHECKING:
     from sweeps.runner import Sweep
+    from sweeps.study import Study
 
 SHOWN = 12  # trials in the live table: the last ones
 STATUS_S = (10.0, 60.0)  # between two lines on the progress in a pipe: if a trial has ended, and if none has
@@ -76,6 +80,8 @@ def show_sweep(sweep: Sweep) -> None:
         said.update(row.trial for row in sweep.rows if row.ended)
         if sweep.began_with:
             console.print(f"{sweep.began_with} of {budget} trials were finished before", highlight=False)
+        for sentence in beforehand(sweep.study):
+            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def say() -> None:
         nonlocal told
@@ -153,13 +159,29 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
+def beforehand(study: Study) -> list[str]:
+    """Return what to know of a study before its first run, a sentence each."""
+    said = []
+    drawn = study.budget - len(study.baselines)
+    if drawn < len(study.grid):
+        said.append(f"{drawn} of {len(study.grid)} grid points, drawn with seed {study.sampler_seed}.")
+    if study.early_stopping == "asha":
+        said.append('ASHA stops poor trials early; `early_stopping = "none"` trains all to their end.')
+    if len(study.seeds) < MIN_SEEDS and not study.confirm and any(one.quality for one in study.objectives):
+        said.append(
+            f"{plural(len(study.seeds), 'seed')} cannot support a verdict. Train at least {MIN_SEEDS}, better 5, by `--seeds 5`, or "
+            "judge the choice by `--confirm 5`."
+        )
+    return said
+
+
 def show_result(sweep: Sweep) -> None:
-    """Print the frontier with the baselines in it, the trials that did not finish, and the folder."""
+    """Print the frontier with the baselines in it, the verdict of the report, the trials that did not finish, and the folder."""
     console = Console()
     if not console.is_terminal:
         console.width = 140
-    objectives, rows, place = sweep.study.objectives, sweep.rows, sweep.store.place()
-    failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, place)]
+    objectives, rows = sweep.study.objectives, sweep.rows
+    failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, sweep)]
     best = frontier(rows, objectives, {row.trial for row in failed})
     best = best if len(objectives) > 1 else best[:1]
     chosen = best + [row for row in rows if row.name and row not in best and row.status == "finished"]
@@ -178,26 +200,66 @@ def show_result(sweep: Sweep) -> None:
             cells.append(_figure(one.name, figure.value) + _uncertain(one, figure))
             if one.kind == "step_s":
                 cells.append(_speedup(figure))
-        beaten = "" if row in best else " (beaten)" if row.feasible is not False else " (breaks constraints)"
-        table.add_row(label, row.notation + beaten, *cells)
+        table.add_row(label, row.notation + ("" if row in best else _mark(row, failed, objectives)), *cells)
     console.print(table)
     words = ["±: standard deviation over seeds"] if len(sweep.study.seeds) > 1 else []
     sources = sorted({row.compute for row in chosen if row.compute})
     if sources:
+        transports = " and ".join(dict.fromkeys(over(one.transport) for one in objectives if one.transport))
         words.append(
-            f"compute: {' and '.join(sources)}; in brackets the 90 % interval of prices, and speed-ups are over the dense trial"
+            f"prices {transports}, with 90 % intervals in brackets; speed-ups are over the dense trial; "
+            f"compute: {' and '.join(sources)}"
         )
     if words:
         console.print(f"{'; '.join(words)}.", highlight=False, soft_wrap=True)
-    for row in failed:
-        said = f"Trial {row.trial} learned nothing: its accuracy is near chance, whatever its speed ({row.notation})."
-        console.print(said, highlight=False, soft_wrap=True)
+    if failed:
+        console.print(_learned_nothing(failed, sweep), highlight=False, soft_wrap=True)
+    if sweep.results is not None:
+        _show_verdicts(console, sweep.results, sweep.study.compute)
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     console.print(f"{ended or 'no trials'}: {sweep.store.out}", highlight=False, soft_wrap=True)
     if best and not sweep.study.confirm:
-        said = "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` confirms it on others."
+        said = "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."
         console.print(said, highlight=False, soft_wrap=True)
+
+
+def _mark(row: TrialRow, failed: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
+    """Return why a baseline is not on the frontier."""
+    if row in failed:
+        return " (learned nothing)"
+    if row.feasible is False:
+        return " (breaks constraints)"
+    missing = next((one.name for one in objectives if _value(row, one.name) is None), None)
+    return " (beaten)" if missing is None else f" (without {missing})"
+
+
+def _learned_nothing(failed: Sequence[TrialRow], sweep: Sweep) -> str:
+    """Return the trials that are near chance in a sentence."""
+    count = sum(row.same_as is None and row.status == "finished" for row in sweep.rows)
+    dense = ""
+    if any(
+        row.name is not None and sweep.study.dense is not None and row.name == sweep.study.dense.name for row in failed
+    ):
+        dense = " Dense is among them, so no setting can be called safe: train longer, or at another learning rate."
+    return (
+        f"{len(failed)} of {plural(count, 'trial')} learned nothing: by {_measure(failed[0], sweep).name} less than {SKILL:g} % "
+        f"better than chance (trial {listed([row.trial for row in failed])}).{dense}"
+    )
+
+
+def _show_verdicts(console: Console, results: analysis.Results, compute: str, *, code: bool = False) -> None:
+    """Print the verdict of the report on each job, on the network and transport of the study; `code`: with lines to take home."""
+    network = parse_network(results.network_of(results.runs["study"].dropna()))
+    name = repr(network)
+    jobs = gather(results, {name: network}, compute).jobs
+    for job in jobs:
+        of = f"{job.title}: " if len(jobs) > 1 else ""
+        console.print(f"{of}{verdict(job, name)}".replace("`", ""), highlight=False, markup=False, soft_wrap=True)
+        home = adoption(job, name) if code else None
+        if home is not None and home.code:
+            for text in (home.text.replace("`", ""), home.code):
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_power(sweep: Sweep, confirmation: Sweep) -> None:
@@ -229,52 +291,36 @@ def show_confirmation(sweep: Sweep | None) -> None:
         said = "Nothing on the frontier comes within the margin of dense on the seeds that chose: there is nothing to confirm."
         console.print(said, highlight=False, soft_wrap=True)
         return
-    found = analysis.safe_set(analysis.load(sweep.store.out))
-    table = Table("setting", title=f"The choice, judged on seeds {listed(sweep.study.seeds)}, which did not choose it")
+    out = sweep.store.out.rsplit("/", 1)[0]  # of the study whose choice this is
+    results = analysis.load(out)
+    judged = analysis.safe_set(results)
+    table = Table("setting", title=f"The choice, judged on held-out seeds {listed(sweep.study.seeds)}")
     for name in ("harm", "at most", "margin", "verdict"):
         table.add_column(name, justify="right" if name != "verdict" else "left")
-    for row in found.to_dict("records"):
+    for row in judged[judged["confirmed_on"].map(bool)].to_dict("records"):
         figures = [f"{row['harm']:+.2f}", f"{row['harm_high']:+.2f}", f"{row['within']:g} {row['unit']}"]
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
     console.print(table)
     console.print(RULE, highlight=False, soft_wrap=True)
-    said, code = _taken_home(sweep, found)
-    if code:
-        console.print(said, highlight=False, soft_wrap=True)
-        console.print(code, highlight=False, markup=False, soft_wrap=True)
-    said = f"The choice for every network, with pictures: `raysim report {sweep.store.out.rsplit('/', 1)[0]}`."
+    _show_verdicts(console, results, sweep.study.compute, code=True)
+    said = f"The choice for every network, with pictures: `raysim report {out}`."
     console.print(said, highlight=False, soft_wrap=True)
 
 
-def _taken_home(sweep: Sweep, found: pd.DataFrame) -> tuple[str, str]:
-    """Return the best of the judged settings in a sentence, and as lines for another training loop; empty where all are harmful.
-
-    The best is the first by the study's first objective among the safe ones, or where there are none among the undecided ones.
-    """
-    for verdict, condition in (("safe", ""), ("undecided", ", once more seeds have shown it to be safe")):
-        judged = found[found["verdict"] == verdict].to_dict("records")
-        place = sweep.store.place()
-        for row in frontier(sweep.rows, sweep.study.objectives) if judged else []:
-            run = Run(place / row.runs[0]).row
-            for one in judged:
-                if all(run.get(key, one[key]) == one[key] for key in COMPRESSION) and (code := snippet(run)):
-                    return f"{one['setting']} in your own training{condition}:", code
-    return "", ""
-
-
-def _near_chance(row: TrialRow, place: Place) -> bool:
-    """Return whether the accuracy or another share of a trial, mean over its seeds, is near chance, compression on.
-
-    `place`: the study's folder.
-    """
-    skills = []
+def _near_chance(row: TrialRow, sweep: Sweep) -> bool:
+    """Return whether the quality of a trial, mean over its seeds, is near chance, compression on."""
+    measure, skills = _measure(row, sweep), []
     for name in row.runs:
-        run = Run(place / name).row
-        measure = next((one for one in measures_of(run).values() if one.points), None)
-        if measure is not None:
-            reached, chance = run.get(f"final_{measure.name}_on"), run.get(f"chance_{measure.name}")
-            skills += [measure.skill(reached, chance)] if reached is not None and chance is not None else []
+        run = Run(sweep.store.place() / name).row
+        reached, chance = run.get(f"final_{measure.name}_on"), run.get(f"chance_{measure.name}")
+        skills += [measure.skill(reached, chance)] if reached is not None and chance is not None else []
     return bool(skills) and sum(skills) / len(skills) < SKILL
+
+
+def _measure(row: TrialRow, sweep: Sweep) -> Measure:
+    """Return the measure by which the study chooses settings: its first objective of quality, or else the run's first measure."""
+    chosen = next((one.quality for one in sweep.study.objectives if one.quality is not None), None)
+    return chosen or next(iter(measures_of(Run(sweep.store.place() / row.runs[0]).row).values()))
 
 
 def _uncertain(objective: Objective, figure: Figure) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import tomli_w
@@ -15,7 +16,7 @@ from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
 from raysim.files import write_whole
-from sweeps.objectives import Constraint, Objective, as_mapping
+from sweeps.objectives import Constraint, Objective, as_mapping, priced
 from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space, to find values that are never valid
@@ -88,8 +89,10 @@ class Study:
 
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
-        """The points of a grid."""
-        return points(self.space) if self.sampler == "grid" else []
+        """The points of a grid, shuffled by the seed of the sampler: the first of them are a sample of the whole."""
+        found = points(self.space) if self.sampler == "grid" else []
+        Random(self.sampler_seed).shuffle(found)
+        return found
 
     def drawn(self) -> list[tuple[Mapping[str, Choice], Mapping[str, Any]]]:
         """Return points of the space, each with its changes to the base: all points of a grid, or the same random ones."""
@@ -145,6 +148,17 @@ class Study:
             least = f"the baselines ({len(found.baselines)})" if found.baselines else "1"
             raise ConfigError(f"`trials` must be at least {least}, but got {found.trials}.")
         return found
+
+    def with_transport(self, transport: str | None) -> Study:
+        """Return it with its prices over a transport, but for those that name one; raises ConfigError without a price."""
+        if transport is None:
+            return self
+        if not priced(self.objectives):
+            raise ConfigError("`transport` is of prices such as step_s@1gbps, but `objectives` have none.")
+        objectives = tuple(one.over(transport) for one in self.objectives)
+        names = {old.name: new.name for old, new in zip(self.objectives, objectives, strict=True)}
+        constraints = tuple(replace(one, objective=names[one.objective]) for one in self.constraints)
+        return replace(self, objectives=objectives, constraints=constraints)
 
     def as_mapping(self) -> dict[str, Any]:
         """Return it as a study's file would write it, base and overrides resolved."""

@@ -24,7 +24,7 @@ from raysim.records import RecordsError, Run
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 from sweeps.board import Board
-from sweeps.objectives import Figure, Objective, figures, priced
+from sweeps.objectives import Figure, Objective, by_transport, figures, priced
 from sweeps.refusals import find_refusal
 from sweeps.store import Store
 from sweeps.warm_actors import RoomLostError, WarmActors, WarmEngine
@@ -125,11 +125,21 @@ class SweepTrial(tune.Trainable):
         if status == "finished":
             try:
                 objectives = [Objective(**one) for one in spec.objectives]
-                found = figures(objectives, runs, self._priced(runs) if priced(objectives) else [])
+                found = self._figures(objectives, runs)
             except ValueError as failure:  # ReplayError among them
                 status, error = "failed", str(failure)
         outcome = Outcome(status, seconds, error, found)
         yield {"done": True, "outcome": json.dumps(outcome)}
+
+    def _figures(self, objectives: list[Objective], runs: list[Run]) -> dict[str, Figure]:
+        """Return every objective of the trial, priced over its own transport."""
+        from analysis import Replay
+
+        replays, found = self._priced(runs) if priced(objectives) else [], dict[str, Figure]()
+        for transport, some in by_transport(objectives).items():
+            over = [Replay(one.recording, costs=one.costs, transport=transport) for one in replays]
+            found |= figures(some, runs, over)
+        return {one.name: found[one.name] for one in objectives}
 
     def _priced(self, runs: list[Run]) -> list[Replay]:
         """Return the runs priced in company with the study's ended runs of this machine; prices are settled at the study's end."""

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, check_ours, ending_on_signals, fail, leave
+from raysim.cli.shared import (
+    StudyTransport,
+    bad_input_in_one_sentence,
+    check_ours,
+    check_transport,
+    ending_on_signals,
+    fail,
+    leave,
+)
 from raysim.files import os_sentence
 
 
@@ -36,6 +44,7 @@ def sweep(
         float | None,
         typer.Option(min=0, help="Seconds to wait for room on a cluster that others use (default: 0 at the start)."),
     ] = None,
+    transport: StudyTransport = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
@@ -46,11 +55,14 @@ def sweep(
     check_ours("analysis")
     from raysim.training.phases import Phases, to_stderr
 
+    check_transport(transport)
     with bad_input_in_one_sentence(), ending_on_signals() as ending, Phases(to_stderr) as phases:
         from raysim.engine.loopback import listen_on_loopback
         from sweeps.reading import read_study
 
-        chosen = read_study(study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm)
+        chosen = read_study(
+            study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
+        )
         listen_on_loopback(address)
         phases.enter("the import of torch and Ray")
         from analysis import AnalysisError
@@ -67,6 +79,7 @@ def sweep(
             ("--seeds", seeds),
             ("--jobs", jobs),
             ("--confirm", confirm),
+            ("--transport", transport),
             ("--address", address),
             ("--wait", wait),
             ("--out", one.store.out),

@@ -97,6 +97,7 @@ def test_the_same_configuration_is_not_trained_twice(opened):
         symbols=None,
         trials=None,
         sampler="grid",
+        sampler_seed=27,  # which leaves the points in their order
     )
     trained = []
     while (found := ledger.next()) is not None:
@@ -117,6 +118,7 @@ def test_a_repeat_of_what_goes_on_waits_for_it(opened):
         space={"forward": ["TopK(0.5)", "TopK(density=0.5)", "Identity"]},
         symbols=None,
         sampler="grid",
+        sampler_seed=27,
         trials=None,
         baselines=None,
     )

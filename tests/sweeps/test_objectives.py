@@ -6,10 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from studies import write_study
 
+from analysis.data.studies import StudyFile
 from analysis.pricing.estimates import Estimate
+from raysim.config import ConfigError
 from raysim.quality import MEASURES
-from sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, figures
+from sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, by_transport, figures
+from sweeps.reading import read_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,3 +57,35 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
 def test_every_objective_is_documented(name: str) -> None:
     text = (ROOT / "docs" / "sweeps.md").read_text()
     assert f"`{name}`" in text
+
+
+def test_a_price_names_its_transport() -> None:
+    plain, named = Objective("step_s@1gbps"), Objective("step_s@100mbps+20ms/nccl")
+    assert (plain.transport, named.transport, named.kind) == ("ray", "nccl", "step_s")
+    assert repr(named.network) == "100mbps+20ms"
+    assert plain.over("gloo").name == "step_s@1gbps/gloo"
+    assert named.over("gloo") == named
+    assert plain.over("ray") == plain
+    assert Objective("wire_bytes").over("nccl").name == "wire_bytes"
+    assert {name: len(some) for name, some in by_transport([Objective("loss_on"), plain, named]).items()} == {
+        "ray": 2,
+        "nccl": 1,
+    }
+    with pytest.raises(ConfigError, match="`transport` must be one of ray, gloo, nccl, but got 'ncl'"):
+        Objective("step_s@1gbps/ncl")
+
+
+def test_the_prices_of_a_study_change_their_transport_by_name(tmp_path) -> None:
+    constraints = [{"objective": "step_s@1gbps", "at_most": 1.0}]
+    path = write_study(
+        tmp_path, objectives=["accuracy_on", "step_s@1gbps", "step_s@1gbps/gloo"], constraints=constraints
+    )
+    study = read_study(path, transport="nccl")
+    assert [one.name for one in study.objectives] == ["accuracy_on", "step_s@1gbps/nccl", "step_s@1gbps/gloo"]
+    assert study.constraints[0].objective == "step_s@1gbps/nccl"
+    study.write(tmp_path)
+    file = StudyFile(tmp_path)
+    assert (file.network, file.transport, file.qualities) == ("1gbps", "nccl", ["accuracy"])
+    assert read_study(tmp_path / "study.toml").as_mapping() == study.as_mapping()
+    with pytest.raises(ConfigError, match="`transport` is of prices such as step_s@1gbps, but `objectives` have none"):
+        read_study(write_study(tmp_path, objectives=["accuracy_on"]), transport="nccl")
