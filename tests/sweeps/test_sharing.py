@@ -1,6 +1,7 @@
 """One cluster, many users: what a sweep waits for, its share beside others, nodes that join and are lost."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,19 @@ def taken(ray):
     ray.get(group.ready())
     yield lambda: ray.util.remove_placement_group(group)
     ray.util.remove_placement_group(group)
+
+
+def test_the_header_counts_the_trials_that_have_room_now(ray, tmp_path):
+    group = ray.util.placement_group([{"CPU": 6}])
+    ray.get(group.ready())
+    try:
+        while ray.available_resources()["CPU"] != 2:
+            time.sleep(0.1)
+        study = read_study(write_study(tmp_path, engine="ray"))
+        found = entry.enter(study, 2, str(tmp_path), shared=True, wait_s=60.0, check=lambda: None)
+    finally:
+        ray.util.remove_placement_group(group)
+    assert (found.now, found.share.jobs) == (1, 4)
 
 
 def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path, monkeypatch):
