@@ -12,7 +12,7 @@ from raysim.places import Place
 
 USUAL_TRANSPORT = "ray"  # where neither the caller nor a study names one
 
-TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo"}
+TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo", "bare": "bare wires"}
 
 
 def over(transport: str) -> str:

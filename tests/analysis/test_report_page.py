@@ -264,7 +264,7 @@ def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
         assert column(page, table.key, 2) == [step_time(one.step_s[place]) for one in nodes]
         assert column(page, table.key, 3)[1:] == [speedup(one.speedup[place]) for one in nodes[1:]]
         lead = page.locator(f"#{table.key}-lead").inner_text()
-        assert lead.startswith(f"On {network}, ")
+        assert lead.startswith(f"On {network} over Ray, ")
         assert seconds(nodes[0].step_s[place].value) in lead  # of dense, whatever is recommended
     typed("300mbps+8ms")
     between = column(page, table.key, 2)

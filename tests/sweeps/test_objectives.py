@@ -71,7 +71,7 @@ def test_a_price_names_its_transport() -> None:
         "ray": 2,
         "nccl": 1,
     }
-    with pytest.raises(ConfigError, match="`transport` must be one of ray, gloo, nccl, but got 'ncl'"):
+    with pytest.raises(ConfigError, match=r"`transport` must be one of .*, but got 'ncl'"):
         Objective("step_s@1gbps/ncl")
 
 
