@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from raysim.config import RunConfig
@@ -45,39 +43,14 @@ def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Se
     name, options = config.model.name, config.model.options
     if name not in MODELS:
         return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
-    arguments = bind_model(name, MODELS[name], options)
+    arguments = bind_model(name, MODELS[name], options, config.seed)
     if name == "gpt2":
         path = str(arguments.get("path", "gpt2"))
-        if path not in GPT2 or Path(path).exists():
-            return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
-        notes.append(f"Model: {path} by its published size, its weights not read.")
-        blocks, width, heads = GPT2[path]
-        name, arguments = (
-            "gpt",
-            {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
-        )
-    return _hollow(make_structure(name, MODELS[name], {"shape": shape, **arguments}))
-
-
-def _hollow(model: nn.Sequential) -> nn.Sequential:
-    """Replace the parameters of the meta device by CPU tensors that expand one number to the whole shape.
-
-    The count runs on CPU tensors, since a CPU's kernels save the tensors that a real run would save. Expanded tensors are copied
-    as they are, without their full memory.
-    """
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in made:
-                hollow = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
-                hollow.__deepcopy__ = partial(_itself, hollow)  # type: ignore[method-assign]
-                made[id(parameter)] = hollow
-            module.register_parameter(name, made[id(parameter)])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            kept = name not in module._non_persistent_buffers_set
-            module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype), persistent=kept)
-    return model
-
-
-def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
-    return parameter
+        if path in GPT2 and not Path(path).exists():
+            notes.append(f"Model: {path} by its published size, its weights not read.")
+            blocks, width, heads = GPT2[path]
+            name, arguments = (
+                "gpt",
+                {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
+            )
+    return make_structure(name, MODELS[name], {"shape": shape, **arguments})

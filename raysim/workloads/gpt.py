@@ -58,10 +58,19 @@ def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) 
     The layers are raysim's own and give the logits of transformers' `GPT2LMHeadModel`. `dropout`, where it is given,
     replaces the rates of the folder's configuration.
     """
+    model = gpt2_structure(shape, path=path, dropout=dropout)
+    model.load_state_dict(_gpt2_weights(path), assign=True)
+    if _gpt2_config(path).tie_word_embeddings:
+        _tie(model)
+    return model
+
+
+def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
+    """Return the layers of `gpt2` on the meta device, by the configuration in `path` alone."""
     length = _text_length("gpt2", shape)
     if dropout is not None:
         dropout = check_real("model.dropout", dropout, 0, 1)
-    config, weights = _load_gpt2(path)
+    config = _gpt2_config(path)
     if length > config.n_positions:
         raise ValueError(
             f"`data.length` must be at most the positions of {path!r} ({config.n_positions}), but got {length}."
@@ -74,9 +83,8 @@ def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) 
     rates = (
         (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) if dropout is None else (dropout, dropout, dropout)
     )
-    with torch.device("meta"):  # only the structure: the weights are at hand
+    with torch.device("meta"):
         model = _assemble(config.n_positions, config.vocab_size, config.n_layer, config.n_embd, config.n_head, rates)
-    model.load_state_dict(weights, assign=True)
     if config.tie_word_embeddings:
         _tie(model)
     return model
@@ -200,8 +208,8 @@ _GPT2_BLOCK = {
 }
 
 
-def _load_gpt2(path: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return the configuration and the weights under our names, in float32."""
+def _gpt2_config(path: str) -> Any:
+    """Return the configuration; raises ValueError unless it is of a GPT-2 as ours."""
     place = local_or_hub("model.path", path)
     transformers = import_hub("transformers")
     try:
@@ -223,6 +231,13 @@ def _load_gpt2(path: str) -> tuple[Any, dict[str, Tensor]]:
             raise ValueError(
                 f"`{field}` of the GPT-2 in {path!r} must be {values[0]!r}, but is {getattr(config, field)!r}."
             )
+    return config
+
+
+def _gpt2_weights(path: str) -> dict[str, Tensor]:
+    """Return the weights under our names, in float32."""
+    place = local_or_hub("model.path", path)
+    transformers = import_hub("transformers")
     try:
         model, loaded = transformers.GPT2LMHeadModel.from_pretrained(place, output_loading_info=True)
     except Exception as error:
@@ -238,12 +253,12 @@ def _load_gpt2(path: str) -> tuple[Any, dict[str, Tensor]]:
         "head.norm.bias": state["transformer.ln_f.bias"],
         "head.projection.weight": state["lm_head.weight"],
     }
-    for index in range(config.n_layer):
+    for index in range(model.config.n_layer):
         for theirs, (ours, transposed) in _GPT2_BLOCK.items():
             weight = state[f"transformer.h.{index}.{theirs}.weight"]
             weights[f"block{index}.{ours}.weight"] = weight.t().contiguous() if transposed else weight
             weights[f"block{index}.{ours}.bias"] = state[f"transformer.h.{index}.{theirs}.bias"]
-    return config, weights
+    return weights
 
 
 def _first_line(error: Exception) -> str:

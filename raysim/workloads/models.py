@@ -12,16 +12,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from raysim.notation import shown, suggestion
 from raysim.random import derive_key
-from raysim.workloads.gpt import gpt, gpt2
+from raysim.workloads.gpt import gpt, gpt2, gpt2_structure
 from raysim.workloads.hf.chain import chain
-from raysim.workloads.hf.load import hf
+from raysim.workloads.hf.load import hf, hf_structure
+from raysim.workloads.hollow import check_size, hollow
 from raysim.workloads.mlp import mlp
 from raysim.workloads.options import bind_options, import_function
 from raysim.workloads.recurrent import lstm
@@ -82,13 +82,11 @@ def build_model(
         raise ValueError(
             f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.{near}"
         )
-    arguments = bind_model(name, function, options)
-    if name in MODELS and isinstance(path := arguments.get("path"), str):
-        arguments["path"] = path.replace("{seed}", str(seed))
+    arguments = bind_model(name, function, options, seed)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
     if function in _SIZED:
-        _check_size(name, function, arguments)
+        check_size(name, _on_meta(name, function, arguments))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))
         try:
@@ -100,14 +98,19 @@ def build_model(
         return _as_layers(name, model, shape, cuts, num_stages)
 
 
-def bind_model(name: str, function: Callable[..., nn.Sequential], options: Mapping[str, object]) -> dict[str, Any]:
+def bind_model(
+    name: str, function: Callable[..., nn.Sequential], options: Mapping[str, object], seed: int
+) -> dict[str, Any]:
     """Return the options of a model as keyword arguments; raises ValueError for an option that the model cannot have."""
     if "subspace" in options and function in NO_SUBSPACE:
         raise ValueError(
             f"`model.subspace` needs a decoder of new weights whose blocks add to one residual stream, as `gpt` and `hf` can be, but "
             f"`{name}` {NO_SUBSPACE[function]}."
         )
-    return bind_options("model", name, function, options)
+    arguments = bind_options("model", name, function, options)
+    if name in MODELS and isinstance(path := arguments.get("path"), str):
+        arguments["path"] = path.replace("{seed}", str(seed))
+    return arguments
 
 
 def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], num_stages: int) -> nn.Sequential:
@@ -124,18 +127,16 @@ def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], 
 _SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is made of arguments alone
 
 
-def _check_size(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError where the parameters alone are more than this machine's memory: before any are made."""
-    size = sum(parameter.nbytes for parameter in make_structure(name, function, arguments).parameters())
-    memory = psutil.virtual_memory().total
-    if size > memory:
-        raise ValueError(
-            f"Model `{name}` needs {size / 1e9:.1f} GB for its parameters, but this machine has {memory / 1e9:.1f} GB. "
-            "Make the model smaller."
-        )
-
-
 def make_structure(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
+    """Return one of `MODELS` with hollow parameters, of its configuration alone."""
+    if function is hf:
+        return hollow(hf_structure(**arguments))
+    if function is gpt2:
+        return hollow(gpt2_structure(**arguments))
+    return hollow(_on_meta(name, function, arguments))
+
+
+def _on_meta(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
     """Return one of raysim's own models on the meta device: its parameters have a shape and take no memory.
 
     Raises ValueError where no tensor can have the sizes that the arguments ask for.

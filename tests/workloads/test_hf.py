@@ -327,7 +327,7 @@ REFUSED = {
     ),
     "a size": (
         {"config": {**LLAMA, "hidden_size": 400_000, "num_hidden_layers": 90}},
-        "GB for its parameters, but this machine has",
+        "GB for its parameters and their copies in stages, but this",
     ),
     "attention": (
         {"config": LLAMA, "attention": "flash"},

@@ -1,0 +1,157 @@
+"""Configurations of transformers models, and whether they fit the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raysim.files import read_text
+from raysim.notation import suggestion
+from raysim.workloads.options import check_hub, import_hub, local_or_hub
+from raysim.workloads.splits import DataShape
+from raysim.workloads.tokens import Bytes, HuggingFace
+
+
+def task_of(shape: DataShape) -> str:
+    """Return the task that data of a shape set: `causal-lm` where each token has a target, `texts` or `images` to classify."""
+    if shape.input_dtype == "int64" and len(shape.input_shape) == 1:
+        return "causal-lm" if shape.target_shape == shape.input_shape else "texts"
+    if len(shape.input_shape) == 3:
+        return "images"
+    raise ValueError(
+        f"Model `hf` needs text of (length,) or pictures of (channel, height, width), but the data has "
+        f"{shape.input_shape} in {shape.input_dtype}. Choose another `model` or `data`."
+    )
+
+
+def configuration(
+    path: str | None, values: Mapping[str, Any] | str | None, shape: DataShape, trust_remote_code: bool
+) -> Any:
+    """Return transformers' configuration, with the data's sizes where the model is new."""
+    transformers = import_hub("transformers")
+    if path is None:
+        given = _read(values)
+        kind = given.pop("model_type", None)
+        if kind not in transformers.CONFIG_MAPPING:
+            raise ValueError(
+                f"`model.config.model_type` must be a type of transformers, such as 'llama' or 'gpt2', but got {kind!r}."
+                f"{suggestion(str(kind), transformers.CONFIG_MAPPING)}"
+            )
+        _check_keys(transformers.CONFIG_MAPPING[kind](), given)
+        try:
+            return transformers.CONFIG_MAPPING[kind](**_of_data(transformers.CONFIG_MAPPING[kind](), shape) | given)
+        except Exception as error:
+            raise ValueError(f"`model.config`: {reason_of(error)}.") from error
+    if values is not None and not isinstance(values, Mapping):
+        raise ValueError(f"`model.config` must be a table of values to change with `model.path`, but got {values!r}.")
+    place = local_or_hub("model.path", path)
+    if not Path(place).is_dir():
+        check_hub("`model.path`", place, "config.json")
+    labels = {"num_labels": shape.num_classes} if task_of(shape) != "causal-lm" else {}
+
+    def load(**changes: Any) -> Any:
+        try:
+            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **changes)
+        except Exception as error:
+            raise refusal(path, error) from error
+
+    _check_keys(load(), values or {})
+    return load(**labels | dict(values or {}))
+
+
+def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return the values of a configuration, of a table or a JSON file."""
+    if isinstance(values, Mapping):
+        return dict(values)
+    place = Path(str(values)).expanduser()
+    place = place / "config.json" if place.is_dir() else place
+    try:
+        read = json.loads(read_text(place))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`model.config` {values!r} cannot be read: {error}.") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"`model.config` {values!r} must hold a JSON object.")
+    return {key: value for key, value in read.items() if key not in ("architectures", "transformers_version", "dtype")}
+
+
+def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
+    """Return the values of a configuration that a new model takes from the data."""
+    if task_of(shape) != "images":
+        special = [key for key in default.to_dict() if key.endswith("_token_id")]  # of another vocabulary
+        found = {"vocab_size": num_tokens(shape), **dict.fromkeys(special), "pad_token_id": shape.padding}
+        return found | ({"num_labels": shape.num_classes} if task_of(shape) == "texts" else {})
+    channels, height, _ = shape.input_shape
+    sizes = {"num_channels": channels, "image_size": height}
+    return {"num_labels": shape.num_classes, **{key: sizes[key] for key in sizes if hasattr(default, key)}}
+
+
+def _check_keys(config: Any, values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that configurations of this type do not have."""
+    known = {*config.to_dict(), *config.attribute_map, "num_labels"}
+    for key in values:
+        if key not in known:
+            near = suggestion(key, known).replace("`", "`model.config.", 1)
+            raise ValueError(f"Unknown key `model.config.{key}` of a model of type {config.model_type!r}.{near}")
+
+
+def check_fits(config: Any, shape: DataShape, where: str) -> None:
+    """Raise ValueError where the data have more tokens, longer samples or other pictures than the model takes."""
+    if task_of(shape) == "images":
+        _check_pictures(config, shape, where)
+        return
+    length = shape.input_shape[0]
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise ValueError(f"`data.length` must be at most the positions of {where!r} ({longest}), but got {length}.")
+    if num_tokens(shape) > config.vocab_size:
+        raise ValueError(
+            f"The data has {num_tokens(shape)} tokens, but {where!r} knows {config.vocab_size}. "
+            "Set `data.tokenizer` to the model's own."
+        )
+
+
+def check_tokens(path: str, shape: DataShape) -> None:
+    """Raise ValueError where text is read by bytes and the folder of the weights has a tokenizer of other tokens."""
+    by_bytes = task_of(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
+    if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
+        raise ValueError(
+            f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer. Set `data.tokenizer={path}`, of data "
+            "that have this key."
+        )
+
+
+def num_tokens(shape: DataShape) -> int:
+    """Return the number of tokens that inputs are made of."""
+    return shape.num_tokens or shape.num_classes
+
+
+def _check_pictures(config: Any, shape: DataShape, where: str) -> None:
+    channels, height, width = shape.input_shape
+    sizes = getattr(config, "image_size", None)
+    wanted = tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes, sizes)
+    fixed = config.model_type not in _ANY_SIZE and sizes is not None
+    if getattr(config, "num_channels", channels) != channels or (fixed and wanted != (height, width)):
+        size = f" of {wanted[0]} x {wanted[1]}" if fixed else ""
+        raise ValueError(
+            f"The data has pictures of {channels} x {height} x {width}, but {where!r} takes {config.num_channels} channels{size}."
+        )
+
+
+_ANY_SIZE = ("convnext", "resnet")  # convolutions alone
+
+
+def refusal(path: str, error: Exception) -> ValueError:
+    """Return the error that a folder cannot be loaded, with the remedy if its own code is needed."""
+    if "trust_remote_code" in str(error):
+        return ValueError(
+            f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."
+        )
+    return ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.")
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error of transformers in one line, without its advice on where to report it."""
+    text = " ".join((str(error).strip() or type(error).__name__).split())
+    return text.split(". ")[0].rstrip(".:")

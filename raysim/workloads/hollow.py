@@ -1,0 +1,77 @@
+"""Models whose parameters have a shape and take no memory: each is one number, expanded to the whole shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from raysim.limits import process_memory
+
+
+@contextmanager
+def hollow_parameters() -> Iterator[None]:
+    """Make `torch.empty`, of which layers make their parameters, take no memory, and skip their initialisation.
+
+    Buffers are made of other functions and have their values, unlike on the meta device, whose tensors have none. The random state
+    stays as it is.
+    """
+    with torch.random.fork_rng(devices=[]), _Hollow():
+        yield
+
+
+def hollow(model: nn.Sequential) -> nn.Sequential:
+    """Replace all parameters by hollow ones on the CPU, and buffers on the meta device by zeros; returns the model.
+
+    The count runs on CPU tensors, since a CPU's kernels save the tensors that a real run would save. Expanded tensors are copied
+    as they are, without their full memory.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                empty = nn.Parameter(_expanded(parameter), parameter.requires_grad)
+                empty.__deepcopy__ = partial(_itself, empty)  # type: ignore[method-assign]
+                made[id(parameter)] = empty
+            module.register_parameter(name, made[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                kept = name not in module._non_persistent_buffers_set
+                module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype), persistent=kept)
+    return model
+
+
+def check_size(name: str, model: nn.Module) -> None:
+    """Raise ValueError if this process cannot hold the parameters of a model and, as a run does, their copies in stages."""
+    size = 2 * sum(parameter.nbytes for parameter in model.parameters())
+    memory = process_memory()
+    if size > memory.size:
+        raise ValueError(
+            f"Model `{name}` needs {size / 1e9:.1f} GB for its parameters and their copies in stages, but {memory}. "
+            "Make the model smaller."
+        )
+
+
+class _Hollow(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            return _expanded(func(*args, **{**kwargs, "device": "meta"}))
+        name, written = func.__name__, next(iter((*args, *kwargs.values())), None)
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place and isinstance(written, Tensor) and written.numel() > 1 and 0 in written.stride():
+            return written  # one number cannot hold the drawn ones
+        return func(*args, **kwargs)
+
+
+def _expanded(like: Tensor) -> Tensor:
+    return torch.zeros((), dtype=like.dtype).expand(like.shape)
+
+
+def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
+    return parameter

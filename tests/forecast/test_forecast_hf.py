@@ -1,0 +1,101 @@
+"""Transformers models that were never made: every family, at any size, from its configuration alone."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hf_variants import CAUSAL, FAMILIES, TEXT
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.forecast.forecast import forecast
+from raysim.workloads.gpt import gpt2
+from raysim.workloads.hf.load import hf, load_model
+from raysim.workloads.models import build_model, make_structure
+from raysim.workloads.partition import partition
+
+LLAMA = CAUSAL["llama"]
+OPTIONS = {
+    **{name: {"config": config} for name, (config, _) in FAMILIES.items()},
+    "lora": {"config": LLAMA, "lora": {"rank": 2}},
+    "a subspace": {"config": LLAMA, "subspace": 4},
+    "a projected subspace": {"config": LLAMA, "subspace": 4, "subspace_form": "projected"},
+    "eager attention": {"config": LLAMA, "attention": "eager"},
+}
+
+
+def facts(layers, shape):
+    parts = partition(layers, shape, num_stages=3, batch=2)
+    parameters = [(name, x.shape, x.dtype, x.requires_grad) for name, x in layers.named_parameters()]
+    footprints = [one._replace(constants=0) for one in parts.footprints()]  # masks with padding come and go
+    return parameters, parts.cuts, parts.boundaries, parts.flops_forward, footprints, parts.tied
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_structure_costs_what_the_model_costs(case):
+    options, shape = OPTIONS[case], FAMILIES[case][1] if case in FAMILIES else TEXT
+    made = make_structure("hf", hf, {"shape": shape, **options})
+    assert facts(made, shape) == facts(build_model("hf", options, shape, seed=0), shape)
+    assert all(x.untyped_storage().nbytes() == x.itemsize for x in made.parameters())
+
+
+def test_a_gpt2_without_its_weights_costs_what_it_costs_with_them(tmp_path):
+    tokens = TEXT._replace(num_classes=64)
+    load_model(tokens, config=CAUSAL["gpt2"]).save_pretrained(tmp_path)
+    made = facts(build_model("gpt2", {"path": str(tmp_path)}, tokens, seed=0), tokens)
+    (tmp_path / "model.safetensors").unlink()
+    assert facts(make_structure("gpt2", gpt2, {"shape": tokens, "path": str(tmp_path)}), tokens) == made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_forecast(family, monkeypatch):
+    config, shape = FAMILIES[family]
+    monkeypatch.setattr("raysim.forecast.forecast.data_of", lambda config, notes: (shape, 64))
+    table = [f"model.config.{key}={json.dumps(value)}" for key, value in config.items()]
+    found = forecast("hf", *table, "num_stages=3", "batch_size=8", "steps=2", device="A100")
+    assert found.num_stages == 3
+    assert all(found.flops_forward)
+
+
+def test_the_page_on_hugging_face_models_is_simulated(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "my-hugging-face-model.md").read_text()
+    (tmp_path / "tiny.toml").write_text(re.search(r'```toml title="tiny.toml"\n(.*?)```', page, re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["simulate", "tiny.toml", "--device", "A100", "--network", "1gbps"])
+    assert done.exit_code == 0, done.output
+    assert "tiny: 1F1B, 4 stages on 4 workers" in done.stdout
+    load_model(TEXT._replace(num_classes=256), config=LLAMA).save_pretrained("weights-3")
+    Path("weights-3/model.safetensors").unlink()
+    words = ["model.path=weights-{seed}", "seed=3", "data=topics", "data.length=32", "num_stages=2"]
+    done = CliRunner().invoke(app, ["simulate", "hf", *words, "--device", "A100", "--network", "1gbps"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_a_model_of_eight_billion_parameters_takes_little_memory(tmp_path):
+    width, layers, heads, keys, inner, vocabulary = 4096, 32, 32, 8, 14336, 128256
+    length, samples, stages = 64, 4, 8
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary}
+    config = {"model_type": "llama", **sizes, "num_key_value_heads": keys, "intermediate_size": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = ["data=topics", f"data.length={length}", "data.train_samples=64", "data.test_samples=32"]
+    words = [*data, f"model.path={tmp_path}", f"num_stages={stages}", "num_microbatches=4", "batch_size=16", "steps=4"]
+    code = f"""
+import json, resource
+from raysim.forecast.forecast import forecast
+found = forecast("hf", *{words!r}, device="A100")
+weights = sum(memory.weights_bytes for memory in found.memories)
+print(json.dumps([sum(found.flops_forward), weights, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    flops, weights, kilobytes = json.loads(done.stdout)
+    matrices = layers * (2 * width * width * (1 + keys / heads) + 3 * width * inner) + vocabulary * width
+    tokens = samples * length
+    assert flops == 2 * tokens * matrices + layers * 4 * samples * length**2 * width
+    parameters = matrices + vocabulary * width + (2 * layers + 1) * width
+    assert parameters == 8_030_261_248
+    assert weights == pytest.approx(4 * parameters, rel=1e-4)  # beside them, what rotary embeddings keep
+    assert kilobytes < 2e6
