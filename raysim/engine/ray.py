@@ -38,6 +38,15 @@ PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just e
 PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
 
 
+def _pickle_code_of_models() -> None:
+    """Send classes in the folder of a transformers model as code: workers cannot import them."""
+    import ray.cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers_modules."):
+            ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
 class RayEngine(Engine):
     """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
 
@@ -76,6 +85,7 @@ class RayEngine(Engine):
         plan, config = self.plan, self.plan.config
         if not self._stored:  # modules and data go to the object store once, also for stages that start again
             self.on_phase("Ray to store the model and the data")
+            _pickle_code_of_models()
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         self.on_phase(None)

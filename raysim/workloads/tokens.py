@@ -70,19 +70,23 @@ class HuggingFace:
             elif pair is not None:
                 self._tokenizer = library.ByteLevelBPETokenizer.from_file(*map(str, pair))
             elif (folder / "tokenizer_config.json").is_file():
-                self._tokenizer = (
-                    import_hub("transformers")
-                    .AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-                    .backend_tokenizer
-                )
+                library = import_hub("transformers")
+                self._tokenizer = library.AutoTokenizer.from_pretrained(
+                    place, trust_remote_code=False
+                ).backend_tokenizer
             elif folder.is_dir():
                 raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
             else:
                 check_hub(f"`data.tokenizer` = {name!r}", place, "tokenizer.json")
                 self._tokenizer = library.Tokenizer.from_pretrained(place)
-        except ValueError:
-            raise
         except Exception as error:  # the library raises bare exceptions
+            if "trust_remote_code" in str(error):
+                raise ValueError(
+                    f"`data.tokenizer` {name!r} needs Python code of its own, which is not run. Write the file tokenizer.json into a "
+                    "folder: `AutoTokenizer.from_pretrained(..., trust_remote_code=True).save_pretrained(...)`."
+                ) from error
+            if isinstance(error, ValueError):
+                raise
             raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {str(error).rstrip('.')}.") from error
         vocabulary = self._tokenizer.get_vocab()
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
