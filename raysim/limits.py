@@ -50,12 +50,18 @@ def node_memory(root: Path = ROOT) -> MemoryLimit:
 def usable_cpus(root: Path = ROOT) -> int:
     """Return the CPUs that this process may use, at least 1; a part of a CPU in a quota counts as a whole."""
     affinity = getattr(os, "sched_getaffinity", None)
-    counts = [len(affinity(0)) if affinity is not None else os.cpu_count() or 1]
+    allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return math.ceil(min(allowed, cpu_quota(root)))
+
+
+def cpu_quota(root: Path = ROOT) -> float:
+    """Return the CPUs that control groups leave this process, infinity if they do not limit it."""
+    quotas = [math.inf]
     for group in _groups(root, "cpu"):
         quota = _read(group / "cpu.max") or _read(group / "cpu.cfs_quota_us") + _read(group / "cpu.cfs_period_us")
         if len(quota) == 2 and min(quota) > 0:  # of version 1, -1 is no quota
-            counts.append(math.ceil(quota[0] / quota[1]))
-    return min(counts)
+            quotas.append(quota[0] / quota[1])
+    return min(quotas)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 from statistics import median
 
 import torch
+
+from raysim.limits import cpu_quota
 
 SIZE = 256  # of the matrices that are multiplied
 TRIES = 9  # of which the fastest counts: others may use the node as well
@@ -29,32 +28,6 @@ def measured_gflops() -> float:
     finally:
         torch.set_num_threads(threads)
     return 2e-9 * SIZE**3 / best * min(1.0, cpu_quota())
-
-
-def cpu_quota() -> float:
-    """Return the cores that Linux's control groups leave this process, infinite if they do not limit it."""
-    return min(_quotas(), default=math.inf)
-
-
-def _quotas() -> Iterator[float]:
-    """Yield the quota of this process's control group and of each above it, in cores."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup", "cpu" if controllers else "")
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
-            with suppress(OSError, ValueError):  # no such file, or no limit
-                if controllers:
-                    quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-                else:
-                    quota, period = map(int, (folder / "cpu.max").read_text().split())  # "max" without a limit
-                if quota > 0:
-                    yield quota / period
 
 
 def slow_node_warning(speeds: Mapping[str, float]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -109,7 +108,7 @@ def parse_network(text: str) -> Network:
     name = text.strip()
     if name in presets():
         return presets()[name]
-    network = _read(name)
+    network = read_notation(name)
     if network is not None:
         return network
     if Path(name).suffix in (".toml", ".csv"):
@@ -126,7 +125,7 @@ def parse_bandwidths(text: str) -> list[Network]:
     >>> parse_bandwidths("10mbps..100mbps+20ms")
     [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]
     """
-    networks = [_read(end) for end in text.split("..")]
+    networks = [read_notation(end) for end in text.split("..")]
     ends = [one.bandwidth_bps for one in networks if one is not None and isinstance(one.bandwidth_bps, float)]
     if len(networks) != 2 or len(ends) != 2 or not ends[0] < ends[1] < math.inf:
         raise ValueError(f"A range of bandwidths must be as 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}.")
@@ -136,12 +135,6 @@ def parse_bandwidths(text: str) -> list[Network]:
     between = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
     inside = sorted({lowest, highest, *(one for one in between if lowest < one < highest)})
     return [replace(high, bandwidth_bps=one, name="") for one in inside]
-
-
-def _read(text: str) -> Network | None:
-    """Return the network of a notation, in which a bandwidth may also be written as in prose: "200 Mbit/s"."""
-    plain = re.sub(r"\s*([+~/])\s*|(?<=\d)\s+(?=[a-z])", r"\1", text.strip().lower())
-    return read_notation(re.sub(r"(?<=\d)([kmg])bit/s", r"\1bps", plain))
 
 
 def load_network(path: Path) -> Network:

@@ -230,12 +230,13 @@ PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))
 
 
 def read_notation(text: str) -> Network | None:
-    """Return the network that `text` writes, such as "100mbps+20ms~2ms/port"; None where it is no such text.
+    """Return the network that `text` writes, such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms"; None if it writes none.
 
-    >>> read_notation("1gbps+0.5ms"), read_notation("fast")
-    (1gbps+500us, None)
+    >>> read_notation("1gbps+0.5ms"), read_notation("200 Mbit/s"), read_notation("fast")
+    (1gbps+500us, 200mbps, None)
     """
-    match = PATTERN.fullmatch(text.strip().lower())
+    plain = re.sub(r"\s*([+~/])\s*|(?<=\d)\s+(?=[a-z])", r"\1", text.strip().lower())
+    match = PATTERN.fullmatch(re.sub(r"(?<=\d)([kmg])bit/s", r"\1bps", plain))
     if match is None:
         return None
     return Network(

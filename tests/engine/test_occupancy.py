@@ -16,8 +16,9 @@ from raysim.engine.head import HeadWatch
 from raysim.engine.occupancy import Holder, Waiting, holders, is_starting, room_sentence
 from raysim.engine.ray import RayEngine
 from raysim.engine.slow_start import Reach, slow_start_warning, starts_slowly
-from raysim.engine.speeds import cpu_quota, measured_gflops, slow_node_warning
+from raysim.engine.speeds import measured_gflops, slow_node_warning
 from raysim.engine.token import token_words
+from raysim.limits import cpu_quota
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.training.run import Training
