@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 
     Raises OSError with the file's name; the draft is removed, so that a full disk is no fuller than before.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # of no other process, and no link laid in its way
     try:
         write_through(draft, data)
         draft.replace(path)

@@ -28,6 +28,7 @@ from raysim.engine.head import RayWatch, end_process
 from raysim.engine.init import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
+from raysim.plugins import trusting
 from raysim.records import RecordsError, Run
 from raysim.training.phases import Phases
 from sweeps.callbacks import Stop, Watch
@@ -183,8 +184,9 @@ class Sweep:
     def _settle(self) -> None:
         """Settle the prices of the study, with the records of all its runs."""
         if any(row.status == "finished" for row in self.rows):
-            with suppress(
-                analysis.AnalysisError
+            with (
+                suppress(analysis.AnalysisError),
+                trusting(*self.study.modules),
             ):  # of a bucket that does not answer now: the rows say that they are not settled
                 self.results = analysis.load(self.store.out if self.store.remote else self.folder)
                 self.ledger.settle(self.results)

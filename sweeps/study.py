@@ -16,6 +16,7 @@ from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
 from raysim.files import write_whole
+from raysim.plugins import modules_in
 from sweeps.objectives import Constraint, Objective, as_mapping, priced
 from sweeps.space import Choice, Space, SpaceFunction, draws, points
 
@@ -109,6 +110,11 @@ class Study:
             with suppress(ConfigError):
                 found.append(self.config(overrides))
         return found
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """The modules that its file names, whose classes its own records may name too."""
+        return modules_in(repr(self.as_mapping()), self.source or "")
 
     @property
     def budget(self) -> int:

@@ -20,6 +20,7 @@ from raysim.config import ConfigError, RunConfig, make_config
 from raysim.file_lock import is_locked
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
+from raysim.plugins import modules_in, trusting
 from raysim.records import RecordsError, Run
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
@@ -145,7 +146,8 @@ class SweepTrial(tune.Trainable):
         """Return the runs priced in company with the study's ended runs of this machine; prices are settled at the study's end."""
         from analysis import beside
 
-        return beside(runs, most=COMPANY, compute=self._spec.compute)
+        with trusting(*modules_in(repr(self._spec.values))):
+            return beside(runs, most=COMPANY, compute=self._spec.compute)
 
     def _train(self, seed: int, name: str, place: int) -> Generator[dict[str, Any], None, Path]:
         """Train one seed, or go on with it; return its folder."""

@@ -16,6 +16,7 @@ import pandas as pd
 from analysis.comparison.evidence import Context, Setting
 from analysis.data.results import Results
 from analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.plugins import from_record
 
 LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255
 
@@ -93,7 +94,8 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
             if value is not None  # a key without a value disappears with the choice that it belonged to
         ]
         try:
-            flat = read_config(base, changes).flat()
+            with from_record():
+                flat = read_config(base, changes).flat()
         except ConfigError:
             continue
         if not _differing(like, keys, flat):

@@ -23,9 +23,11 @@ from analysis.comparison.statistics import MOST_SEEDS, Bounds, Side, seeds_to_de
 from analysis.data.errors import AnalysisError
 from analysis.data.results import Results
 from analysis.pricing.estimates import Estimate
+from raysim.plugins import from_record
 from raysim.quality import MEASURES
 
 
+@from_record()
 def findings(
     results: Results,
     claims: Iterable[Claim] = CLAIMS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +50,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
         raise AnalysisError(" ".join(results.problems))
     places = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
     files = {name: {table: table_files(place, table) for table in SCHEMAS} for name, place in places.items()}
-    draft = home.with_name(f".{home.name}.{os.getpid()}")
+    draft = home.with_name(f".{home.name}.{secrets.token_hex(8)}")  # of no other process, whenever it was killed
     try:
         draft.mkdir(parents=True)
         for table in SCHEMAS:

@@ -97,6 +97,7 @@ class Company:
         self._rows = rows
         self._complain = complain
         self._recordings: dict[str, dict[str, Recording]] = {}
+        self._refused: dict[str, str] = {}
         self._costs: dict[tuple[str, str | None], dict[Job, Costs]] = {}
         self._replays: dict[tuple[str, str, str | None, str], Replay] = {}
 
@@ -106,7 +107,7 @@ class Company:
         """Return a run ready to be priced; raises ReplayError where it cannot be."""
         found = self._read(compute)
         if run not in found:
-            raise ReplayError(f"The run {run} cannot be priced: it is not over, or has no actions that can be read.")
+            raise ReplayError(self._refused.get(run, f"The run {run} cannot be priced: it is not over."))
         named = None if profile is None else str(profile)
         key = (run, compute, named, transport)
         if key not in self._replays:
@@ -124,5 +125,6 @@ class Company:
                 try:
                     self._recordings[compute][name] = Recording(folder, clock=compute, row=self._rows[name])
                 except ReplayError as error:
+                    self._refused[name] = str(error)
                     self._complain(str(error))
         return self._recordings[compute]

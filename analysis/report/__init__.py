@@ -19,10 +19,12 @@ from analysis.report.words import plural
 from raysim.files import write_whole
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
+from raysim.plugins import from_record
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 
 
+@from_record()
 def compose(
     folder: Path | str,
     networks: Sequence[Network | str] | None = None,

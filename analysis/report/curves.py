@@ -45,6 +45,7 @@ def _figure(job: Job, material: Material) -> Figure:
     steps = runs.table("steps", ["step", "loss", "wire_bytes"])
     steps["run"] = steps["run"].astype(str)
     steps = steps.sort_values(["run", "step"])
+    steps["wire_bytes"] = steps["wire_bytes"].fillna(0)
     steps["sent_bytes"] = steps.groupby("run")["wire_bytes"].cumsum().astype("int64")
     evals = runs.table("evals", ["step", "mode", "batchnorm", job.metric.name])
     evals["run"] = evals["run"].astype(str)

@@ -125,6 +125,8 @@ def report(
 
     here = Path() if in_bucket(folder) else local_path(folder)
     target = out or here / ("report.html" if form == "html" else "report")
+    if out is None and target.is_symlink():
+        fail(f"{target} is a link, which the report would follow: give `--out`.", 2)
     if form == "html":
         check_writable("--out", target)
     elif target.exists() and not target.is_dir():

@@ -64,9 +64,10 @@ Transports = Annotated[
 
 
 def _trust(context: typer.Context, modules: list[str] | None) -> None:
-    """Trust modules until the command has ended."""
-    from raysim.plugins import trusting
+    """Import trusted modules alone until the command, which reads records, has ended."""
+    from raysim.plugins import from_record, trusting
 
+    context.with_resource(from_record())
     try:
         context.with_resource(trusting(*(modules or [])))
     except ValueError as error:

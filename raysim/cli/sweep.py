@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -56,13 +57,15 @@ def sweep(
     from raysim.training.phases import Phases, to_stderr
 
     check_transport(transport)
-    with bad_input_in_one_sentence(), ending_on_signals() as ending, Phases(to_stderr) as phases:
+    with bad_input_in_one_sentence(), ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
         from raysim.engine.loopback import listen_on_loopback
+        from raysim.plugins import trusting
         from sweeps.reading import read_study
 
         chosen = read_study(
             study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
         )
+        stack.enter_context(trusting(*chosen.modules))  # named by the user, in the study
         listen_on_loopback(address)
         phases.enter("the import of torch and Ray")
         from analysis import AnalysisError

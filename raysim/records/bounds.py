@@ -16,12 +16,16 @@ from raysim.notation import CONTROL, REPLACED, check_size, printable, shown
 
 NEEDED = ("schema_version", "seed", "status")
 """Columns without which a `run.parquet` is somebody else's."""
+_OF_PROBES = (
+    *("num_stages", "num_replicas", "forward", "backward", "replica_gradient", "steps_done", "probe_every"),
+    "probe_overhead",
+)
 ADDED = ("run", "study", "trial", "setting", "compression_factor")
 """Columns that `analysis.load` adds to those of `run.parquet`."""
 
 LARGEST_INTEGER = 2**53  # that a float holds exactly
 LONGEST_S = 1e9  # 32 years
-LONGEST_TEXT = 20_000  # characters of a value, but for the rows of a schedule
+LONGEST_TEXT = 1_000_000  # characters of a value, but for the rows of a schedule
 LARGEST_COUNT = 2**15  # stages, microbatches, replicas: more than the tables can number
 
 _KINDS = {key.name: key.kind for key in run_keys()}
@@ -73,6 +77,8 @@ def check_row(table: pa.Table) -> None:
             raise pa.ArrowInvalid(f"its `{name}` is out of bounds: {shown(value)}")
         elif isinstance(value, list | dict) and any(printable(text) != text for text in _texts(value)):
             raise pa.ArrowInvalid(f"its `{name}` holds control characters")
+    if row.get("probe") and (missing := [name for name in _OF_PROBES if row.get(name) is None]):
+        raise pa.ArrowInvalid(f"it is of a probe, but its `{missing[0]}` has no value")
     for name in _NOTATIONS:
         for notation in _each(row.get(name)):
             try:
@@ -98,7 +104,7 @@ def printable_rows(rows: Any) -> Any:
     """Return a table or batch for people: in its texts, signs that a terminal obeys are replaced."""
     for place, field in enumerate(rows.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             texts = rows.column(place).cast(pa.string())
             rows = rows.set_column(place, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
     return rows

@@ -140,6 +140,9 @@ class Recorder:
                 write_table(rows, self.folder / f"{table}.parquet")
 
     def drop_parts(self) -> None:
-        """Remove the parts, once `run.parquet` says that the run is over: until then it may go on from them."""
-        shutil.rmtree(self._parts)
+        """Remove the parts, once `run.parquet` says that the run is over: until then it may go on from them.
+
+        Parts that cannot be removed stay: the run is whole, and readers skip them.
+        """
+        shutil.rmtree(self._parts, ignore_errors=True)
         self._hashes.clear()

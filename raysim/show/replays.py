@@ -38,8 +38,9 @@ def show_replay(
     """Print the prices of a recorded run: by network, to the target, and by stage."""
     out = console()
     row, rows = replay.row, frame.to_dict("records")
+    folder = printable(str(replay.run.folder))
     out.print(
-        f"{printable(str(replay.run.folder))}: {row.get('schedule')}, {replay.num_stages} stages, "
+        f"{folder}: {row.get('schedule')}, {replay.num_stages} stages, "
         f"{replay.num_microbatches} microbatches; forward {row.get('forward')}, backward {row.get('backward')}\n"
         f"{traffic_words(replay)}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "

@@ -71,7 +71,7 @@ ROOMS = {
         {"torch"},
     ),
     "raysim.recipes": (set(), set()),
-    "raysim.show": ({"analysis", "network", "quality", "records", "training"}, {"rich"}),
+    "raysim.show": ({"analysis", "network", "notation", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.validate": ({"*"}, {"pyarrow", "pandas"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
@@ -79,7 +79,7 @@ ROOMS = {
     "raysim": ({"*"}, set()),
     "sweeps": ({"*"}, THIRD_PARTY),
     "analysis": (
-        {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "config"},
+        {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "plugins", "config"},
         THIRD_PARTY - {"torch", "ray"},
     ),
 }

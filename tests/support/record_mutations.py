@@ -5,8 +5,14 @@ import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from configurations import SMALL
+
+from raysim.config import make_config
+from raysim.training.run import train
 
 TABLES = ("run", "steps", "evals", "links", "actions", "collectives", "decisions")
+
+SIGNS = "\x1b]0;owned\x07\x1b[2J[/bold]\u202e"
 
 VALUES = {
     "text": "many",
@@ -15,7 +21,7 @@ VALUES = {
     "huge": 2**62,
     "real": 1e300,
     "infinite": math.inf,
-    "control": "\x1b]0;owned\x07\x1b[2J[/bold]",
+    "signs": SIGNS,
     "class": "evil:W",
     "call": "evil:S(1)",
     "long": "x" * 100_000,
@@ -26,35 +32,55 @@ OF_ONE_ROW = ("null", "negative", "huge", "infinite")
 
 EVIL = """
 from pathlib import Path
-(Path(__file__).parent / "marker").touch()
-def S(*given, **named): (Path(__file__).parent / "marker").touch()
+def S(*given, **named):
+    Path(__file__).with_name("marker").touch()
 W = S
+S()
 """
+"""A module whose import, and whose functions, leave a file `marker` beside it."""
+
+
+def train_runs(folder):
+    """Train two settings with two seeds, which are compared, and a run whose replicas decide: it has all tables."""
+    shared = {"steps": 8, "evaluate_every_steps": 4, "profile_every_steps": 1, "checkpoint_every_steps": 0}
+    topk = {"forward": "TopK(0.1)", "backward": "TopK(0.1)"}
+    replicas = {"num_replicas": 2, "replica_gradient": "GraVAC(2, 8, window=2)"}
+    runs = {f"{name}-s{s}": {**changes, "seed": s} for name, changes in (("dense", {}), ("topk", topk)) for s in (0, 1)}
+    for name, changes in {**runs, "replicas": replicas}.items():
+        train(make_config({**SMALL, **shared, **changes}), engine="inline", out=folder / name)
+    return folder
+
+
+def copy_run(run, target):
+    """Copy the records of a run, without its checkpoints."""
+    return shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
 
 
 def mutations(run):
-    """Yield the name of a table, of a column, and of a change to it, for every table of a run."""
+    """Return the name of a table, of a column, and of a change to it, for every table of a run."""
+    found = []
     for table in TABLES:
         file = run / f"{table}.parquet"
+        changes = [*VALUES, GONE, *(f"{change} in one row" for change in OF_ONE_ROW if table != "run")]
         for column in pq.read_schema(file).names if file.exists() else ():
-            yield from ((table, column, change) for change in (*VALUES, GONE))
-            if table != "run":
-                yield from ((table, column, f"{change} in one row") for change in OF_ONE_ROW)
+            found += [(table, column, change) for change in changes]
+    return found
 
 
-def mutated(run, target, table, column, change):
-    """Copy a run with one column changed, in all rows or in the last one."""
-    shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
-    rows = pq.read_table(target / f"{table}.parquet")
-    place = rows.column_names.index(column)
+def mutate(folder, table, column, change):
+    """Change a column of a run, in all rows or in the last one."""
+    file = folder / f"{table}.parquet"
+    rows = pq.read_table(file)
+    place = rows.column_names.index(column) if column in rows.column_names else rows.num_columns
     if change == GONE:
-        rows = rows.remove_column(place)
-    elif change.endswith(" in one row"):
+        pq.write_table(rows.remove_column(place), file)
+        return
+    values = [VALUES.get(change, change)] * len(rows)
+    if change.endswith(" in one row"):
         values = [*rows[column].to_pylist()[:-1], VALUES[change.removesuffix(" in one row")]]
-        try:
-            rows = rows.set_column(place, column, pa.array(values))
-        except (pa.ArrowException, OverflowError):  # texts beside a number
-            rows = rows.set_column(place, column, pa.array([None if v is None else str(v) for v in values]))
-    else:
-        rows = rows.set_column(place, column, pa.array([VALUES[change]] * len(rows)))
-    pq.write_table(rows, target / f"{table}.parquet")
+    try:
+        made = pa.array(values)
+    except (pa.ArrowException, OverflowError):  # texts beside a number
+        made = pa.array([None if value is None else str(value) for value in values])
+    known = place < rows.num_columns
+    pq.write_table(rows.set_column(place, column, made) if known else rows.append_column(column, made), file)
