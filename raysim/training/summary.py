@@ -19,28 +19,25 @@ from raysim.records import SCHEMA_VERSION, Run
 
 def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
     """Return the row of a run that begins now on this machine."""
-    return (
-        as_row(config)
-        | {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": run_id,
-            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "host": socket.gethostname(),
-            "cpu": _cpu(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instructions that torch's kernels use, and sums depend on
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
-            "status": "running",
-            "restarts": 0,
-            "resumed": 0,
-            "diverged_step": None,
-            "diverged_at": None,
-            "warning": None,
-            "error": None,
-            "seconds": 0.0,
-            "start_s": 0.0,  # of `seconds`, before the first step of each start
-        }
-    )
+    return as_row(config) | {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "cpu": _cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # of torch's kernels; sums depend on it
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+        "status": "running",
+        "restarts": 0,
+        "resumed": 0,
+        "diverged_step": None,
+        "diverged_at": None,
+        "warning": None,
+        "error": None,
+        "seconds": 0.0,
+        "start_s": 0.0,  # of `seconds`, before the first step of each start
+    }
 
 
 def _cpu() -> str:
