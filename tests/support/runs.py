@@ -8,7 +8,7 @@ import numpy as np
 from raysim.records import Run
 from raysim.training.checkpoint import load_weights
 
-MEASURED = ["seconds", "encode_s", "decode_s"]
+MEASURED = ["seconds", "update_s", "encode_s", "decode_s"]
 
 
 def same_records(one: Run, other: Run) -> None:
