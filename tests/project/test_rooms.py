@@ -54,7 +54,7 @@ ROOMS = {
     "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.engine.cluster": ({*RUNS, "pipeline", "engine"}, {"ray"}),
-    "raysim.engine.calibrate": ({"engine", "network", "pipeline.mail"}, {"ray"}),
+    "raysim.engine.calibrate": ({"engine", "limits", "network", "pipeline.mail"}, {"ray"}),
     "raysim.engine.delivery": ({*RUNS, "pipeline"}, {"ray"}),
     "raysim.engine.head": (set(), set()),
     "raysim.engine.init": ({"engine", "pipeline.errors"}, {"ray"}),

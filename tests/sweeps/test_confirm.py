@@ -165,7 +165,7 @@ def ended_sweep(folder, reached, **changes):
         figures = {"loss_on": Figure(loss), "step_s@100mbps": Figure(1.0 + number)}
         name = None if number else "dense"
         rows.put(TrialRow(number, [0, 1], notation=forward, name=name, status="finished", runs=runs, figures=figures))
-    store = SimpleNamespace(local=folder, out=str(folder))
+    store = SimpleNamespace(place=lambda: folder, out=str(folder))
     return SimpleNamespace(store=store, study=study, rows=rows, results=None)
 
 

@@ -21,7 +21,7 @@ def wait(monkeypatch, capsys):
     def wait(seconds, starting_until=0.0):
         monkeypatch.setattr(callbacks, "is_starting", lambda: now[0] < starting_until)
         entry = SimpleNamespace(trial_words="a trial of 1 process with 1 CPU")
-        sweep = SimpleNamespace(wait_s=60.0, address="auto", entry=entry, reason=None)
+        sweep = SimpleNamespace(wait_s=60.0, address="auto", entry=entry, reason=None, on_change=lambda: None)
         watch = callbacks.Watch(sweep)
         while now[0] < seconds and sweep.reason is None:
             now[0] += 1.0
