@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ray
 from ray import tune
@@ -97,22 +96,22 @@ class Sweep:
         """The records of its runs, once they are settled."""
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
-        if resume and not self.store.is_unbegun():
-            for name in ("study.toml", "space.py"):
-                self.store.fetch_file(name)
-            study.check_same(self.folder)
-        elif not (self.store.is_empty() or self.store.is_unbegun()):
-            raise ConfigError(
-                f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
-            )
-        elif self.store.remote:
-            shutil.rmtree(
-                self.folder, ignore_errors=True
-            )  # files that another study with this URI left on this machine
+        self._check_folder()  # before Ray starts; what counts is the look under the lock
         self._workers = most_workers(study)
         if not self.address:  # a cluster may have modules and files that this machine has not
             check_metrics(study)
             check_data(study)
+
+    def _check_folder(self) -> None:
+        """Raise ConfigError if the folder holds anything but the study to resume."""
+        if self.resumed and not self.store.is_unbegun():
+            for name in ("study.toml", "space.py"):
+                self.store.fetch_file(name)
+            self.study.check_same(self.folder)
+        elif not (self.store.is_empty() or self.store.is_unbegun()):
+            raise ConfigError(
+                f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
+            )
 
     @property
     def begun(self) -> bool:
@@ -177,7 +176,7 @@ class Sweep:
                 row.status = "waiting"  # for a resume
             self.rows.write()
             if refused:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                self.store.clear()
             else:
                 self._send(always=True)
 
@@ -330,19 +329,11 @@ class Sweep:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the study's folder: one sweep at a time writes it."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock: IO[str] = (self.folder / ".lock").open("w")
-        except OSError as error:
-            raise ConfigError(
-                f"The study's folder {self.folder} cannot be written: {error.strerror or error}."
-            ) from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"Another process is sweeping in {self.folder}.") from None
+        """Hold the study's folder, and look at it again: until now another process may have swept there."""
+        with self.store.locked():
+            self._check_folder()
+            if self.store.remote and not self.resumed:
+                self.store.clear()  # of files that another study with this URI left on this machine
             yield
 
     def _abandon(self, watch: RayWatch) -> None:

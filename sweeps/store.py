@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyarrow import fs
 
 from raysim.config import ConfigError
+from raysim.file_lock import NAME as LOCK
+from raysim.file_lock import FolderLock
 from raysim.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
@@ -83,8 +88,11 @@ class Store:
         """Download a file of the bucket, replacing the local one; return whether the bucket has it."""
         if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
             return (self.local / name).is_file()
-        (self.local / name).parent.mkdir(parents=True, exist_ok=True)
-        fs.copy_files(f"{self._root}/{name}", str(self.local / name), source_filesystem=self._system)
+        file = self.local / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        fs.copy_files(f"{self._root}/{name}", str(draft), source_filesystem=self._system)
+        draft.replace(file)  # whole: another process may read it
         return True
 
     def send(self, name: str) -> None:
@@ -104,6 +112,36 @@ class Store:
             self._send_file(file)
         self._remove(name, [file for file in self._files(name) if file not in here], here)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the local folder, since one sweep at a time writes it; remove it at the end if it is empty.
+
+        Raises ConfigError if another process holds it, or it cannot be written.
+        """
+        lock = FolderLock(self.local)
+        try:
+            lock.acquire()
+        except BlockingIOError:
+            raise ConfigError(f"Another process is sweeping in {self.local}.") from None
+        except OSError as error:
+            raise ConfigError(
+                f"The study's folder {self.local} cannot be written: {error.strerror or error}."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+            with suppress(OSError):  # it holds files
+                self.local.rmdir()
+
+    def clear(self) -> None:
+        """Remove everything in the local folder but its lock."""
+        for path in self.local.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink()
+
     def is_empty(self) -> bool:
         """Return whether nothing is there yet."""
         if self.remote:
@@ -116,7 +154,7 @@ class Store:
             return False
         found = {path.name for path in self.local.iterdir()}
         drafts = {name for name in found if name.startswith(".study.toml.")}
-        return ".lock" in found and found - drafts <= {".lock", "space.py"}
+        return LOCK in found and found - drafts <= {LOCK, "space.py"}
 
     def _send_file(self, name: str) -> None:
         stat = (self.local / name).stat()
