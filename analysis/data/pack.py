@@ -66,7 +66,11 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
                 if file.is_file():
                     (below / file.name).write_bytes(file.read_bytes())
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-        draft.replace(home)
+        try:
+            draft.replace(home)
+        except OSError:
+            _checked(target)  # which another process may have filled by now
+            raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     problems = check_tables(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -185,14 +186,13 @@ def check_writable(option: str, file: Path | None) -> None:
     """Fail where a file cannot be written, before anything starts; leaves nothing behind."""
     if file is None:
         return
-    new = not file.exists()
     try:
-        with file.open("a"):
-            pass
+        if file.exists():
+            file.open("a").close()
+        else:  # a file in its place might be another process's by the time it is removed
+            tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
         fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
-    if new:
-        file.unlink()
 
 
 def check_ours(package: str) -> None:

@@ -14,6 +14,7 @@ from records_made import write_run, write_study
 from typer.testing import CliRunner
 
 from analysis import AnalysisError, findings, findings_frame, load, pack, replay
+from analysis.data import pack as pack_module
 from analysis.report import compose
 from raysim import Run, train
 from raysim.cli import app
@@ -302,3 +303,19 @@ def test_parts_of_a_table_are_joined(tmp_path):
     (run / "steps.parquet").unlink()
     pack(tmp_path / "runs", tmp_path / "packed")
     pd.testing.assert_frame_equal(load(tmp_path / "packed").steps, wanted)
+
+
+def test_a_pack_that_another_process_has_written_meanwhile_is_kept(over, tmp_path, monkeypatch):
+    writing, target = pack_module.stacked, tmp_path / "packed"
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(pack_module, "stacked", writing)
+        pack(over / "measured", target)
+        return writing(*arguments)
+
+    monkeypatch.setattr(pack_module, "stacked", overtaken)
+    with pytest.raises(AnalysisError) as error:
+        pack(over, target)
+    assert str(error.value) == f"`target` must be a new or empty folder, but {target} holds files."
+    assert load(target).runs["run"].tolist() == ["measured"]
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]

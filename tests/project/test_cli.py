@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli import app
+from raysim.cli.shared import check_writable
 from raysim.records import Run
 
 
@@ -249,3 +250,20 @@ def test_a_signal_after_the_end_does_not_change_the_exit_code():
     late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGHUP))"
     words = f"{late}; import sys; from raysim.cli import main; sys.argv = ['raysim', 'recipes']; main()"
     assert subprocess.run([sys.executable, "-c", words], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_the_check_of_an_output_file_removes_no_file_that_another_process_writes(tmp_path, monkeypatch):
+    file = tmp_path / "report.html"
+    exists = Path.exists
+
+    def written_meanwhile(path):
+        found = exists(path)
+        if path == file:
+            file.write_text("a report")
+        return found
+
+    monkeypatch.setattr(Path, "exists", written_meanwhile)
+    check_writable("--out", file)
+    assert file.read_text() == "a report"
+    check_writable("--out", tmp_path / "new.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
