@@ -249,7 +249,10 @@ class Results:
         condition = condition_of(where, schema)
         runs = pa.array(list(files), pa.string())
         parts = []
-        for file, batch in scan(source, schema, wanted, condition):
+        scanned = list(scan(source, schema, wanted, condition))
+        if any(isinstance(batch, str) for _, batch in scanned) and self._files(name) != files:
+            return self.table(name, columns, where)  # some were merged or dropped by processes that write runs
+        for file, batch in scanned:
             if isinstance(batch, pa.RecordBatch):
                 parts.append(labelled(batch, runs, source[file]))
             elif not any(problem.startswith(f"{file} ") for problem in self.problems):  # known since it was loaded

@@ -102,11 +102,13 @@ class Recorder:
         """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
 
         A part that cannot be read is dropped too, since the parts that the checkpoint of `step` needs were checked before. Parts
-        are rewritten one by one: after a kill, calling this method again completes the work.
+        are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again completes it.
         """
         for table in SCHEMAS:
             self._rows[table].clear()
-            for path in self._parts.glob(f"{table}-*.parquet"):
+            for path in sorted(self._parts.glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))[
+                ::-1
+            ]:
                 schema = schema_of(table, self.measures)
                 try:
                     part = pq.read_table(path, schema=schema, page_checksum_verification=True)

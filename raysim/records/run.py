@@ -135,12 +135,14 @@ class Run:
 
     def _table(self, name: str) -> pd.DataFrame:
         files = table_files(self.folder, name)
-        if not files and name not in OCCASIONAL and self.status in FINISHED:
-            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: there is no {name}.parquet.")
         try:
+            if not files and name not in OCCASIONAL and self.status in FINISHED:
+                raise FileNotFoundError(f"there is no {name}.parquet")
             table = read_table(files, name, self.measures if name == "evals" else ())
             check_values(table)
         except UNREADABLE as error:
+            if table_files(self.folder, name) != files:  # written, merged or dropped by the run's process meanwhile
+                return self._table(name)
             raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
         frame: pd.DataFrame = printable_rows(table).to_pandas()
         return frame

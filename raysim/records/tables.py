@@ -38,7 +38,8 @@ def table_files(folder: Place, table: str) -> list[Place]:
     whole = folder / f"{table}.parquet"
     if whole.is_file():
         return [whole]
-    return part_files(folder, table)
+    parts = part_files(folder, table)
+    return [whole] if whole.is_file() else parts  # of which some may be gone, if they were merged meanwhile
 
 
 def part_files(folder: Place, table: str) -> list[Place]:
