@@ -88,11 +88,8 @@ def import_object(path: str, kind: str = "class") -> Any:
     Raises ValueError if it cannot be imported, or a record names it and nobody trusts its module.
     """
     module_name, _, name = path.partition(":")
-    if _FROM_RECORD.get() and not _is_trusted(module_name) and path not in entry_points().values():
-        raise ValueError(
-            f"`{path}` is named by a record, and reading a record runs no code: if you trust `{module_name}`, give "
-            f"`--trust {module_name}`, or in Python `raysim.plugins.trusting({module_name!r})`."
-        )
+    if path not in entry_points().values():
+        check_trusted(path, module_name)
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -101,6 +98,15 @@ def import_object(path: str, kind: str = "class") -> Any:
     if not callable(found):
         raise ValueError(f"`{path}` cannot be imported: `{module_name}` has no {kind} `{name}`.")
     return found
+
+
+def check_trusted(what: str, module: str) -> None:
+    """Raise ValueError if a record asks for `what`, which runs code of a module that nobody trusts."""
+    if _FROM_RECORD.get() and not _is_trusted(module):
+        raise ValueError(
+            f"`{what}` is named by a record, and reading a record runs no code: if you trust `{module}`, give "
+            f"`--trust {module}`, or in Python `raysim.plugins.trusting({module!r})`."
+        )
 
 
 def _is_trusted(module: str) -> bool:

@@ -46,13 +46,13 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     try:
         with from_record():
             shape = load_data(str(row.get("data")), data, row["seed"]).shape
-        if "subspace" in options:
-            trained = build_model("hf", options, shape, row["seed"])
-            trained.load_state_dict(weights)
-            weights = out_of_subspace(trained).state_dict()
-            options = {key: value for key, value in options.items() if key not in ("subspace", "subspace_form")}
-        bind_options("model", "hf", hf, options)
-        model = load_model(shape, **options)
+            if "subspace" in options:
+                trained = build_model("hf", options, shape, row["seed"])
+                trained.load_state_dict(weights)
+                weights = out_of_subspace(trained).state_dict()
+                options = {key: value for key, value in options.items() if key not in ("subspace", "subspace_form")}
+            bind_options("model", "hf", hf, options)
+            model = load_model(shape, **options)
         adapted = None if lora is None else add_lora(model, lora)
         layers = chain(model, shape.padding)
         layers.load_state_dict(weights)

@@ -23,7 +23,9 @@ FEW = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", FEW)  # damaged packets are in tests/codecs/test_fuzz.py
+@pytest.mark.parametrize(
+    "name", FEW
+)  # packets: tests/codecs/test_fuzz.py; operations on files: tests/training/test_orders.py
 def test_no_attack_does_harm(tmp_path, name):
     attack, _, _ = ATTACKS[name]
     engine = "ray" if name == "stage killed" or name.startswith("SIGTERM") else "inline"

@@ -5,7 +5,9 @@ import json
 import pytest
 from hf_variants import CAUSAL, TEXT
 
-from raysim import train
+from raysim import save_pretrained, train
+from raysim.config import ConfigError
+from raysim.plugins import trusting
 from raysim.workloads.gpt import gpt2
 from raysim.workloads.hf.load import hf, load_model
 from raysim.workloads.tokens import HuggingFace
@@ -80,3 +82,14 @@ def test_trusted_code_is_run_and_recorded(ray, own, small, tmp_path, engine):
     assert marker.exists()
     assert run.status == "finished"
     assert run.row["model.trust_remote_code"] is True
+    if engine == "inline":
+        marker.unlink()
+        (tmp_path / "modules").rename(tmp_path / "modules that were imported")
+        with pytest.raises(
+            ConfigError, match=r"`model\.trust_remote_code` is named by a record, .* `--trust transformers_modules`"
+        ):
+            save_pretrained(run, tmp_path / "exported")
+        assert not marker.exists()
+        with trusting("transformers_modules"):
+            save_pretrained(run, tmp_path / "exported")
+        assert (tmp_path / "exported" / "config.json").is_file()

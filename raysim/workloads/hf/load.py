@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from raysim.notation import check_choice
+from raysim.plugins import check_trusted
 from raysim.workloads.hf.chain import chain
 from raysim.workloads.hf.lora import add_lora
 from raysim.workloads.hf.residual import with_subspace
@@ -111,6 +112,8 @@ def load_model(
         check_choice("model.attention", attention, ["sdpa", "eager"])
     check_flag("model.new_head", new_head)
     check_flag("model.trust_remote_code", trust_remote_code)
+    if trust_remote_code:
+        check_trusted("model.trust_remote_code", CODE_OF_MODELS)
     transformers = import_hub("transformers")
     with _quiet():
         settings = configuration(path, config, shape, trust_remote_code)
@@ -134,6 +137,8 @@ def load_model(
         add_lora(model, lora, trained=_head_names(model) if new_head else ())
     return model
 
+
+CODE_OF_MODELS = "transformers_modules"  # the package into which transformers puts the code of model folders
 
 _AUTO = {
     "causal-lm": "AutoModelForCausalLM",

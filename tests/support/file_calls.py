@@ -1,0 +1,134 @@
+"""Operations on files as steps: a forked process is held, killed or failed at one of them, while others work."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
+CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
+FILLS = {"open", "os.mkdir", "fsync"}  # that a full disk fails
+LIMIT_S = 120.0
+
+
+class Calls:
+    """Counts the operations of this process on files under its working folder, and calls `act` before one of them.
+
+    Opening, renaming, removing, making, listing and locking are seen by Python's audit events; looks (`stat`), `fsync` and files
+    that Arrow opens by wrappers.
+    """
+
+    def __init__(self, act: Callable[[int, str, object], None]) -> None:
+        self.count, self._act, self._home = 0, act, str(Path.cwd()) + "/"
+        import pyarrow.parquet as pq
+
+        sys.addaudithook(self._hear)
+        os.stat = self._before(os.stat, "stat")
+        os.fsync = self._before(os.fsync, "fsync")
+        for name in ("read_table", "read_metadata", "ParquetFile"):
+            setattr(pq, name, self._before(getattr(pq, name), "open"))
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in EVENTS:
+            self._step("read" if event == "open" and not _writes(arguments) else event, arguments[0])
+
+    def _before(self, function: Any, event: str) -> Any:
+        def stepped(*arguments: Any, **options: Any) -> Any:
+            self._step("read" if event == "open" else event, arguments[0])
+            return function(*arguments, **options)
+
+        return stepped
+
+    def _step(self, event: str, target: object) -> None:
+        if isinstance(target, int):
+            inside = event in ("fsync", "fcntl.flock")
+        elif isinstance(target, (str, bytes, os.PathLike)):
+            inside = str(Path(os.fsdecode(target)).absolute()).startswith(self._home)
+        else:
+            inside = False
+        if inside:
+            self.count += 1
+            self._act(self.count, event, target)
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    _, mode, flags = arguments
+    return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) or any(one in (mode or "") for one in "wax+")
+
+
+class Process:
+    """A forked process that works in a folder; at operation `at` it is held, killed, or failed by an error's number.
+
+    `mode`: "hold", "kill", an errno's name for one failure, or "ENOSPC..." for a disk that is full from then on.
+    """
+
+    def __init__(
+        self, work: Callable[[], dict[str, Any]], home: Path, at: int | None = None, mode: str = "hold"
+    ) -> None:
+        self._said, says = os.pipe()
+        hears, self._tells = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._work(work, home, says, lambda: os.read(hears, 1), at, mode)
+        os.close(says)
+        os.close(hears)
+
+    def _work(self, work: Any, home: Path, says: int, listen: Any, at: int | None, mode: str) -> None:
+        met: list[str] = []
+
+        def act(count: int, event: str, target: object) -> None:
+            if at is None or count < at or (count > at and mode != "ENOSPC..."):
+                return
+            if mode == "hold":
+                os.write(says, json.dumps({"held": f"{event} {target}"}).encode() + b"\n")
+                listen()
+            elif mode == "kill":
+                os.write(says, json.dumps({"killed": f"{event} {target}"}).encode() + b"\n")
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif event in (FILLS if mode == "ENOSPC..." else CHANGES | {"read"}):
+                met.append(f"{event} {target}")
+                number = getattr(errno, mode.removesuffix("..."))
+                if event == "fsync" and isinstance(target, int):
+                    os.ftruncate(target, os.fstat(target).st_size // 2)
+                raise OSError(number, os.strerror(number), None if isinstance(target, int) else os.fsdecode(target))
+
+        try:
+            os.chdir(home)
+            calls = Calls(act)
+            try:
+                answer = work()
+            except BaseException as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                answer = {
+                    "error": f"{type(error).__name__}: {error}",
+                    "at": [str(frame)[14:-1] for frame in frames[-6:]],
+                }
+                answer["system"] = isinstance(error, OSError)
+            os.write(says, json.dumps(answer | {"calls": calls.count, "failed": met[:1]}).encode() + b"\n")
+        finally:
+            os._exit(0)
+
+    def wait(self, limit_s: float = LIMIT_S) -> dict[str, Any] | None:
+        """Return what the process says next, None if it says nothing within the limit."""
+        if not select.select([self._said], [], [], limit_s)[0]:
+            return None
+        line = b""
+        while not line.endswith(b"\n") and (more := os.read(self._said, 65536)):
+            line += more
+        if "held" not in line[:12].decode():
+            os.waitpid(self.pid, 0)
+            os.close(self._said)
+            os.close(self._tells)
+        return json.loads(line) if line else {"error": "it ended without a word"}
+
+    def go_on(self) -> None:
+        """Let a held process go on."""
+        os.write(self._tells, b"g")
