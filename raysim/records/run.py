@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.file_lock import is_locked
+from raysim.notation import printable
 from raysim.places import Place, PlaceError
 from raysim.quality import Measure, measures_of
 from raysim.records.bounds import check_row, check_values, printable_rows
@@ -86,7 +87,7 @@ class Run:
             if len(table) == 1:
                 check_row(table)
         except UNREADABLE as error:
-            raise RecordsError(f"{self.folder / 'run.parquet'} cannot be read: {error}.") from None
+            raise RecordsError(printable(f"{self.folder / 'run.parquet'} cannot be read: {error}.")) from None
         if len(table) != 1 or "status" not in table.column_names:
             raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(table)}.")
         row: dict[str, Any] = printable_rows(table).to_pylist()[0]
@@ -143,6 +144,6 @@ class Run:
         except UNREADABLE as error:
             if table_files(self.folder, name) != files:  # written, merged or dropped by the run's process meanwhile
                 return self._table(name)
-            raise RecordsError(f"The table {name!r} of {self.folder} cannot be read: {error}.") from None
+            raise RecordsError(printable(f"The table {name!r} of {self.folder} cannot be read: {error}.")) from None
         frame: pd.DataFrame = printable_rows(table).to_pandas()
         return frame
