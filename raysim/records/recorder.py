@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 from collections.abc import Mapping
@@ -97,22 +98,24 @@ class Recorder:
                 raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
             if hashlib.sha256(content).hexdigest() != digest:
                 raise RecordsError(f"{path} is not what was written")
+            self._hashes[name] = digest
 
     def forget(self, step: int) -> None:
         """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
 
-        A part that cannot be read is dropped too, since the parts that the checkpoint of `step` needs were checked before. Parts
-        are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again completes it.
+        A part that cannot be read is dropped too, unless it was whole before: the checkpoint of `step` may stand on it. Parts are
+        rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again completes it.
+        Raises OSError.
         """
         for table in SCHEMAS:
             self._rows[table].clear()
-            for path in sorted(self._parts.glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))[
-                ::-1
-            ]:
+            for path in reversed([self._parts / part.name for part in part_files(self.folder, table)]):
                 schema = schema_of(table, self.measures)
                 try:
                     part = pq.read_table(path, schema=schema, page_checksum_verification=True)
                 except UNREADABLE:
+                    if path.name in self._hashes:
+                        raise OSError(errno.EIO, "it was whole, and can no longer be read", str(path)) from None
                     part = schema.empty_table()
                 kept = part.filter(pc.less(part["step"], step))
                 if kept.num_rows == 0:

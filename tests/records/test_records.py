@@ -516,6 +516,27 @@ def test_a_checkpoint_s_parts_are_checked_by_their_hashes(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_part_that_a_checkpoint_stands_on_is_not_dropped_if_it_can_no_longer_be_read(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path)
+    recorder.write_run(ROW)
+    for first in (0, 3):
+        add(recorder, first, first + 3)
+        recorder.flush()
+    abandon(recorder)
+    again = open_recorder(tmp_path)
+    listed = {name: digest for name, digest in again.parts().items() if name.endswith("-00000.parquet")}
+    again.close()
+    resumed = open_recorder(tmp_path)
+    resumed.check_parts(listed)
+    for name in ("steps-00000.parquet", "steps-00001.parquet"):
+        (tmp_path / "parts" / name).write_bytes(b"")
+    with pytest.raises(OSError, match="it was whole, and can no longer be read"):
+        resumed.forget(3)
+    assert (tmp_path / "parts" / "steps-00000.parquet").exists()
+    assert not (tmp_path / "parts" / "steps-00001.parquet").exists()  # no checkpoint needs it
+    resumed.close()
+
+
 def test_damage_to_a_table_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)

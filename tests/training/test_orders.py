@@ -13,6 +13,7 @@ FEW = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_in_a_few_orders(tmp_path):
     verdicts = answers(FEW, tmp_path)
     assert harms(FEW, verdicts) == []
