@@ -48,10 +48,10 @@ def check_tables(row: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> 
 
 
 def check_finite(samples: Mapping[Any, Any]) -> None:
-    """Raise ValueError if a recorded time is not finite: it would spoil the prices of all runs of its job."""
+    """Raise ValueError if a recorded time is negative or not finite: it would spoil the prices of all runs of its job."""
     for kind, found in samples.items():
-        if not np.isfinite(found.seconds).all():
-            raise ValueError(f"its seconds of {kind[0]} are not all numbers")
+        if not (np.isfinite(found.seconds) & (found.seconds >= 0)).all():
+            raise ValueError(f"its seconds of {kind[0]} are not all numbers of at least 0")
 
 
 def _check_known(name: str, table: pd.DataFrame, columns: tuple[str, ...]) -> None:

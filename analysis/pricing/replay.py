@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,22 +93,29 @@ def _all_rows(
     split: bool,
     profile: Path | str | None,
 ) -> Iterator[dict[str, Any]]:
-    partners = dense_partners(results) if against == "dense" else {}
     fixed = _together([against], profile)[0] if against not in (None, "dense") and against is not None else None
-    for run in results.runs["run"][results.runs["status"].isin(FINISHED)]:
+    finished = results.runs["run"][results.runs["status"].isin(FINISHED)].tolist()
+    replays: dict[str, Replay] = {}
+    for run in finished:
         try:
-            one = results.replay(run, profile=profile)
-            dense = results.replay(partners[run], profile=profile) if run in partners else fixed
+            replays[run] = results.replay(run, profile=profile)
+        except ReplayError as error:
+            results.complain(str(error))
+    partners = dense_partners(results, without=set(finished) - set(replays)) if against == "dense" else {}
+    for run, one in replays.items():
+        try:
+            dense = replays[partners[run]] if run in partners else fixed
             for row in _rows(one, networks, dense, target, split=split):
                 yield row | {"run": run}
         except ReplayError as error:
             results.complain(str(error))
 
 
-def dense_partners(results: Results) -> dict[str, str]:
+def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[str, str]:
     """Return the dense run to compare each finished run with; runs without one are left out.
 
     It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
+    `without`: runs that do not serve, such as those that cannot be priced.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
     alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
@@ -116,7 +123,7 @@ def dense_partners(results: Results) -> dict[str, str]:
     kinds = [(job_of(row), price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[_Priced]] = {}
     for row, kind, one in zip(rows, kinds, runs, strict=True):
-        if setting_of(row) == Setting():
+        if setting_of(row) == Setting() and one.run not in without:
             dense.setdefault(kind, []).append(one)
     return {
         one.run: min(dense[kind], key=one.unlike).run for kind, one in zip(kinds, runs, strict=True) if kind in dense
