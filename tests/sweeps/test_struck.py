@@ -42,6 +42,7 @@ def check_resume(words):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_sigterm_to_the_group_of_a_sweep_is_an_interruption_and_old_trials_are_said_to_be_old(tmp_path):
     words = sweep_words(tmp_path)
     struck = strike(words, begun(tmp_path / "out", "raylet", "trial"), to_group)
