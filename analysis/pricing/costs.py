@@ -39,7 +39,7 @@ UNEVEN = 0.06
 """The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
 loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
 HOST = 0.15
-"""The same of a transport's seconds of a host, which are measured apart from the runs: quiet calibrations differ by as much."""
+"""The same of a transport's seconds on a host: an assumption. Two calibrations in a row on a quiet machine differed by 4 % a hop."""
 OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU's clock: load does not stretch them
 
 

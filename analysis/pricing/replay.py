@@ -115,7 +115,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     """Return the dense run to compare each finished run with; runs without one are left out.
 
     It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
-    `without`: runs that do not serve, such as those that cannot be priced.
+    `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
     alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
