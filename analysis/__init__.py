@@ -1,8 +1,8 @@
 """Analysis of runs in pandas: their records, their prices on other networks, and the evidence on the papers' claims.
 
-Imported lazily, so that `import analysis` brings in neither pandas nor numba.
+Imported lazily, so that `from raysim import analysis` brings in neither pandas nor numba.
 
->>> from analysis import replay
+>>> from raysim.analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
 Traceback (most recent call last):
 analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
@@ -14,38 +14,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.claims import CLAIMS, Claim
-    from analysis.claims.finding import Comparison, Finding, findings_frame
-    from analysis.claims.verdicts import findings
-    from analysis.comparison.choice import break_even, safe_set
-    from analysis.comparison.importances import importance
-    from analysis.comparison.pareto import frontier, natural_direction
-    from analysis.comparison.targets import Target
-    from analysis.data.errors import AnalysisError, ReplayError
-    from analysis.data.loading import load
-    from analysis.data.pack import Packed, pack
-    from analysis.data.results import Results
-    from analysis.pricing.company import beside, in_company
-    from analysis.pricing.estimates import Estimate
-    from analysis.pricing.replay import dense_partners, replay
-    from analysis.pricing.step import Replay
+    from raysim.analysis.claims import CLAIMS, Claim
+    from raysim.analysis.claims.finding import Comparison, Finding, findings_frame
+    from raysim.analysis.claims.verdicts import findings
+    from raysim.analysis.comparison.choice import break_even, safe_set
+    from raysim.analysis.comparison.importances import importance
+    from raysim.analysis.comparison.pareto import frontier, natural_direction
+    from raysim.analysis.comparison.targets import Target
+    from raysim.analysis.data.errors import AnalysisError, ReplayError
+    from raysim.analysis.data.loading import load
+    from raysim.analysis.data.pack import Packed, pack
+    from raysim.analysis.data.results import Results
+    from raysim.analysis.pricing.company import beside, in_company
+    from raysim.analysis.pricing.estimates import Estimate
+    from raysim.analysis.pricing.replay import dense_partners, replay
+    from raysim.analysis.pricing.step import Replay
 
 _HOMES = {
-    **dict.fromkeys(("break_even", "safe_set"), "analysis.comparison.choice"),
-    **dict.fromkeys(("AnalysisError", "ReplayError"), "analysis.data.errors"),
-    "load": "analysis.data.loading",
-    **dict.fromkeys(("Packed", "pack"), "analysis.data.pack"),
-    "Estimate": "analysis.pricing.estimates",
-    "importance": "analysis.comparison.importances",
-    **dict.fromkeys(("frontier", "natural_direction"), "analysis.comparison.pareto"),
-    **dict.fromkeys(("beside", "in_company"), "analysis.pricing.company"),
-    "Replay": "analysis.pricing.step",
-    **dict.fromkeys(("dense_partners", "replay"), "analysis.pricing.replay"),
-    "Results": "analysis.data.results",
-    "Target": "analysis.comparison.targets",
-    **dict.fromkeys(("CLAIMS", "Claim"), "analysis.claims"),
-    **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "analysis.claims.finding"),
-    "findings": "analysis.claims.verdicts",
+    **dict.fromkeys(("break_even", "safe_set"), "raysim.analysis.comparison.choice"),
+    **dict.fromkeys(("AnalysisError", "ReplayError"), "raysim.analysis.data.errors"),
+    "load": "raysim.analysis.data.loading",
+    **dict.fromkeys(("Packed", "pack"), "raysim.analysis.data.pack"),
+    "Estimate": "raysim.analysis.pricing.estimates",
+    "importance": "raysim.analysis.comparison.importances",
+    **dict.fromkeys(("frontier", "natural_direction"), "raysim.analysis.comparison.pareto"),
+    **dict.fromkeys(("beside", "in_company"), "raysim.analysis.pricing.company"),
+    "Replay": "raysim.analysis.pricing.step",
+    **dict.fromkeys(("dense_partners", "replay"), "raysim.analysis.pricing.replay"),
+    "Results": "raysim.analysis.data.results",
+    "Target": "raysim.analysis.comparison.targets",
+    **dict.fromkeys(("CLAIMS", "Claim"), "raysim.analysis.claims"),
+    **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "raysim.analysis.claims.finding"),
+    "findings": "raysim.analysis.claims.verdicts",
 }
 
 __all__ = [
@@ -83,5 +83,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """Import a name on first use."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'analysis' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from analysis import CLAIMS, Finding, Results
-from analysis.comparison.evidence import Setting, contexts
-from analysis.comparison.statistics import bounds
+from raysim.analysis import CLAIMS, Finding, Results
+from raysim.analysis.comparison.evidence import Setting, contexts
+from raysim.analysis.comparison.statistics import bounds
 
 
 def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pandas as pd
 from findings_tables import judged_by, name_of, races
 
-from analysis import Results, replay, safe_set
+from raysim.analysis import Results, replay, safe_set
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import Finding, Results, replay, safe_set
-from analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
-from analysis.comparison.statistics import bounds
+from raysim.analysis import Finding, Results, replay, safe_set
+from raysim.analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
+from raysim.analysis.comparison.statistics import bounds
 from raysim.quality import Measure, measures_of
 
 HEADS: dict[Mode, str] = {

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import load, pack
+from raysim.analysis import load, pack
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.tables import read_whole
 

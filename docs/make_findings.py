@@ -15,7 +15,7 @@ from findings_index import claims_table, coverage_table, studies_table
 from findings_pictures import draw, draw_networks
 from findings_tables import blocks_of, races
 
-from analysis import Finding, Results, findings, load
+from raysim.analysis import Finding, Results, findings, load
 
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"

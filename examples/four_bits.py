@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import typer
 
 import raysim
-from analysis import load, safe_set
+from raysim.analysis import load, safe_set
 
 WIDTHS = (8, 6, 4, 3, 2)
 

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import typer
 
 import raysim
-from analysis import load, replay
+from raysim.analysis import load, replay
 
 NETWORKS = ["10mbps", "30mbps", "100mbps", "300mbps", "1gbps", "3gbps"]
 METHODS = (

@@ -13,7 +13,7 @@ import typer
 from matplotlib.ticker import LogLocator, NullFormatter
 
 import raysim
-from analysis import load
+from raysim.analysis import load
 
 SETTINGS = ("Identity", "Quantize(8)", "Quantize(4)", "TopK(0.3)", "TopK(0.1)", "TopK(0.03)")
 

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import typer
 
 import raysim
-from analysis import load, replay, safe_set
+from raysim.analysis import load, replay, safe_set
 
 NETWORK = "100mbps"
 CANDIDATES = {

@@ -9,7 +9,7 @@ import ray
 
 from raysim.engine.occupancy import Holder, holders
 from raysim.engine.resources import free_resources, room_for, total_resources
-from sweeps.room import Share
+from raysim.sweeps.room import Share
 
 LOOK_S = 5.0  # between two looks at the cluster
 

@@ -13,11 +13,11 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from raysim.engine.occupancy import Waiting, is_starting, room_sentence
-from sweeps.lost import last_reason
-from sweeps.nodes import NodeWatch
+from raysim.sweeps.lost import last_reason
+from raysim.sweeps.nodes import NodeWatch
 
 if TYPE_CHECKING:
-    from sweeps.runner import Sweep
+    from raysim.sweeps.runner import Sweep
 
 LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two words to the display
 START_S = 600.0  # within which, beyond the wait for room, a process must have started

@@ -5,11 +5,11 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig
+from raysim.sweeps.objectives import PRICED
+from raysim.sweeps.space import NEVER
+from raysim.sweeps.study import Baseline, Study
 from raysim.workloads.data import bind_data
 from raysim.workloads.metrics import own_metric
-from sweeps.objectives import PRICED
-from sweeps.space import NEVER
-from sweeps.study import Baseline, Study
 
 MIN_SEEDS = 3  # from which on there is a verdict, as in `analysis.comparison.statistics`
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from optuna.trial import FixedTrial
 
-from analysis.data.folders import CONFIRMATION
+from raysim.analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
-from sweeps.reading import read_study
-from sweeps.rows import Rows, TrialRow
-from sweeps.runner import Sweep
-from sweeps.show import frontier
-from sweeps.study import Baseline, Study
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.rows import Rows, TrialRow
+from raysim.sweeps.runner import Sweep
+from raysim.sweeps.show import frontier
+from raysim.sweeps.study import Baseline, Study
 
 MOST = 5  # settings that are confirmed: each more costs power, and as many runs as there are fresh seeds
 

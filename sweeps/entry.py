@@ -19,9 +19,9 @@ from raysim.engine.init import first_reason
 from raysim.engine.occupancy import Waiting, room_sentence
 from raysim.engine.resources import free_resources, total_resources
 from raysim.places import PlaceError, in_bucket, open_system
-from sweeps.allotment import Allotment
-from sweeps.room import Need, Share, choose_engine, fit
-from sweeps.study import Study
+from raysim.sweeps.allotment import Allotment
+from raysim.sweeps.room import Need, Share, choose_engine, fit
+from raysim.sweeps.study import Study
 
 SEE_S = 60.0  # for a node to look for a file
 TRY_S = 0.5  # between two looks for room

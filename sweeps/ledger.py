@@ -22,13 +22,13 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from raysim.config import ConfigError, RunConfig
 from raysim.records import RecordsError, Run
-from sweeps.objectives import Figure, by_transport, figures, priced
-from sweeps.rows import Rows, TrialRow
-from sweeps.study import Study
-from sweeps.trial import Outcome
+from raysim.sweeps.objectives import Figure, by_transport, figures, priced
+from raysim.sweeps.rows import Rows, TrialRow
+from raysim.sweeps.study import Study
+from raysim.sweeps.trial import Outcome
 
 if TYPE_CHECKING:
-    from analysis import Results
+    from raysim.analysis import Results
 
 MOST_REPEATS = 25  # suggestions in a row that bring nothing new, and the space counts as searched
 
@@ -253,7 +253,7 @@ class Ledger:
 
         Optuna keeps the figures by which it chose; the rows get the final ones.
         """
-        from analysis import AnalysisError, dense_partners
+        from raysim.analysis import AnalysisError, dense_partners
 
         if not priced(self.study.objectives):
             return

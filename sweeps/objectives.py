@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.data.studies import USUAL_TRANSPORT, network_and_transport
+from raysim.analysis.data.studies import USUAL_TRANSPORT, network_and_transport
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
@@ -16,7 +16,7 @@ from raysim.network.transport import TRANSPORTS, parse_transport
 from raysim.quality import MEASURES, Measure
 
 if TYPE_CHECKING:
-    from analysis import Replay, Target
+    from raysim.analysis import Replay, Target
     from raysim.records import Run
 
 PRICED = ("step_s", "time_to_target_s")
@@ -93,7 +93,7 @@ class Objective:
             self._check_target(self.target)
 
     def _check_target(self, text: str) -> None:
-        from analysis import ReplayError
+        from raysim.analysis import ReplayError
 
         try:
             _target(text)
@@ -172,7 +172,7 @@ def figures(
 
 
 def _target(text: str) -> Target:
-    from analysis import Target
+    from raysim.analysis import Target
 
     return Target.parse(text)
 
@@ -196,7 +196,7 @@ def by_transport(objectives: Sequence[Objective]) -> dict[str, list[Objective]]:
 
 def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
     """Return the mean price over a trial's runs; missing where one of them did not reach the target."""
-    from analysis.pricing.estimates import Estimate
+    from raysim.analysis.pricing.estimates import Estimate
 
     assert objective.network is not None
     prices, dense_s, speedups = [], [], []

@@ -16,10 +16,10 @@ from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.config.reading import find_data
 from raysim.files import read_text
 from raysim.notation import known_words
-from sweeps.checking import check_baseline, check_confirm, check_draws, check_fields
-from sweeps.objectives import Constraint, Objective
-from sweeps.space import Space, SpaceFunction
-from sweeps.study import Baseline, Study, copied, override
+from raysim.sweeps.checking import check_baseline, check_confirm, check_draws, check_fields
+from raysim.sweeps.objectives import Constraint, Objective
+from raysim.sweeps.space import Space, SpaceFunction
+from raysim.sweeps.study import Baseline, Study, copied, override
 
 
 class StudyFile(BaseModel):
@@ -69,7 +69,7 @@ class StudyFile(BaseModel):
 
 def study_names() -> list[str]:
     """Return the names of the studies that come with raysim."""
-    found = resources.files("sweeps").joinpath("studies").iterdir()
+    found = resources.files("raysim.sweeps").joinpath("studies").iterdir()
     return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
@@ -94,7 +94,7 @@ def read_study(
     """
     path = Path(source)
     if str(source) in study_names():
-        text = resources.files("sweeps").joinpath("studies", f"{source}.toml").read_text(encoding="utf-8")
+        text = resources.files("raysim.sweeps").joinpath("studies", f"{source}.toml").read_text(encoding="utf-8")
         values, function, python = tomllib.loads(text), None, None
     elif path.suffix in (".toml", ".py"):
         try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.resources import room_for
 from raysim.pipeline.plan import prepare
-from sweeps.study import workers
+from raysim.sweeps.study import workers
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
 GRAINS = 10_000  # in which Ray counts a resource

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from raysim.config import ConfigError
 from raysim.records import UNREADABLE, write_table
-from sweeps.objectives import PRICED, Figure
+from raysim.sweeps.objectives import PRICED, Figure
 
 STATUSES = ("waiting", "running", "finished", "diverged", "failed", "pruned")
 ENDED = STATUSES[2:]

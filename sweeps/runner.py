@@ -20,7 +20,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler
 
-import analysis
+from raysim import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.head import RayWatch, end_process
@@ -29,21 +29,21 @@ from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting
 from raysim.records import RecordsError, Run
+from raysim.sweeps.callbacks import Stop, Watch
+from raysim.sweeps.checking import check_data, check_metrics
+from raysim.sweeps.entry import Entry, enter
+from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.lost import losses_are_retried
+from raysim.sweeps.objectives import as_mapping
+from raysim.sweeps.refusals import find_database_error, find_refusal
+from raysim.sweeps.room import Share
+from raysim.sweeps.rows import Rows, TrialRow
+from raysim.sweeps.search import LedgerSearch
+from raysim.sweeps.store import Store
+from raysim.sweeps.study import Study, most_workers
+from raysim.sweeps.surroundings import SETTINGS, ending_in_order, tune_settings
+from raysim.sweeps.trial import Spec, SweepTrial
 from raysim.training.phases import Phases
-from sweeps.callbacks import Stop, Watch
-from sweeps.checking import check_data, check_metrics
-from sweeps.entry import Entry, enter
-from sweeps.ledger import Ledger
-from sweeps.lost import losses_are_retried
-from sweeps.objectives import as_mapping
-from sweeps.refusals import find_database_error, find_refusal
-from sweeps.room import Share
-from sweeps.rows import Rows, TrialRow
-from sweeps.search import LedgerSearch
-from sweeps.store import Store
-from sweeps.study import Study, most_workers
-from sweeps.surroundings import SETTINGS, ending_in_order, tune_settings
-from sweeps.trial import Spec, SweepTrial
 
 LOST_PROCESSES = 3  # times that a trial whose processes are lost starts again from its checkpoint
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start

@@ -14,10 +14,10 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from raysim.config import RunConfig
-from sweeps.ledger import Ledger
-from sweeps.objectives import Figure
-from sweeps.rows import TrialRow
-from sweeps.trial import Outcome
+from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.objectives import Figure
+from raysim.sweeps.rows import TrialRow
+from raysim.sweeps.trial import Outcome
 
 
 class LedgerSearch(Searcher):

@@ -15,27 +15,27 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-import analysis
-from analysis.comparison.power import chance_of_safe, paired_spread
-from analysis.comparison.rule import RULE, SKILL
-from analysis.comparison.statistics import MIN_SEEDS
-from analysis.data.studies import over
-from analysis.report.adopt import adoption
-from analysis.report.gather import gather
-from analysis.report.verdict import verdict
-from analysis.report.words import listed, plural
+from raysim import analysis
+from raysim.analysis.comparison.power import chance_of_safe, paired_spread
+from raysim.analysis.comparison.rule import RULE, SKILL
+from raysim.analysis.comparison.statistics import MIN_SEEDS
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.adopt import adoption
+from raysim.analysis.report.gather import gather
+from raysim.analysis.report.verdict import verdict
+from raysim.analysis.report.words import listed, plural
 from raysim.engine.token import dashboard_sentence
 from raysim.network.memory import format_bytes
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.show.terminal import format_seconds
-from sweeps.objectives import Figure, Objective
-from sweeps.rows import Rows, TrialRow
+from raysim.sweeps.objectives import Figure, Objective
+from raysim.sweeps.rows import Rows, TrialRow
 
 if TYPE_CHECKING:
-    from sweeps.runner import Sweep
-    from sweeps.study import Study
+    from raysim.sweeps.runner import Sweep
+    from raysim.sweeps.study import Study
 
 SHOWN = 12  # trials in the live table: the last ones
 STATUS_S = (10.0, 60.0)  # between two lines on the progress in a pipe: if a trial has ended, and if none has

@@ -17,8 +17,8 @@ from optuna.trial import FixedTrial
 from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
 from raysim.files import write_whole
 from raysim.plugins import modules_in
-from sweeps.objectives import Constraint, Objective, as_mapping, priced
-from sweeps.space import Choice, Space, SpaceFunction, draws, points
+from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
+from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space, to find values that are never valid
 CHANGEABLE = {"trials", "jobs", "confirm"}  # of a study that is resumed

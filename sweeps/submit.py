@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from raysim.config import ConfigError
 from raysim.engine.token import token_words, user_here
 from raysim.places import in_bucket
-from sweeps.ssh import Head
+from raysim.sweeps.ssh import Head
 
 PORT = 8265  # of the dashboard, which takes jobs
 ANSWER_S = 3.0  # for the dashboard to take a connection

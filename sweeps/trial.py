@@ -22,16 +22,16 @@ from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.records import RecordsError, Run
+from raysim.sweeps.board import Board
+from raysim.sweeps.objectives import Figure, Objective, by_transport, figures, priced
+from raysim.sweeps.refusals import find_refusal
+from raysim.sweeps.store import Store
+from raysim.sweeps.warm_actors import RoomLostError, WarmActors, WarmEngine
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
-from sweeps.board import Board
-from sweeps.objectives import Figure, Objective, by_transport, figures, priced
-from sweeps.refusals import find_refusal
-from sweeps.store import Store
-from sweeps.warm_actors import RoomLostError, WarmActors, WarmEngine
 
 if TYPE_CHECKING:
-    from analysis import Replay
+    from raysim.analysis import Replay
 
 HEARTBEAT_S = 1.0  # at most between two words of a trial: Ctrl-C waits for the next one
 COMPANY = 24  # other runs that a trial's prices are pooled with while the sweep goes
@@ -134,7 +134,7 @@ class SweepTrial(tune.Trainable):
 
     def _figures(self, objectives: list[Objective], runs: list[Run]) -> dict[str, Figure]:
         """Return every objective of the trial, priced over its own transport."""
-        from analysis import Replay
+        from raysim.analysis import Replay
 
         replays, found = self._priced(runs) if priced(objectives) else [], dict[str, Figure]()
         for transport, some in by_transport(objectives).items():
@@ -144,7 +144,7 @@ class SweepTrial(tune.Trainable):
 
     def _priced(self, runs: list[Run]) -> list[Replay]:
         """Return the runs priced in company with the study's ended runs of this machine; prices are settled at the study's end."""
-        from analysis import beside
+        from raysim.analysis import beside
 
         with trusting(*modules_in(repr(self._spec.values))):
             return beside(runs, most=COMPANY, compute=self._spec.compute)

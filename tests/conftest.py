@@ -81,8 +81,8 @@ def report_of_study(tmp_path_factory, report_runs):
 
     from report_runs import SPITE, copy_run, make_study, slow_but_small
 
-    from analysis.report import compose
-    from analysis.report.html import write_html
+    from raysim.analysis.report import compose
+    from raysim.analysis.report.html import write_html
 
     def report(runs):
         study = make_study(report_runs, tmp_path_factory.mktemp("reported") / "study", runs - 2)

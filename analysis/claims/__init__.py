@@ -7,9 +7,9 @@ bear on no claim about quality.
 GraVAC's claim on multi-level compression is left out: it saves compression time beside a variant that raysim does not have.
 """
 
-from analysis.claims import asynchronous, model_parallel, optimus_cc, replicas
-from analysis.claims.claim import Claim, Contrast
-from analysis.claims.measures import Degradation, Freed, Saving, Slowdown, ValueFactor
+from raysim.analysis.claims import asynchronous, model_parallel, optimus_cc, replicas
+from raysim.analysis.claims.claim import Claim, Contrast
+from raysim.analysis.claims.measures import Degradation, Freed, Saving, Slowdown, ValueFactor
 
 CLAIMS: tuple[Claim, ...] = (
     *model_parallel.CLAIMS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality
-from analysis.claims.measures import Slowdown
-from analysis.comparison.evidence import Context, Setting
+from raysim.analysis.claims.claim import DENSE_RUN, Claim, Contrast, keeps_quality
+from raysim.analysis.claims.measures import Slowdown
+from raysim.analysis.comparison.evidence import Context, Setting
 
 PIPEDREAM_2BW = "Narayanan, Phanishayee, Shi, Chen, Zaharia 2020, PipeDream-2BW (2006.09503)"
 TWO_BUFFERS = DENSE_RUN._replace(weights="DoubleBuffered")

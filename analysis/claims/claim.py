@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.measures import Degradation, Measure
-from analysis.comparison.evidence import Context, Setting
-from analysis.comparison.statistics import Side
-from analysis.data.notations import Method
+from raysim.analysis.claims.measures import Degradation, Measure
+from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.comparison.statistics import Side
+from raysim.analysis.data.notations import Method
 
 DENSE_RUN = Setting()
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.comparison.evidence import Context, Setting
-from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.plugins import from_record
 
 LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255

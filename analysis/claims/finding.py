@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from analysis.claims import Claim
-from analysis.claims.commands import Cost
-from analysis.comparison.evidence import Setting
-from analysis.comparison.rule import Sample
-from analysis.comparison.statistics import LOOKS, Side
+from raysim.analysis.claims import Claim
+from raysim.analysis.claims.commands import Cost
+from raysim.analysis.comparison.evidence import Setting
+from raysim.analysis.comparison.rule import Sample
+from raysim.analysis.comparison.statistics import LOOKS, Side
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 

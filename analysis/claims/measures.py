@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 
-from analysis.comparison.evidence import Context, Mode, Setting
-from analysis.pricing.estimates import Estimate
+from raysim.analysis.comparison.evidence import Context, Mode, Setting
+from raysim.analysis.pricing.estimates import Estimate
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be surely above chance: of each group, at least one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways, keeps_quality
-from analysis.claims.measures import Degradation, Freed, OfStatistics
-from analysis.comparison.evidence import Context, Setting
-from analysis.data.notations import Method, strength_of
+from raysim.analysis.claims.claim import DENSE_RUN, Claim, Contrast, both_ways, keeps_quality
+from raysim.analysis.claims.measures import Degradation, Freed, OfStatistics
+from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.data.notations import Method, strength_of
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
 FEEDBACK = ("ErrorFeedback", "MixedErrorFeedback", "EF21")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, alone, keeps_quality, wrapping
-from analysis.claims.measures import Degradation, FewerBytes, Slowdown
-from analysis.comparison.evidence import Context, Setting
+from raysim.analysis.claims.claim import DENSE_RUN, Claim, Contrast, alone, keeps_quality, wrapping
+from raysim.analysis.claims.measures import Degradation, FewerBytes, Slowdown
+from raysim.analysis.comparison.evidence import Context, Setting
 
 OPTIMUS_CC = "Song et al. 2023, Optimus-CC (2301.09830)"
 SAME_SPEED = 5.0  # per cent of a step within which compressing a part is said to cost no speed against compressing all

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims.claim import DENSE_RUN, Claim, Contrast, alone, keeps_quality, wrapping
-from analysis.claims.measures import Degradation, Saving, Slowdown, ValueFactor
-from analysis.comparison.evidence import Context, Setting
-from analysis.data.notations import Method
+from raysim.analysis.claims.claim import DENSE_RUN, Claim, Contrast, alone, keeps_quality, wrapping
+from raysim.analysis.claims.measures import Degradation, Saving, Slowdown, ValueFactor
+from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.data.notations import Method
 
 GRAVAC = "Tyagi, Swany 2023, GraVAC (2305.12201)"
 ACCORDION = "Agarwal, Wang, Lee, Venkataraman, Papailiopoulos 2020, Accordion (2010.16248)"

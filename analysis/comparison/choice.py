@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.comparison.evidence import Context, Setting, contexts
-from analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
-from analysis.comparison.statistics import p_value
-from analysis.data.errors import AnalysisError, ReplayError
-from analysis.data.results import Results
-from analysis.pricing.estimates import Estimate
-from analysis.pricing.replay import dense_partners
+from raysim.analysis.comparison.evidence import Context, Setting, contexts
+from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
+from raysim.analysis.comparison.statistics import p_value
+from raysim.analysis.data.errors import AnalysisError, ReplayError
+from raysim.analysis.data.results import Results
+from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.pricing.replay import dense_partners
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 

@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.comparison.rule import Sample, at_chance, sample
-from analysis.data.errors import AnalysisError
-from analysis.data.folders import is_confirmation
-from analysis.data.jobs import model_of
-from analysis.data.notations import Method, read_method
-from analysis.data.probes import are_probes
-from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
-from analysis.data.studies import USUAL_TRANSPORT, over
-from analysis.pricing.estimates import Estimate
+from raysim.analysis.comparison.rule import Sample, at_chance, sample
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.folders import is_confirmation
+from raysim.analysis.data.jobs import model_of
+from raysim.analysis.data.notations import Method, read_method
+from raysim.analysis.data.probes import are_probes
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
+from raysim.analysis.data.studies import USUAL_TRANSPORT, over
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.comparison.pareto import column_of
-from analysis.data.results import Results
+from raysim.analysis.comparison.pareto import column_of
+from raysim.analysis.data.results import Results
 
 if TYPE_CHECKING:
     import optuna

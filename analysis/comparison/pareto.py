@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from analysis.data.errors import AnalysisError
+from raysim.analysis.data.errors import AnalysisError
 from raysim.quality import MEASURES, Measure, measures_of
 
 if TYPE_CHECKING:

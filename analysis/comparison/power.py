@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.comparison.evidence import Setting, contexts
-from analysis.comparison.rule import CONFIDENCE, PLANNED
-from analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
-from analysis.data.results import Results
+from raysim.analysis.comparison.evidence import Setting, contexts
+from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED
+from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
+from raysim.analysis.data.results import Results
 
 DECIDES = 0.8  # chance of a verdict with which seeds count as enough
 

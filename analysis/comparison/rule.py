@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
+from raysim.analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
 
 CONFIDENCE = 0.95
 PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; later looks have the rest

@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.data.errors import ReplayError
+from raysim.analysis.data.errors import ReplayError
 from raysim.quality import MEASURES
 
 if TYPE_CHECKING:

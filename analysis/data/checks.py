@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.data.probes import is_probe
-from analysis.data.rows import unreadable
+from raysim.analysis.data.probes import is_probe
+from raysim.analysis.data.rows import unreadable
 from raysim.places import Place
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from analysis.data.settings import as_text
+from raysim.analysis.data.settings import as_text
 
 Job: TypeAlias = tuple[tuple[str, str], ...]
 """The keys of a configuration that decide the computation of a forward or backward, with their values as text."""

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from analysis.data.checks import check_tables
-from analysis.data.errors import AnalysisError
-from analysis.data.folders import Found, find
-from analysis.data.results import Results
-from analysis.data.rows import read_whole, stack, unreadable
-from analysis.data.settings import configuration, setting_texts
+from raysim.analysis.data.checks import check_tables
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.folders import Found, find
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.rows import read_whole, stack, unreadable
+from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.notation import printable
 from raysim.places import PlaceError
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.data.checks import check_tables
-from analysis.data.errors import AnalysisError
-from analysis.data.loading import load
-from analysis.data.rows import read_whole, stacked
+from raysim.analysis.data.checks import check_tables
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.loading import load
+from raysim.analysis.data.rows import read_whole, stacked
 from raysim.places import Place, in_bucket, local_path
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION

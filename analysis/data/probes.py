@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.data.settings import DENSE
+from raysim.analysis.data.settings import DENSE
 
 LIMIT = (
     "A probe measures bytes, error and time, not whether training stays sound under a candidate: its errors are not fed into the "

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.data.errors import ReplayError
-from analysis.data.jobs import Job, device_kind, job_of
-from analysis.data.settings import SYNCHRONOUS
-from analysis.data.soundness import check_actions, check_finite, check_tables
+from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data.jobs import Job, device_kind, job_of
+from raysim.analysis.data.settings import SYNCHRONOUS
+from raysim.analysis.data.soundness import check_actions, check_finite, check_tables
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
 from raysim.network.recorded import profiles_from_actions

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from analysis.comparison.pareto import natural_direction
-from analysis.data.errors import AnalysisError
-from analysis.data.folders import Found
-from analysis.data.rows import read_whole, stack, to_frame
-from analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
-from analysis.data.studies import USUAL_TRANSPORT, StudyFile
+from raysim.analysis.comparison.pareto import natural_direction
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.folders import Found
+from raysim.analysis.data.rows import read_whole, stack, to_frame
+from raysim.analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
+from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile
 from raysim.notation import printable
 from raysim.places import Place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
 
 if TYPE_CHECKING:
-    from analysis.pricing.company import Company
-    from analysis.pricing.step import Replay
+    from raysim.analysis.pricing.company import Company
+    from raysim.analysis.pricing.step import Replay
 
 USUAL_NETWORK = "1gbps"  # where neither the caller nor a study names one
 
@@ -128,7 +128,7 @@ class Results:
 
     def _in_company(self) -> Company:
         if self._company is None:
-            from analysis.pricing.company import Company
+            from raysim.analysis.pricing.company import Company
 
             over = self.runs["run"][self.runs["status"].isin(FINISHED)]
             folders = {run: self._found.runs[run] for run in over.astype(str)}

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from analysis.data.errors import AnalysisError
-from analysis.data.rows import unreadable
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.rows import unreadable
 from raysim.places import ListedPath, Place, arrow_source
 from raysim.records.bounds import check_values, printable_rows
 

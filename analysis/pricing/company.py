@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.data.errors import AnalysisError, ReplayError
-from analysis.data.folders import find
-from analysis.data.jobs import Job, job_of
-from analysis.data.recording import Recording
-from analysis.pricing.costs import Costs
-from analysis.pricing.step import Replay
+from raysim.analysis.data.errors import AnalysisError, ReplayError
+from raysim.analysis.data.folders import find
+from raysim.analysis.data.jobs import Job, job_of
+from raysim.analysis.data.recording import Recording
+from raysim.analysis.pricing.costs import Costs
+from raysim.analysis.pricing.step import Replay
 from raysim.network.profile import Profile
 from raysim.places import ListedPath, Place, PlaceError
 from raysim.records import FINISHED, Run

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.data.errors import ReplayError
-from analysis.data.recording import UPDATE, Floats, Kind, Recording
+from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data.recording import UPDATE, Floats, Kind, Recording
 from raysim.network.profile import Profile
 from raysim.schedules.arrays import OPS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from raysim.schedules import Unflushed
 
 if TYPE_CHECKING:
-    from analysis.pricing.step import Replay
+    from raysim.analysis.pricing.step import Replay
     from raysim.network.calibrate import Overheads
 
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.comparison.evidence import Setting, setting_of
-from analysis.comparison.targets import Target
-from analysis.data.errors import ReplayError
-from analysis.data.jobs import job_of, price_key
-from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, NO_SETTING, as_text
-from analysis.pricing.company import in_company
-from analysis.pricing.step import PARTS, Replay
+from raysim.analysis.comparison.evidence import Setting, setting_of
+from raysim.analysis.comparison.targets import Target
+from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data.jobs import job_of, price_key
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, as_text
+from raysim.analysis.pricing.company import in_company
+from raysim.analysis.pricing.step import PARTS, Replay
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.places import Place

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.comparison.targets import Target
-from analysis.data.errors import ReplayError
-from analysis.data.jobs import PRICED, Job
-from analysis.data.recording import NO_KIND, Floats, Recording
-from analysis.pricing.costs import RESAMPLES, Costs
-from analysis.pricing.estimates import BOUNDS, Estimate, crossing
-from analysis.pricing.notes import notes_of
+from raysim.analysis.comparison.targets import Target
+from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data.jobs import PRICED, Job
+from raysim.analysis.data.recording import NO_KIND, Floats, Recording
+from raysim.analysis.pricing.costs import RESAMPLES, Costs
+from raysim.analysis.pricing.estimates import BOUNDS, Estimate, crossing
+from raysim.analysis.pricing.notes import notes_of
 from raysim.network.calibrate import Overheads
 from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from analysis.data.errors import AnalysisError
-from analysis.data.loading import load
-from analysis.report.blocks import Block, Heading, Page, Section, Text
-from analysis.report.gather import gather
-from analysis.report.material import NETWORKS, Job, Material
-from analysis.report.words import plural
+from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data.loading import load
+from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
+from raysim.analysis.report.gather import gather
+from raysim.analysis.report.material import NETWORKS, Job, Material
+from raysim.analysis.report.words import plural
 from raysim.files import write_whole
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
@@ -41,7 +41,7 @@ def compose(
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError where there is no
     such folder, or no run in it, and ValueError for a network that is none.
     """
-    from analysis.report import (
+    from raysim.analysis.report import (
         curves,
         decisions,
         findings,
@@ -116,11 +116,11 @@ def write_report(
     """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
     page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
     if form == "html":
-        from analysis.report.html import write_html
+        from raysim.analysis.report.html import write_html
 
         write_whole(out, write_html(page).encode())
     else:
-        from analysis.report.markdown import write_markdown
+        from raysim.analysis.report.markdown import write_markdown
 
         write_markdown(page, out)
     return page

@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.data.settings import SYNCHRONOUS
-from analysis.data.studies import over
-from analysis.report.words import speedup
+from raysim.analysis.data.settings import SYNCHRONOUS
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.words import speedup
 from raysim.config.links import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
-    from analysis.data.results import Results
-    from analysis.report.material import Job
+    from raysim.analysis.data.results import Results
+    from raysim.analysis.report.material import Job
     from raysim.network.topology import Network
 
 DENSE = "Identity"
@@ -57,7 +57,7 @@ def _price(job: Job, setting: str, network: str) -> str:
 
 def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
     """Return the `adoption` of every job of results on a network, its sentence with the job's title where there are several."""
-    from analysis.report.gather import gather
+    from raysim.analysis.report.gather import gather
 
     jobs = gather(results, {repr(network): network}, transport=transport).jobs
     found = [adoption(job, repr(network)) for job in jobs]

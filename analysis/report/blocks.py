@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.data.studies import USUAL_TRANSPORT
-from analysis.pricing.estimates import Estimate
-from analysis.report.figures import ByNetwork, Figure, on_network
+from raysim.analysis.data.studies import USUAL_TRANSPORT
+from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.report.figures import ByNetwork, Figure, on_network
 
 
 class Text(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.data.studies import over
-from analysis.report.blocks import Section
-from analysis.report.figures import (
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Section
+from raysim.analysis.report.figures import (
     DENSE,
     GREY,
     Axis,
@@ -24,7 +24,7 @@ from analysis.report.figures import (
     style,
     thinned,
 )
-from analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.material import Job, Material, SettingRuns
 
 MOST_POINTS = 120  # of a line
 MOST_FAINT_POINTS = 30  # of one that is only there for comparison

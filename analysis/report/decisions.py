@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.report.blocks import Cell, Column, Section, Table
-from analysis.report.figures import Axis, Figure, Panel, Series, Style, finite, joined, style, thinned
-from analysis.report.material import Job, Material
+from raysim.analysis.report.blocks import Cell, Column, Section, Table
+from raysim.analysis.report.figures import Axis, Figure, Panel, Series, Style, finite, joined, style, thinned
+from raysim.analysis.report.material import Job, Material
 from raysim.records import SCHEMAS
 
 MOST_RUNS = 4  # with figures of their own; the table has all

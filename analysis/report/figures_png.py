@@ -9,7 +9,7 @@ import math
 from io import BytesIO
 from typing import Any
 
-from analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
+from raysim.analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
 
 MARKERS = {
     "circle": "o",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from analysis.claims.commands import Cost
-from analysis.claims.finding import Finding
-from analysis.claims.verdicts import findings
-from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
-from analysis.report.material import Material
-from analysis.report.words import points
+from raysim.analysis.claims.commands import Cost
+from raysim.analysis.claims.finding import Finding
+from raysim.analysis.claims.verdicts import findings
+from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
+from raysim.analysis.report.material import Material
+from raysim.analysis.report.words import points
 
 COLUMNS = (
     Column("verdict"),

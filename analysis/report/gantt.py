@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from analysis import Replay
-from analysis.data.studies import over
-from analysis.report.blocks import Section
-from analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
-from analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis import Replay
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Section
+from raysim.analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
+from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.comparison.choice import safe_set
-from analysis.comparison.evidence import Setting, contexts, setting_of
-from analysis.data.errors import ReplayError
-from analysis.data.jobs import job_of, titles
-from analysis.data.probes import candidate_name, is_probe
-from analysis.data.results import Results
-from analysis.data.settings import COMPRESSION, as_text
-from analysis.pricing.estimates import Estimate
-from analysis.pricing.replay import dense_partners
-from analysis.pricing.step import Replay
-from analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
+from raysim.analysis.comparison.choice import safe_set
+from raysim.analysis.comparison.evidence import Setting, contexts, setting_of
+from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data.jobs import job_of, titles
+from raysim.analysis.data.probes import candidate_name, is_probe
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.settings import COMPRESSION, as_text
+from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.pricing.replay import dense_partners
+from raysim.analysis.pricing.step import Replay
+from raysim.analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED

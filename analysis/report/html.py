@@ -16,11 +16,11 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from analysis.data.studies import over
-from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Page, Section, Table, Text, Typed
-from analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
-from analysis.report.material import WORTH
-from analysis.report.typed import BANDWIDTHS_BPS, LATENCIES_S
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Page, Section, Table, Text, Typed
+from raysim.analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
+from raysim.analysis.report.material import WORTH
+from raysim.analysis.report.typed import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
@@ -303,7 +303,7 @@ def _class(column: Column, cell: Cell | None = None) -> str:
 
 
 def _own(name: str) -> str:
-    return resources.files("analysis.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("raysim.analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.report.blocks import Section
-from analysis.report.figures import COLOURS, Axis, Figure, Panel, Series, Style, finite
-from analysis.report.material import Material
+from raysim.analysis.report.blocks import Section
+from raysim.analysis.report.figures import COLOURS, Axis, Figure, Panel, Series, Style, finite
+from raysim.analysis.report.material import Material
 
 
 def section(material: Material) -> Section:
     """Return a figure a study, a panel an objective."""
-    from analysis import importance
+    from raysim.analysis import importance
 
     if not len(material.results.trials):
         return Section(

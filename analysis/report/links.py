@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.report.blocks import Cell, Column, Section, Table
-from analysis.report.curves import looks
-from analysis.report.figures import Axis, Figure, Panel, Series, finite
-from analysis.report.material import Job, Material
-from analysis.report.words import bytes_of, seconds
+from raysim.analysis.report.blocks import Cell, Column, Section, Table
+from raysim.analysis.report.curves import looks
+from raysim.analysis.report.figures import Axis, Figure, Panel, Series, finite
+from raysim.analysis.report.material import Job, Material
+from raysim.analysis.report.words import bytes_of, seconds
 from raysim.records import with_replicas
 
 COLUMNS = (

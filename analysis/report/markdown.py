@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.data.studies import over
-from analysis.report.blocks import Block, Cell, Heading, Page, Section, Table, Text
-from analysis.report.figures import Figure, on_network
-from analysis.report.figures_png import draw_png
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Block, Cell, Heading, Page, Section, Table, Text
+from raysim.analysis.report.figures import Figure, on_network
+from raysim.analysis.report.figures_png import draw_png
 from raysim.files import write_whole
 
 FIGURES = "figures"

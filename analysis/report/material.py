@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.comparison.choice import is_promising
-from analysis.comparison.pareto import frontier
-from analysis.comparison.power import Spread as PairedSpread
-from analysis.comparison.power import seeds_needed
-from analysis.comparison.rule import SKILL
-from analysis.data.results import Results
-from analysis.data.studies import USUAL_TRANSPORT
-from analysis.pricing.estimates import Estimate
+from raysim.analysis.comparison.choice import is_promising
+from raysim.analysis.comparison.pareto import frontier
+from raysim.analysis.comparison.power import Spread as PairedSpread
+from raysim.analysis.comparison.power import seeds_needed
+from raysim.analysis.comparison.rule import SKILL
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.studies import USUAL_TRANSPORT
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.network.topology import Network
 from raysim.quality import Measure
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.report.blocks import Section
-from analysis.report.figures import Axis, ByNetwork, Figure, Panel, Series, joined
-from analysis.report.material import MODES, Job, Material, SettingRuns
-from analysis.report.tradeoff import grouped
-from analysis.report.words import bytes_of, seconds
+from raysim.analysis.report.blocks import Section
+from raysim.analysis.report.figures import Axis, ByNetwork, Figure, Panel, Series, joined
+from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
+from raysim.analysis.report.tradeoff import grouped
+from raysim.analysis.report.words import bytes_of, seconds
 
 LEAST = 4  # settings: fewer are read in a table
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis.data.probes import LIMIT, cost_words, smaller_runs
-from analysis.data.studies import over
-from analysis.report.blocks import Block, Cell, Column, Section, Table, Text
-from analysis.report.figures import ByNetwork
-from analysis.report.material import Job, Material, SettingRuns
-from analysis.report.tradeoff import priced
-from analysis.report.words import bytes_of, seconds, speedup, step_time
+from raysim.analysis.data.probes import LIMIT, cost_words, smaller_runs
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
+from raysim.analysis.report.figures import ByNetwork
+from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.tradeoff import priced
+from raysim.analysis.report.words import bytes_of, seconds, speedup, step_time
 
 COLUMNS = (
     Column("candidate"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from analysis.data.notations import read_method
-from analysis.report.blocks import Section
-from analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
-from analysis.report.material import MODES, Job, Material, SettingRuns
-from analysis.report.tradeoff import described
+from raysim.analysis.data.notations import read_method
+from raysim.analysis.report.blocks import Section
+from raysim.analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
+from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
+from raysim.analysis.report.tradeoff import described
 
 STRENGTHS = {  # the meaning of a codec's first argument
     "density": ("TopK", "RandomK", "EstimatedTopK"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
-from analysis.report.material import Job, Material
+from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
+from raysim.analysis.report.material import Job, Material
 
 ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "cpu", "cpu_capability", "engine")
 TABLES = ("model", "data")  # keys whose options stand with them in one table

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.data.studies import over
-from analysis.report.blocks import Cell, Column, Section, Table
-from analysis.report.figures import ByNetwork
-from analysis.report.material import Job, Material, SettingRuns
-from analysis.report.words import bytes_of, seconds, step_time
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.blocks import Cell, Column, Section, Table
+from raysim.analysis.report.figures import ByNetwork
+from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.words import bytes_of, seconds, step_time
 
 COLUMNS = (
     Column("run"),

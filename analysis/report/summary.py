@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from analysis.comparison.rule import RULE
-from analysis.data.studies import over
-from analysis.report.adopt import adoption
-from analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
-from analysis.report.figures import ByNetwork
-from analysis.report.material import Job, Material
-from analysis.report.verdict import GAIN, fastest, seeds_of, verdict
-from analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
+from raysim.analysis.comparison.rule import RULE
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.adopt import adoption
+from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
+from raysim.analysis.report.figures import ByNetwork
+from raysim.analysis.report.material import Job, Material
+from raysim.analysis.report.verdict import GAIN, fastest, seeds_of, verdict
+from raysim.analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
 
 COLUMNS = (
     Column("network"),

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.comparison.choice import break_even
-from analysis.data.settings import COMPRESSION
-from analysis.data.studies import over
-from analysis.pricing.estimates import Estimate
-from analysis.report.blocks import Cell, Column, Section, Table
-from analysis.report.figures import (
+from raysim.analysis.comparison.choice import break_even
+from raysim.analysis.data.settings import COMPRESSION
+from raysim.analysis.data.studies import over
+from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.report.blocks import Cell, Column, Section, Table
+from raysim.analysis.report.figures import (
     BLACK,
     COLOURS,
     DENSE,
@@ -28,8 +28,8 @@ from analysis.report.figures import (
     finite,
     style,
 )
-from analysis.report.material import MODES, Job, Material, SettingRuns
-from analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
+from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
+from raysim.analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
 
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
 COLUMNS = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.data.results import Results
-from analysis.data.studies import over
-from analysis.pricing.replay import dense_partners
-from analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
-from analysis.report.gather import mean_price, prices_of
-from analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.data.results import Results
+from raysim.analysis.data.studies import over
+from raysim.analysis.pricing.replay import dense_partners
+from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
+from raysim.analysis.report.gather import mean_price, prices_of
+from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.network.topology import Network
 from raysim.records import FINISHED
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
-from analysis.data.studies import over
-from analysis.report.material import MODES, WORTH, Job, SettingRuns
-from analysis.report.words import against_dense, bytes_of, plural, seconds
+from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
+from raysim.analysis.data.studies import over
+from raysim.analysis.report.material import MODES, WORTH, Job, SettingRuns
+from raysim.analysis.report.words import against_dense, bytes_of, plural, seconds
 
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from analysis.comparison.statistics import MIN_SEEDS
-from analysis.pricing.estimates import Estimate
+from raysim.analysis.comparison.statistics import MIN_SEEDS
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.network.memory import format_bytes
 from raysim.quality import Measure
 
 if TYPE_CHECKING:
-    from analysis.report.material import SettingRuns
+    from raysim.analysis.report.material import SettingRuns
 
 
 def seconds(value: float) -> str:

@@ -114,8 +114,8 @@ def _config(replicas: int, method: str) -> dict[str, Any]:
 
 def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float], float]:
     """Return the step that replay predicts of each method on each link, from runs in one process."""
-    from analysis import replay
-    from analysis.pricing.company import in_company
+    from raysim.analysis import replay
+    from raysim.analysis.pricing.company import in_company
     from raysim.config import make_config
     from raysim.training.run import train
 

@@ -8,7 +8,6 @@ import typer
 
 from raysim.cli.shared import (
     JsonFile,
-    check_ours,
     check_writable,
     fail,
     on_made_hosts,
@@ -198,8 +197,7 @@ def bench_sweep(
 ) -> None:
     """One sweep against the same configurations as separate `raysim train` calls."""
     check_writable("--json", json_file)
-    check_ours("sweeps")
-    from sweeps.bench import bench_sweep as measure
+    from raysim.sweeps.bench import bench_sweep as measure
 
     if engine not in (None, "ray", "inline"):
         fail(f"`--engine` must be one of ray, inline, but got {engine!r}.", 2)
@@ -221,8 +219,7 @@ def bench_nodes(
 ) -> None:
     """A sweep over several Ray nodes that are processes of this machine: CPU seconds of a trial, by kind of process."""
     check_writable("--json", json_file)
-    check_ours("sweeps")
-    from sweeps.bench_nodes import bench_nodes as measure
+    from raysim.sweeps.bench_nodes import bench_nodes as measure
 
     try:
         rows = measure(nodes or [1, 5, 10, 20], trials=trials, steps=steps)

@@ -12,7 +12,6 @@ from raysim.cli.shared import (
     Networks,
     StudyTransport,
     Trust,
-    check_ours,
     check_runs,
     check_transport,
     check_writable,
@@ -51,13 +50,12 @@ def findings(
     For example: raysim findings results
     """
     check_writable("--json", json_file)
-    check_ours("analysis")
     given = parse_networks([network]) if network is not None else []
     check_transport(transport)
     check_runs(folder, "no folder there has a run.parquet")
-    from analysis import AnalysisError, load
-    from analysis import findings as test_claims
-    from analysis.report.adopt import adoptions
+    from raysim.analysis import AnalysisError, load
+    from raysim.analysis import findings as test_claims
+    from raysim.analysis.report.adopt import adoptions
     from raysim.show.findings import findings_figures, show_findings
 
     try:
@@ -119,7 +117,6 @@ def report(
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
     check_transport(transport)
-    check_ours("analysis")
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.places import in_bucket, local_path
 
@@ -131,8 +128,8 @@ def report(
         check_writable("--out", target)
     elif target.exists() and not target.is_dir():
         fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
-    from analysis import AnalysisError
-    from analysis.report import NETWORKS, write_report
+    from raysim.analysis import AnalysisError
+    from raysim.analysis.report import NETWORKS, write_report
     from raysim.show.terminal import console
 
     own = [repr(one) for one in given]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli.shared import check_ours, fail
+from raysim.cli.shared import fail
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
@@ -53,8 +53,7 @@ def _of_run() -> list[Row]:
 
 
 def _of_study() -> list[Row]:
-    check_ours("sweeps")
-    from sweeps.reading import StudyFile
+    from raysim.sweeps.reading import StudyFile
 
     rows = []
     for name, field in StudyFile.model_fields.items():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import check_ours, check_runs, fail
+from raysim.cli.shared import check_runs, fail
 
 
 def pack(
@@ -21,10 +21,9 @@ def pack(
 
     For example: raysim pack results/study study-packed
     """
-    check_ours("analysis")
     check_runs(folder, "no folder there has a run.parquet")
-    from analysis import AnalysisError
-    from analysis import pack as write_pack
+    from raysim.analysis import AnalysisError
+    from raysim.analysis import pack as write_pack
 
     try:
         packed = write_pack(folder, target)

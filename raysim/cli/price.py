@@ -17,7 +17,6 @@ from raysim.cli.shared import (
     Transports,
     Trust,
     bad_input_in_one_sentence,
-    check_ours,
     check_runs,
     check_writable,
     fail,
@@ -79,10 +78,9 @@ def replay(
     networks = parse_networks(network) if network or not curve else curve[-1:]
     check_writable("--trace", trace)
     check_writable("--json", json_file)
-    check_ours("analysis")
     check_runs(run, "it has no run.parquet")
-    from analysis import AnalysisError, Target, beside
-    from analysis import replay as price
+    from raysim.analysis import AnalysisError, Target, beside
+    from raysim.analysis import replay as price
     from raysim.show.replays import replay_figures, show_curve, show_replay
 
     try:
@@ -111,8 +109,8 @@ def replay(
 
 def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none of a run. Fails where the folder holds other runs."""
-    from analysis.data.folders import find
-    from analysis.data.probes import is_probe
+    from raysim.analysis.data.folders import find
+    from raysim.analysis.data.probes import is_probe
     from raysim.places import PlaceError
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
@@ -149,9 +147,9 @@ def _replay_probe(
     json_file: Path | None,
 ) -> None:
     """Price the candidates of a probe beside dense; `alone` are the options that are for one run."""
-    from analysis import beside
-    from analysis import replay as price
-    from analysis.data.probes import LIMIT, candidate_name, cost_words, smaller_runs
+    from raysim.analysis import beside
+    from raysim.analysis import replay as price
+    from raysim.analysis.data.probes import LIMIT, candidate_name, cost_words, smaller_runs
     from raysim.show.probes import probe_figures, show_probe
 
     for option, value in alone.items():

@@ -195,22 +195,9 @@ def check_writable(option: str, file: Path | None) -> None:
         fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
 
 
-def check_ours(package: str) -> None:
-    """Fail where another package of that name comes first, such as a folder that one stands in."""
-    from importlib.util import find_spec
-
-    here = Path(__file__).resolve().parent.parent.parent / package
-    found = find_spec(package)
-    if found is None or found.origin is None or Path(found.origin).resolve().parent != here:
-        fail(
-            f"`{package}` must be raysim's own, in {here}, but Python finds {found and found.origin}: run it elsewhere.",
-            2,
-        )
-
-
 def check_runs(folder: str, lacking: str) -> None:
     """Fail where a folder of this machine holds no run, before pandas is imported: by the sentence of analysis."""
-    from analysis.data.folders import find
+    from raysim.analysis.data.folders import find
     from raysim.places import in_bucket, local_path
     from raysim.records.packs import open_folder
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import bad_input_in_one_sentence, check_ours, fail
+from raysim.cli.shared import bad_input_in_one_sentence, fail
 
 
 def submit(
@@ -34,13 +34,12 @@ def submit(
 
     For example: raysim submit quickstart --cluster cluster.yaml --out s3://my-bucket/quickstart --fetch results/quickstart
     """
-    check_ours("sweeps")
     with bad_input_in_one_sentence():
         from raysim.config import ConfigError
         from raysim.notation import known_words
-        from sweeps.reading import study_names
-        from sweeps.submit import Cluster, JobError
-        from sweeps.submit import submit as send
+        from raysim.sweeps.reading import study_names
+        from raysim.sweeps.submit import Cluster, JobError
+        from raysim.sweeps.submit import submit as send
 
         path = Path(study)
         if path.suffix in (".toml", ".py"):

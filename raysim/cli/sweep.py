@@ -11,7 +11,6 @@ import typer
 from raysim.cli.shared import (
     StudyTransport,
     bad_input_in_one_sentence,
-    check_ours,
     check_transport,
     ending_on_signals,
     fail,
@@ -52,15 +51,13 @@ def sweep(
 
     For example: raysim sweep quickstart --out results/first-sweep
     """
-    check_ours("sweeps")
-    check_ours("analysis")
     from raysim.training.phases import Phases, to_stderr
 
     check_transport(transport)
     with bad_input_in_one_sentence(), ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
         from raysim.engine.loopback import listen_on_loopback
         from raysim.plugins import trusting
-        from sweeps.reading import read_study
+        from raysim.sweeps.reading import read_study
 
         chosen = read_study(
             study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
@@ -68,12 +65,12 @@ def sweep(
         stack.enter_context(trusting(*chosen.modules))  # named by the user, in the study
         listen_on_loopback(address)
         phases.enter("the import of torch and Ray")
-        from analysis import AnalysisError
+        from raysim.analysis import AnalysisError
         from raysim.places import PlaceError
         from raysim.records import RecordsError
-        from sweeps.confirm import confirming
-        from sweeps.runner import Sweep, SweepError
-        from sweeps.show import show_confirmation, show_power, show_result, show_sweep
+        from raysim.sweeps.confirm import confirming
+        from raysim.sweeps.runner import Sweep, SweepError
+        from raysim.sweeps.show import show_confirmation, show_power, show_result, show_sweep
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
@@ -126,7 +123,7 @@ def studies() -> None:
 
     found = {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        for entry in resources.files("sweeps").joinpath("studies").iterdir()
+        for entry in resources.files("raysim.sweeps").joinpath("studies").iterdir()
         if entry.name.endswith(".toml")
     }
     for name, first in sorted(found.items()):

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.data.studies import over
+from raysim.analysis.data.studies import over
 from raysim.show.terminal import console, show_notes
 
 if TYPE_CHECKING:
-    from analysis import Finding
-    from analysis.report.adopt import Adoption
+    from raysim.analysis import Finding
+    from raysim.analysis.report.adopt import Adoption
 
 
 def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.data.studies import over
+from raysim.analysis.data.studies import over
 from raysim.network.memory import format_bytes
 from raysim.show.replays import plain_row, speedup_words
 from raysim.show.terminal import console, format_seconds, is_missing, show_notes
@@ -16,7 +16,7 @@ from raysim.show.terminal import console, format_seconds, is_missing, show_notes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import Replay
+    from raysim.analysis import Replay
 
 FIDELITIES = {
     "forward": "fidelity forward",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from analysis.data.studies import over
+from raysim.analysis.data.studies import over
 from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
 from raysim.notation import printable
@@ -27,7 +27,7 @@ from raysim.show.terminal import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import Replay, Target
+    from raysim.analysis import Replay, Target
 
 CURVE_WIDTH = 24  # characters of the longest bar
 

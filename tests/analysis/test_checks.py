@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from records_made import write_run
 
-from analysis import load
+from raysim.analysis import load
 from raysim.records import write_table
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_made import write_run, write_study
 
-from analysis import (
+from raysim import train
+from raysim.analysis import (
     AnalysisError,
     break_even,
     frontier,
@@ -21,9 +22,8 @@ from analysis import (
     replay,
     safe_set,
 )
-from analysis.comparison.choice import is_promising
-from analysis.comparison.evidence import Setting, contexts
-from raysim import train
+from raysim.analysis.comparison.choice import is_promising
+from raysim.analysis.comparison.evidence import Setting, contexts
 from raysim.config import make_config
 from raysim.network.presets import parse_network
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 from records_made import write_run
 
-from analysis import load
-from analysis.claims.commands import train_commands
-from analysis.comparison.evidence import Context, Setting
+from raysim.analysis import load
+from raysim.analysis.claims.commands import train_commands
+from raysim.analysis.comparison.evidence import Context, Setting
 
 
 def test_long_settings_have_folders_of_their_own_within_255_bytes(tmp_path):

@@ -15,11 +15,11 @@ from configurations import SMALL
 from report_runs import change_row, copy_run
 from typer.testing import CliRunner
 
-from analysis import Replay, ReplayError, break_even, in_company, load, replay
-from analysis.data.jobs import job_of, titles
-from analysis.pricing.costs import RESAMPLES
-from analysis.pricing.estimates import Estimate
 from raysim import train
+from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
+from raysim.analysis.data.jobs import job_of, titles
+from raysim.analysis.pricing.costs import RESAMPLES
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.forecast.profiling import record_profile

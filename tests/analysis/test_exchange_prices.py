@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analysis import Replay, replay
 from raysim import train
+from raysim.analysis import Replay, replay
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network

@@ -11,14 +11,14 @@ import tomli_w
 from records_made import write_run
 from typer.testing import CliRunner
 
-from analysis import CLAIMS, AnalysisError, Estimate, findings, findings_frame, in_company, load
-from analysis.claims import Claim
-from analysis.claims.commands import _folder
-from analysis.claims.verdicts import verdict_on
-from analysis.comparison.evidence import Context, Measures, Setting, contexts
-from analysis.data.notations import read_method
-from analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim import train
+from raysim.analysis import CLAIMS, AnalysisError, Estimate, findings, findings_frame, in_company, load
+from raysim.analysis.claims import Claim
+from raysim.analysis.claims.commands import _folder
+from raysim.analysis.claims.verdicts import verdict_on
+from raysim.analysis.comparison.evidence import Context, Measures, Setting, contexts
+from raysim.analysis.data.notations import read_method
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
 from raysim.quality import MEASURES
@@ -542,7 +542,7 @@ def test_another_claim_is_added_in_one_place(tmp_path):
     made(tmp_path, {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.9)})
 
     def contrasts(context, settings):
-        from analysis.claims import Contrast, Degradation
+        from raysim.analysis.claims import Contrast, Degradation
 
         for setting in settings:
             if setting.forward == "TopK(0.1)":

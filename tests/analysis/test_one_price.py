@@ -7,16 +7,16 @@ import pytest
 from studies import BASE, write_study
 from typer.testing import CliRunner
 
-from analysis import break_even, load, replay
-from analysis.report import compose
-from analysis.report.blocks import Table, Text
-from analysis.report.figures import ByNetwork, Figure
-from analysis.report.words import seconds, speedup, step_time
+from raysim.analysis import break_even, load, replay
+from raysim.analysis.report import compose
+from raysim.analysis.report.blocks import Table, Text
+from raysim.analysis.report.figures import ByNetwork, Figure
+from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
 from raysim.show.terminal import format_seconds
-from sweeps.reading import read_study
-from sweeps.runner import Sweep
-from sweeps.show import show_result
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.runner import Sweep
+from raysim.sweeps.show import show_result
 
 NETWORK = "2mbps"
 PAGE = ("2mbps", "100mbps", "1gbps", "free")
@@ -160,7 +160,7 @@ def test_sentences_say_what_the_tables_say(page):
 
 
 def test_an_interval_is_written_in_one_unit():
-    from analysis import Estimate
+    from raysim.analysis import Estimate
 
     assert step_time(Estimate(0.0999, 0.0980, 0.1020)) == "99.9 ms (98 to 102)"
     assert step_time(Estimate(0.9, 0.8, 1.1)) == "900 ms (800 to 1.1 s)"

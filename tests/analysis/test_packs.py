@@ -13,10 +13,10 @@ from configurations import SMALL
 from records_made import write_run, write_study
 from typer.testing import CliRunner
 
-from analysis import AnalysisError, findings, findings_frame, load, pack, replay
-from analysis.data import pack as pack_module
-from analysis.report import compose
 from raysim import Run, train
+from raysim.analysis import AnalysisError, findings, findings_frame, load, pack, replay
+from raysim.analysis.data import pack as pack_module
+from raysim.analysis.report import compose
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.records import SCHEMAS, write_table
@@ -276,7 +276,7 @@ def test_runs_beside_a_pack_in_its_folder_are_read_on_one_thread_too(packed, tmp
     code = f"""
 import pyarrow as pa
 pa.set_cpu_count(1)
-from analysis import load
+from raysim.analysis import load
 results = load({str(mixed)!r})
 print(len(results), len(results.steps), len(results.files("steps")))
 """

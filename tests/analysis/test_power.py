@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_made import write_run
 
-from analysis import load
-from analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
-from analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
-from sweeps.show import show_power
+from raysim.analysis import load
+from raysim.analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
+from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
+from raysim.sweeps.show import show_power
 
 MARGIN = 0.5
 TRIES = 400

@@ -16,9 +16,9 @@ from configurations import SMALL
 from pipelines import RUNS, TIED
 from typer.testing import CliRunner
 
-from analysis import Replay, ReplayError, Target, beside, in_company, replay
-from analysis.data.recording import Recording
 from raysim import Run, train
+from raysim.analysis import Replay, ReplayError, Target, beside, in_company, replay
+from raysim.analysis.data.recording import Recording
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.network.memory import format_bytes
@@ -485,20 +485,6 @@ def test_bad_input_is_one_sentence(runs, tmp_path, arguments, sentence):
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("raysim: ")
     assert sentence.format(runs=runs, empty=tmp_path) in lines[0]
-
-
-def test_another_package_of_the_name_is_not_taken_for_ours(runs, tmp_path):
-    (tmp_path / "analysis").mkdir()
-    (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('somebody else')")
-    done = subprocess.run(
-        [sys.executable, "-m", "raysim.cli", "replay", str(runs / "sparse"), "--network", "8mbps"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "`analysis` must be raysim's own" in done.stderr
 
 
 def test_the_header_has_the_bytes_of_the_tied_embedding(small, tmp_path):

@@ -15,20 +15,20 @@ from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, know_decisions, make_study, write_decisions
 from typer.testing import CliRunner
 
-from analysis import AnalysisError, Estimate, beside, load
-from analysis.report import compose
-from analysis.report.adopt import adoption
-from analysis.report.blocks import Heading, Table, Text
-from analysis.report.figures import ByNetwork, Figure
-from analysis.report.gather import gather
-from analysis.report.html import write_html
-from analysis.report.markdown import write_markdown
-from analysis.report.material import NETWORKS as MATERIAL_NETWORKS
-from analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
-from analysis.report.reproduce import recipe
-from analysis.report.typed import BANDWIDTHS_BPS, GRID, LATENCIES_S
-from analysis.report.verdict import sure, verdict
 from raysim import train
+from raysim.analysis import AnalysisError, Estimate, beside, load
+from raysim.analysis.report import compose
+from raysim.analysis.report.adopt import adoption
+from raysim.analysis.report.blocks import Heading, Table, Text
+from raysim.analysis.report.figures import ByNetwork, Figure
+from raysim.analysis.report.gather import gather
+from raysim.analysis.report.html import write_html
+from raysim.analysis.report.markdown import write_markdown
+from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
+from raysim.analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
+from raysim.analysis.report.reproduce import recipe
+from raysim.analysis.report.typed import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from raysim.analysis.report.verdict import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from report_runs import SPITE
 
-from analysis.report.figures import Figure
+from raysim.analysis.report.figures import Figure
 
 RUNS = 40
 
@@ -75,8 +75,8 @@ def test_the_quickstart_sweep_has_a_report(browser, tmp_path):
     from typer.testing import CliRunner
 
     from raysim.cli import app
-    from sweeps.reading import read_study
-    from sweeps.runner import Sweep
+    from raysim.sweeps.reading import read_study
+    from raysim.sweeps.runner import Sweep
 
     study = read_study("quickstart", ["steps=20", "evaluate_every_steps=10"], trials=4)
     Sweep(study, out=str(tmp_path / "study")).run()
@@ -247,8 +247,8 @@ def test_the_network_is_kept_in_the_address(opened):
 
 @pytest.mark.slow
 def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
-    from analysis.report.typed import GRID
-    from analysis.report.words import seconds, speedup, step_time
+    from raysim.analysis.report.typed import GRID
+    from raysim.analysis.report.words import seconds, speedup, step_time
 
     page = opened()
     table = next(block for one in report[0].sections for block in one.blocks if getattr(block, "typed", False))

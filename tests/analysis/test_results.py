@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from records_made import write_run, write_study
 
-from analysis import AnalysisError, load
 from raysim import Run, train
+from raysim.analysis import AnalysisError, load
 from raysim.records import SCHEMAS
 
 
@@ -278,7 +278,7 @@ def test_a_thousand_runs_open_in_little_memory(tmp_path):
     code = f"""
 import re
 from pathlib import Path
-from analysis import load
+from raysim.analysis import load
 results = load({str(tmp_path)!r})
 assert len(results.runs) == 1000
 assert len(results.steps) == 100_000 and len(results.links) == 400_000

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from records_made import write_run
 from scipy import stats
 
-from analysis import findings, load, safe_set
-from analysis.comparison.rule import PLANNED, RULE, at_chance, judge, sample
-from analysis.comparison.statistics import LOOKS, bounds, holm, look_at, p_value, seeds_to_decide
+from raysim.analysis import findings, load, safe_set
+from raysim.analysis.comparison.rule import PLANNED, RULE, at_chance, judge, sample
+from raysim.analysis.comparison.statistics import LOOKS, bounds, holm, look_at, p_value, seeds_to_decide
 
 MARGIN = 0.5
 ALPHA = 0.05

@@ -7,9 +7,8 @@ import pytest
 from record_mutations import EVIL, SIGNS, VALUES, copy_run, mutate, train_runs
 from typer.testing import CliRunner
 
-import analysis
-from analysis.report import write_report
-from raysim import Run, plugins, save_pretrained, train
+from raysim import Run, analysis, plugins, save_pretrained, train
+from raysim.analysis.report import write_report
 from raysim.cli import app
 from raysim.compressors import parse
 from raysim.config import ConfigError

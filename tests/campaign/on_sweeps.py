@@ -15,10 +15,10 @@ from runs import same_records
 from studies import BASE, write_study
 
 from raysim.records import Run
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.rows import Rows
 from raysim.training.ending import SIGNALS
 from raysim.training.run import train
-from sweeps.reading import read_study
-from sweeps.rows import Rows
 
 STUDY = BASE | {"steps": 80, "checkpoint_every_steps": 5, "evaluate_every_steps": 20}
 

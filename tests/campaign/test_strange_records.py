@@ -8,9 +8,8 @@ import pytest
 from record_mutations import EVIL, copy_run, mutate, mutations, train_runs
 from typer.testing import CliRunner
 
-import analysis
-from analysis.report import write_report
-from raysim import Run, save_pretrained
+from raysim import Run, analysis, save_pretrained
+from raysim.analysis.report import write_report
 from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.records import RecordsError

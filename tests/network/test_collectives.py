@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from replica_variants import SHAPES, VARIANTS, Variant, context, gradients
 from timelines import check_timeline
 
-from analysis import Replay
 from raysim import train
+from raysim.analysis import Replay
 from raysim.network.collectives import (
     DIRECTIONS,
     TRANSFER,

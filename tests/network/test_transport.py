@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from analysis import Replay
 from raysim import train
+from raysim.analysis import Replay
 from raysim.cli import app
 from raysim.config import ConfigError, RunConfig, make_config
 from raysim.forecast.forecast import forecast

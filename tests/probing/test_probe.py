@@ -10,10 +10,10 @@ from ranks import run_ranks
 from torch import nn
 from typer.testing import CliRunner
 
-from analysis import load, replay
-from analysis.data.probes import LIMIT, smaller_runs
-from analysis.report import compose
-from analysis.report.blocks import Table, Text
+from raysim.analysis import load, replay
+from raysim.analysis.data.probes import LIMIT, smaller_runs
+from raysim.analysis.report import compose
+from raysim.analysis.report.blocks import Table, Text
 from raysim.cli import app
 from raysim.codecs import TopK
 from raysim.config import read_config

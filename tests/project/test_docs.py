@@ -17,8 +17,8 @@ import pytest
 
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
+from raysim.sweeps.rows import COLUMNS
 from raysim.training.summary import first_row
-from sweeps.rows import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -15,8 +15,8 @@ from numpy.testing import assert_allclose
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
 
-from analysis import findings_frame, load
 from raysim import train
+from raysim.analysis import findings_frame, load
 from raysim.cli import app
 from raysim.config import make_config
 

@@ -6,8 +6,8 @@ import torch
 from engines import losses_of, start
 from pipelines import GPT, REPLICAS
 
-from analysis import replay
 from raysim import train
+from raysim.analysis import replay
 from raysim.forecast.forecast import forecast
 from raysim.network.topology import Network
 from raysim.pipeline.state import unpack_tensors

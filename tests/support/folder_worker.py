@@ -22,10 +22,7 @@ from folder_orders import Plan, Verdict
 from runs import MEASURED, same_records
 from studies import BASE, write_study
 
-import analysis
-import analysis.data.pack
-import analysis.report.html
-import analysis.report.markdown
+from raysim import analysis
 from raysim.config import ConfigError, make_config
 from raysim.records import FINISHED, Recorder, RecordsError, Run
 from raysim.training.run import Training, train
@@ -82,7 +79,7 @@ def _pack() -> dict[str, Any]:
 
 
 def _report() -> dict[str, Any]:
-    from analysis.report import write_report
+    from raysim.analysis.report import write_report
 
     try:
         write_report("run", Path("report.html"))
@@ -93,10 +90,10 @@ def _report() -> dict[str, Any]:
 
 def _sweep(*, resume: bool) -> dict[str, Any]:
     """Sweep without Ray and Tune: trials are trained one after another in this process."""
-    from sweeps.reading import read_study
-    from sweeps.runner import Sweep
-    from sweeps.search import LedgerSearch
-    from sweeps.trial import SweepTrial
+    from raysim.sweeps.reading import read_study
+    from raysim.sweeps.runner import Sweep
+    from raysim.sweeps.search import LedgerSearch
+    from raysim.sweeps.trial import SweepTrial
 
     def tune(self: Sweep) -> None:
         self.search = LedgerSearch(self.ledger, lambda going: 1, self._spec)

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 from studies import write_study
 
-from analysis import load, safe_set
+from raysim.analysis import load, safe_set
 from raysim.config import ConfigError
 from raysim.records import Run, write_table
-from sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
-from sweeps.objectives import Figure, Objective
-from sweeps.reading import read_study
-from sweeps.rows import Rows, TrialRow
-from sweeps.runner import Sweep
-from sweeps.show import _near_chance, beforehand, frontier, show_confirmation, show_result
-from sweeps.space import points
+from raysim.sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
+from raysim.sweeps.objectives import Figure, Objective
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.rows import Rows, TrialRow
+from raysim.sweeps.runner import Sweep
+from raysim.sweeps.show import _near_chance, beforehand, frontier, show_confirmation, show_result
+from raysim.sweeps.space import points
 
 
 def rows_of(accuracies):

@@ -14,10 +14,10 @@ import pytest
 from studies import BASE, write_study
 
 from raysim.records import Run
+from raysim.sweeps.confirm import confirming
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.runner import Sweep
 from raysim.training.ending import SIGNALS
-from sweeps.confirm import confirming
-from sweeps.reading import read_study
-from sweeps.runner import Sweep
 
 LIMIT_S = 200.0  # until a phase is reached
 END_S = 60.0  # until an interrupted sweep has ended
@@ -112,7 +112,7 @@ def test_signals_before_anything_began_are_a_sentence(tmp_path, monkeypatch):
     def interrupted(self, *arguments):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("sweeps.show.show_sweep", interrupted)
+    monkeypatch.setattr("raysim.sweeps.show.show_sweep", interrupted)
     path = write_study(tmp_path)
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 143
@@ -127,7 +127,7 @@ def test_a_signal_that_breaks_off_the_start_of_ray_keeps_its_number(tmp_path, mo
         raise KeyboardInterrupt  # see `signals_after`
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("sweeps.runner.start_ray", break_off)
+    monkeypatch.setattr("raysim.sweeps.runner.start_ray", break_off)
     with pytest.raises(KeyboardInterrupt) as caught:
         Sweep(read_study(write_study(tmp_path)), out=tmp_path / "out").run()
     assert caught.value.args == (signal.SIGTERM,)

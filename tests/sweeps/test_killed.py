@@ -19,10 +19,10 @@ from optuna.trial import TrialState
 from runs import same_records
 from studies import BASE, write_study
 
-from analysis import load, replay
+from raysim.analysis import load, replay
 from raysim.records import Run
+from raysim.sweeps.reading import read_study
 from raysim.training.run import train
-from sweeps.reading import read_study
 
 KILLS = 10
 

@@ -9,10 +9,10 @@ from optuna.trial import TrialState
 from studies import write_study
 from trials import STATES, check_agree
 
-from sweeps.ledger import Ledger
-from sweeps.objectives import Figure
-from sweeps.reading import read_study
-from sweeps.trial import Outcome
+from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.objectives import Figure
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.trial import Outcome
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_killed_at_any_moment_no_trial_is_lost_or_counted_twice(opened, tmp_path
 
         return method
 
-    from sweeps.rows import Rows
+    from raysim.sweeps.rows import Rows
 
     monkeypatch.setattr(Rows, "write", deadly(Rows.write))
     for name in ("set_trial_state_values", "create_new_trial", "set_trial_param", "set_trial_user_attr"):

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from studies import write_study
 
-from sweeps.reading import read_study
-from sweeps.runner import LOST_PROCESSES, Sweep
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.runner import LOST_PROCESSES, Sweep
 
 SAID = "Task was killed due to the node running low on memory."
 

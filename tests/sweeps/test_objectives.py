@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from studies import write_study
 
-from analysis.data.studies import StudyFile
-from analysis.pricing.estimates import Estimate
+from raysim.analysis.data.studies import StudyFile
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
-from sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, by_transport, figures
-from sweeps.reading import read_study
+from raysim.sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, by_transport, figures
+from raysim.sweeps.reading import read_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_objective_is_documented(name: str) -> None:
-    text = (ROOT / "docs" / "sweeps.md").read_text()
+    text = (ROOT / "docs" / "raysim.sweeps.md").read_text()
     assert f"`{name}`" in text
 
 

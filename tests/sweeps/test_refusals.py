@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError
-from sweeps.ledger import Ledger
-from sweeps.reading import read_study
-from sweeps.refusals import find_database_error, find_refusal
-from sweeps.rows import Rows
+from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.refusals import find_database_error, find_refusal
+from raysim.sweeps.rows import Rows
 
 COMMAND = [sys.executable, "-m", "raysim.cli"]
 

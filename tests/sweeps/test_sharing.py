@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from studies import write_study
 
 from raysim.config import ConfigError
-from sweeps import entry
-from sweeps.allotment import fair_limit
-from sweeps.nodes import NodeWatch
-from sweeps.reading import read_study
-from sweeps.runner import Sweep
+from raysim.sweeps import entry
+from raysim.sweeps.allotment import fair_limit
+from raysim.sweeps.nodes import NodeWatch
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.runner import Sweep
 
 COUNTS = st.integers(0, 50)
 

@@ -8,7 +8,7 @@ from optuna.trial import FixedTrial
 
 from raysim.compressors import parse
 from raysim.config import ConfigError
-from sweeps.space import Space, draws, points
+from raysim.sweeps.space import Space, draws, points
 
 KEYS = {
     "forward": {"none": "{codec}", "EF": "ErrorFeedback({codec}, key='{key}')"},

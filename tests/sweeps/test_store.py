@@ -9,14 +9,14 @@ import pytest
 from pyarrow import fs
 from studies import BASE, write_study
 
-from analysis import AnalysisError, load, pack, replay
-from analysis.report import compose
+from raysim.analysis import AnalysisError, load, pack, replay
+from raysim.analysis.report import compose
 from raysim.config import ConfigError
 from raysim.places import open_place
 from raysim.records import Run
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.store import Store
 from raysim.training.run import Training, train
-from sweeps.reading import read_study
-from sweeps.store import Store
 
 RUN = "trials/0-s0"
 

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
-from sweeps.objectives import Objective
-from sweeps.reading import read_study, study_names
-from sweeps.study import Study, most_workers
+from raysim.sweeps.objectives import Objective
+from raysim.sweeps.reading import read_study, study_names
+from raysim.sweeps.study import Study, most_workers
 
 WORKERS = {
     "finetune-replicas": 8,

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.engine.token import user_here
-from sweeps.submit import _send
+from raysim.sweeps.submit import _send
 
 SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]
 MODEL = """
@@ -183,7 +183,7 @@ def as_on_a_terminal():
 
 MAIN = """
 import sys
-from sweeps import submit
+from raysim.sweeps import submit
 
 submit.PORT, submit.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 from raysim.cli import main

@@ -17,14 +17,14 @@ from trials import check_agree
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
+from raysim.sweeps.callbacks import Watch
+from raysim.sweeps.reading import read_study
+from raysim.sweeps.room import choose_engine, fit
+from raysim.sweeps.runner import Sweep, SweepError
+from raysim.sweeps.search import LedgerSearch
+from raysim.sweeps.show import frontier
+from raysim.sweeps.trial import Spec, SweepTrial
 from raysim.training.run import train
-from sweeps.callbacks import Watch
-from sweeps.reading import read_study
-from sweeps.room import choose_engine, fit
-from sweeps.runner import Sweep, SweepError
-from sweeps.search import LedgerSearch
-from sweeps.show import frontier
-from sweeps.trial import Spec, SweepTrial
 
 
 def sweep(path, out, **options):
@@ -297,7 +297,7 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
             killed.append(alive[0]["Pid"])
             os.kill(killed[0], signal.SIGKILL)
 
-    from sweeps import runner
+    from raysim.sweeps import runner
 
     class Killing(runner.Watch):
         def on_step_end(self, iteration, trials, **info):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from raysim.engine import occupancy
-from sweeps import callbacks
+from raysim.sweeps import callbacks
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from codec_variants import VARIANTS, normal
 from configurations import SMALL
 
-from analysis import Replay
 from raysim import train
+from raysim.analysis import Replay
 from raysim.codecs import Identity, TopK
 from raysim.codecs.work import work_bytes
 from raysim.config import ConfigError, make_config

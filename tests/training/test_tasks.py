@@ -7,7 +7,7 @@ import pytest
 import torch
 from pipelines import GPT
 
-from analysis import AnalysisError, frontier, load, replay, safe_set
+from raysim.analysis import AnalysisError, frontier, load, replay, safe_set
 from raysim.config import ConfigError, make_config
 from raysim.pipeline.plan import prepare
 from raysim.training.checkpoint import load_weights

@@ -2,8 +2,8 @@
 
 import pytest
 
-from analysis.pricing.company import in_company
-from analysis.pricing.step import Replay
+from raysim.analysis.pricing.company import in_company
+from raysim.analysis.pricing.step import Replay
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate
