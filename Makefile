@@ -48,12 +48,12 @@ picture: .venv/installed-dev
 	$(BIN)/python docs/make_picture.py build/report.html
 
 golden: .venv/installed-dev
-	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_golden.py
+	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_laws.py
 
 findings: .venv/installed
 	RAYSIM_CACHE=build/cache $(BIN)/python docs/make_findings.py
 
-notation: .venv/installed
+notation: .venv/installed-dev
 	$(BIN)/python docs/generate_notation.py
 
 .venv/installed: pyproject.toml constraints.txt
@@ -62,8 +62,8 @@ notation: .venv/installed
 	$(PIP) -e .
 	touch $@
 
-.venv/installed-dev: .venv/installed
-	$(PIP) -e '.[dev,hub]'
+.venv/installed-dev: .venv/installed contrib/pyproject.toml
+	$(PIP) -e '.[dev,hub]' -e ./contrib
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import raysim_contrib
 from notation_entries import ENTRIES, INTRODUCTION, SECTIONS
 
 from raysim.codecs import CODECS, Codec
@@ -27,10 +28,12 @@ from raysim.weights import POLICIES, parse_weights
 
 PAGE = Path(__file__).with_name("notation.md")
 
+PLUG_IN = "In the plug-in `raysim-contrib`: `pip install raysim-contrib`, or in a clone `pip install ./contrib`."
+
 VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
 
 CLASSES: dict[str, dict[str, type[Notation]]] = {
-    "codec": dict(CODECS),
+    "codec": CODECS | {name: getattr(raysim_contrib, name) for name in raysim_contrib.__all__},
     "compressor": dict(COMPRESSORS),
     "replica method": dict(METHODS),
     "schedule": dict(SCHEDULES),
@@ -141,6 +144,8 @@ def page() -> str:
             lines += [f"### {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
             if entry.source:
                 lines.append(f"Source: {entry.source}.\n")
+            if cls.__module__.startswith("raysim_contrib."):
+                lines.append(f"{PLUG_IN}\n")
     return "\n".join(lines)
 
 

@@ -189,7 +189,13 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
         name = written.get(name, name)
         path = name if ":" in name else plugins.entry_points().get(name)
         if name not in names and path is None:
-            raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{known_words(name, sorted(names))}")
+            if name in plugins.CONTRIB:
+                raise ValueError(
+                    f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
+                    "`pip install ./contrib`."
+                )
+            near = suggestion(name, [*names, *plugins.entry_points()])
+            raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{near or known_words(name, sorted(names))}")
         cls = names[name] if name in names else _own_class(str(path), names, kind)
         signature = inspect.signature(cls)
         try:

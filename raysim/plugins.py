@@ -22,6 +22,8 @@ from types import ModuleType
 from typing import Any
 
 GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
+CONTRIB = ("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP")
+"""Names of the distribution raysim-contrib, for the sentence about it where it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 _FROM_RECORD = ContextVar("from_record", default=False)

@@ -23,12 +23,14 @@ from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.codecs.transfers import Flight
 from raysim.codecs.warm import warm
 from raysim.notation import parse
+from raysim.plugins import entry_points
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 KINDS = ("normal", "relu", "heavy tail")
+_CONTRIB = "ATOMO(4)", "DAQ(4)", "MeanStd", "MPC", "Outliers(Quantize(4))", "TAHQuant", "TinyScript(4)", "ZFP(0.05)"
 DEFAULTS = (
     "Identity",
     "Cast('bfloat16')",
@@ -52,27 +54,20 @@ DEFAULTS = (
     "NonUniform(4)",
     "NonUniform(8, fit='quantile')",
     "NonUniform(8, fit='deviation')",
-    "TinyScript(4)",
     "MX('e2m1')",
     "MX('e4m3')",
-    "TAHQuant",
     "Hadamard(Quantize(4))",
-    "Outliers(Quantize(4))",
     "Entropy(Quantize(4))",
     "Entropy(Identity)",
-    "MPC",
     "Sign",
     "OneBit",
     "QSGD(4)",
     "TernGrad",
     "Natural",
     "ErrorBounded(0.05)",
-    "ZFP(0.05)",
-    "DAQ(4)",
-    "MeanStd",
     "LowRank(4, per='sample')",
-    "ATOMO(4)",
     "Mean",
+    *(text for text in _CONTRIB if text.partition("(")[0] in entry_points()),  # if raysim-contrib is installed
 )
 _KEY = 1
 

@@ -6,16 +6,8 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 
 from raysim.codecs.base import Codec, NonFiniteError, Packet
 from raysim.codecs.bounded import ErrorBounded
-from raysim.codecs.contrib.atomo import ATOMO
-from raysim.codecs.contrib.daq import DAQ
-from raysim.codecs.contrib.mean import Mean
-from raysim.codecs.contrib.meanstd import MeanStd
-from raysim.codecs.contrib.mpc import MPC
-from raysim.codecs.contrib.nonuniform import NonUniform
-from raysim.codecs.contrib.outliers import Outliers
-from raysim.codecs.contrib.tahquant import TAHQuant
-from raysim.codecs.contrib.tinyscript import TinyScript
-from raysim.codecs.contrib.zfp import ZFP
+from raysim.codecs.mean import Mean
+from raysim.codecs.nonuniform import NonUniform
 from raysim.codecs.dense import Cast, Identity
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
@@ -32,25 +24,19 @@ from raysim.random import derive_key
 CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
-        *(Cast, Identity, MeanStd),
-        *(DAQ, FixedPoint, Mean, MX, NonUniform, Quantize, TAHQuant),
-        *(Natural, OneBit, QSGD, Sign, TernGrad, TinyScript),
+        *(Cast, Identity),
+        *(FixedPoint, Mean, MX, NonUniform, Quantize),
+        *(Natural, OneBit, QSGD, Sign, TernGrad),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
-        *(ATOMO, LowRank),
-        *(ErrorBounded, ZFP),
-        *(Entropy, MPC),
-        *(Hadamard, Outliers),
+        *(ErrorBounded, LowRank),
+        *(Entropy, Hadamard),
     )
 }
 
 __all__ = [
-    "ATOMO",
     "CODECS",
-    "DAQ",
-    "MPC",
     "MX",
     "QSGD",
-    "ZFP",
     "Cast",
     "Codec",
     "Entropy",
@@ -61,21 +47,17 @@ __all__ = [
     "Identity",
     "LowRank",
     "Mean",
-    "MeanStd",
     "Natural",
     "NonFiniteError",
     "NonUniform",
     "Nonzero",
     "OneBit",
-    "Outliers",
     "Packet",
     "Quantize",
     "RandomK",
     "Sign",
-    "TAHQuant",
     "TernGrad",
     "Threshold",
-    "TinyScript",
     "TopK",
     "derive_key",
 ]

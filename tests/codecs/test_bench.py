@@ -35,7 +35,7 @@ def test_rows_add_up_and_print() -> None:
 
 
 def test_every_codec_is_measured() -> None:
-    assert {type(parse(text, CODECS)) for text in DEFAULTS} == set(CODECS.values())
+    assert {type(parse(text, CODECS)) for text in DEFAULTS} >= set(CODECS.values())
 
 
 def test_own_tensors_and_shapes() -> None:

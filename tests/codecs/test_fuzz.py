@@ -5,23 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from codec_variants import KEY, VARIANTS, Variant, normal
+from codec_variants import VARIANTS, Variant
 from packet_fuzz import fuzz
 
 from raysim.codecs import TopK
 
 CASES = 20_000  # of all variants together, in `make test-slow`
 
-variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
-
-
-@variants
-def test_damaged_packets(variant: Variant) -> None:
-    assert fuzz(variant, 12) == []
-
 
 @pytest.mark.slow
-@variants
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 def test_many_damaged_packets(variant: Variant) -> None:
     assert fuzz(variant, -(-CASES // len(VARIANTS))) == []
 
@@ -40,23 +33,6 @@ def test_positions_just_beyond_the_tensor_are_refused(length: int) -> None:
     low[:] = 255
     with pytest.raises(ValueError, match="positions that are not 3 increasing ones below"):
         packet._replace(arrays=packet.arrays | {"low": low}).decode()
-
-
-@variants
-@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 20, 1 << 20), (0, 1 << 40)])
-def test_a_claim_of_too_many_values_is_refused(variant: Variant, shape: tuple[int, ...]) -> None:
-    packet = variant.codec.encode(normal(4, 60), KEY)
-    with pytest.raises(ValueError, match="must hold at most 2147483647 values"):
-        packet._replace(shape=shape).decode()
-
-
-@variants
-def test_arrays_of_objects_are_refused(variant: Variant) -> None:
-    packet = variant.codec.encode(normal(4, 60), KEY)
-    for name, array in packet.arrays.items():
-        for odd in (np.empty(len(array), object), [0] * len(array), array.astype("U1")):
-            with pytest.raises(ValueError, match=f"must hold arrays of numbers, but `{name}` is"):
-                packet._replace(arrays=packet.arrays | {name: odd}).decode()
 
 
 def test_compressed_arrays_cannot_blow_up() -> None:

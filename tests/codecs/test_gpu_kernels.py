@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from codec_laws import bits_of
 from codec_variants import KEY, LAW_TENSORS, VARIANTS, Variant, normal, student
-from gpu import DEVICE, SlowFlight, on_gpu
-from torch import Tensor
+from gpu import (
+    DEVICE,
+    SlowFlight,
+    assert_alike_on_gpu,
+    makes_the_packets_of_the_cpu,
+    on_gpu,
+    reads_no_bytes_before_they_have_landed,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raysim.codecs import CODECS, Codec, NonFiniteError, Packet, Quantize, TopK, kernels
@@ -47,30 +54,6 @@ SERVED_CODECS = [parse(notation, CODECS) for notation in SERVED]
 served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
 
 
-def patterns(x: Tensor) -> bytes:
-    return x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
-
-
-def content(packet: Packet) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in packet.arrays.items()}
-
-
-def assert_alike(codec: Codec, x: Tensor, name: str = "") -> None:
-    """The packet, what it decodes to, and what it withholds with and without a memory are the CPU's."""
-    expected, decoded = codec.encode(x, KEY), codec.encode(x, KEY).decode()
-    memory = normal(x.numel()).view(x.shape) * 0.5
-    fed = [codec.encode_with_residual(x.clone(), x.dtype, KEY, held) for held in (None, memory)]
-    with on_gpu():
-        moved = x.to(DEVICE)
-        packet = codec.encode(moved, KEY)
-        assert content(packet) == content(expected), name
-        assert patterns(packet.decode(DEVICE)) == patterns(decoded), name
-        for held, (sent, left) in zip((None, memory.to(DEVICE)), fed, strict=True):
-            sent_there, left_there = codec.encode_with_residual(moved.clone(), x.dtype, KEY, held)
-            assert content(sent_there) == content(sent), name
-            assert patterns(left_there) == patterns(left), name
-
-
 @served
 def test_packets_and_residuals_are_those_of_the_cpu(codec: Codec) -> None:
     for name in (
@@ -84,21 +67,25 @@ def test_packets_and_residuals_are_those_of_the_cpu(codec: Codec) -> None:
         "least denormals",
         "huge",
     ):
-        assert_alike(codec, LAW_TENSORS[name], name)
+        assert_alike_on_gpu(codec, LAW_TENSORS[name], name)
 
 
-@pytest.mark.slow
+LAWS = [
+    pytest.param(reads_no_bytes_before_they_have_landed, id="landed"),
+    pytest.param(makes_the_packets_of_the_cpu, id="packets", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
-def test_every_codec_makes_the_packets_of_the_cpu(variant: Variant) -> None:
-    for name, x in LAW_TENSORS.items():
-        if variant.any_shape or x.ndim >= 2:
-            assert_alike(variant.codec, x, name)
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law, variant: Variant) -> None:
+    law(variant)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_quantize_at_every_width(bits: int) -> None:
     for dtype, per in itertools.product((torch.float32, torch.bfloat16, torch.float16), ("tensor", "channel", "row")):
-        assert_alike(Quantize(bits, per=per), normal(3, 7, 19).to(dtype), f"{dtype} {per}")
+        assert_alike_on_gpu(Quantize(bits, per=per), normal(3, 7, 19).to(dtype), f"{dtype} {per}")
 
 
 @pytest.mark.parametrize("length", [1, 63, 65, 4096, 4097, 17_000])
@@ -106,7 +93,7 @@ def test_topk_of_short_and_long_rows(length: int) -> None:
     for kept in {1, max(1, length // 10), length - 1}:
         if kept:
             for x in (normal(2, length), normal(1, length).mul(2).round().bfloat16()):
-                assert_alike(TopK(kept / length), x, f"{kept} of {length}")
+                assert_alike_on_gpu(TopK(kept / length), x, f"{kept} of {length}")
 
 
 @pytest.mark.slow
@@ -118,7 +105,7 @@ def test_a_thousand_random_tensors() -> None:
         x = makers[index % 2](*shape) * 10.0 ** float(torch.randint(-30, 30, (1,), generator=generator))
         dtype = (torch.float32, torch.bfloat16, torch.float32, torch.float16)[index % 4]
         x = x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
-        assert_alike(SERVED_CODECS[index % len(SERVED_CODECS)], x, f"tensor {index}")
+        assert_alike_on_gpu(SERVED_CODECS[index % len(SERVED_CODECS)], x, f"tensor {index}")
 
 
 @served
@@ -140,8 +127,8 @@ def test_fields_of_every_width(width: int) -> None:
     values = torch.randint(0, 2**width, (1003,), generator=torch.Generator().manual_seed(width))
     expected = pack(values, width)
     with on_gpu():
-        assert patterns(pack(values.to(DEVICE), width)) == patterns(expected)
-        assert patterns(pack(values.to(DEVICE).repeat_interleave(2)[::2], width)) == patterns(expected)
+        assert bits_of(pack(values.to(DEVICE), width)) == bits_of(expected)
+        assert bits_of(pack(values.to(DEVICE).repeat_interleave(2)[::2], width)) == bits_of(expected)
         assert torch.equal(unpack(expected.to(DEVICE), 1003, width).cpu(), values)
 
 
@@ -170,26 +157,13 @@ def test_damaged_packets_are_refused_or_decode_to_something(codec: Codec) -> Non
             arrays[name][place] ^= flip
             damaged = packet._replace(arrays=arrays)
             try:
-                expected = patterns(damaged.decode())
+                expected = bits_of(damaged.decode())
             except ValueError:
                 with on_gpu(), pytest.raises(ValueError):
                     damaged.decode(DEVICE)
             else:
                 with on_gpu():
-                    assert patterns(damaged.decode(DEVICE)) == expected, (name, place, flip)
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
-def test_no_codec_reads_bytes_before_they_have_landed(variant: Variant) -> None:
-    x, memory = normal(4, 60), normal(4, 60) * 0.1
-    expected, left = variant.codec.encode_with_residual(x.clone(), x.dtype, KEY, memory)
-    with on_gpu():
-        flight = SlowFlight()
-        with flight.open():
-            packet, held = variant.codec.encode_with_residual(x.to(DEVICE), x.dtype, KEY, memory.to(DEVICE))
-        flight.land()
-        assert content(packet) == content(expected)
-        assert patterns(held) == patterns(left)
+                    assert bits_of(damaged.decode(DEVICE)) == expected, (name, place, flip)
 
 
 class _NoWaiting(TorchDispatchMode):

@@ -22,18 +22,6 @@ KNOWN_CODECS = ", ".join(sorted(CODECS))
 TOPK = "(density, per='sample', values=Identity, index='auto')"
 
 
-@pytest.mark.parametrize("notation", [v.notation for v in codec_variants.VARIANTS])
-def test_codecs_are_written_as_they_are_parsed(notation: str) -> None:
-    codec = parse_notation(notation, CODECS)
-    assert repr(codec) == notation
-    assert parse_notation(repr(codec), CODECS) == codec
-    assert hash(parse_notation(repr(codec), CODECS)) == hash(codec)
-    assert pickle.loads(pickle.dumps(codec)) == codec
-    assert parse(notation) == Plain(codec)  # a bare codec means Plain
-    assert repr(Plain(codec)) == notation  # and is written bare
-    assert parse(f"Plain({notation})") == Plain(codec)
-
-
 @pytest.mark.parametrize("notation", [v.notation for v in compressor_variants.VARIANTS])
 def test_compressors_are_written_as_they_are_parsed(notation: str) -> None:
     method = parse(notation)

@@ -87,7 +87,6 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "OneBit(per='block', block=100)",
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
-        "ATOMO(3.0)",
     ],
     "compressor": ["ACGC(0.5)", "GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
     "replica": [

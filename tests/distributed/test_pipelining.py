@@ -107,7 +107,7 @@ def test_ends_of_other_compressors_are_refused():
 
 
 @pytest.mark.parametrize(
-    "notation", ["Nonzero", "Entropy(Quantize(4))", "ZFP(0.01)", "AQSGD(Quantize(4))", "GraVAC(epsilon=0.5)"]
+    "notation", ["Nonzero", "Entropy(Quantize(4))", "ErrorBounded(0.01)", "AQSGD(Quantize(4))", "GraVAC(epsilon=0.5)"]
 )
 def test_packets_without_a_bound_are_refused(notation):
     with pytest.raises(ValueError) as refused:

@@ -71,6 +71,7 @@ ROOMS = {
         {"torch"},
     ),
     "raysim.recipes": (set(), set()),
+    "raysim_contrib": ({"codecs", "notation", "on_demand"}, {"torch", "numba"}),
     "raysim.show": ({"analysis", "network", "notation", "quality", "records", "training"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.validate": ({"*"}, {"pyarrow", "pandas"}),
@@ -86,11 +87,11 @@ ROOMS = {
 
 
 def modules():
-    for package in ("raysim", "sweeps", "analysis"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+    for folder in (ROOT / "raysim", ROOT / "sweeps", ROOT / "analysis", ROOT / "contrib" / "raysim_contrib"):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            yield name if package == "raysim" else f"raysim.{name}", path
+            yield f"raysim.{name}" if folder.name in ("sweeps", "analysis") else name, path
 
 
 def room_of(module):

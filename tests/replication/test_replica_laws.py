@@ -338,11 +338,11 @@ def test_relative_variances_bound_what_is_measured(codec) -> None:
 
 
 def test_diana_needs_a_codec_whose_variance_is_known() -> None:
-    for notation in ("DIANA(TopK(0.1))", "DIANA(RandomK(0.1))", "DIANA(ATOMO(2.0))"):
+    for notation in ("DIANA(TopK(0.1))", "DIANA(RandomK(0.1))", "DIANA(LowRank(2))"):
         with pytest.raises(ValueError) as error:
             parse_replica_method(notation)
         assert "`alpha` must be given for a codec whose variance is not known" in str(error.value)
-    assert repr(parse_replica_method("DIANA(ATOMO(2), alpha=0.5)")) == "DIANA(ATOMO(2.0), alpha=0.5)"
+    assert repr(parse_replica_method("DIANA(TopK(1), alpha=0.5)")) == "DIANA(TopK(1.0), alpha=0.5)"
 
 
 # Signs.
@@ -477,7 +477,6 @@ def test_a_fall_of_the_learning_rate_makes_all_layers_mild() -> None:
         ("RedSync(0.1, search='fast')", "`search` must be one of binary, trimmed, but got 'fast'"),
         ("EF21(TopK(0.1), start='warm')", "`start` must be one of dense, zero, but got 'warm'"),
         ("GTopK(2)", "`density` must be in (0, 1], but got 2"),
-        ("ATOMO(0)", "`budget` must be in (0, 1e+06], but got 0"),
     ],
 )
 def test_bad_settings_are_refused(notation: str, message: str) -> None:

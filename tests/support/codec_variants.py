@@ -110,24 +110,6 @@ def low_rank(rank: int, left: Shape, right: Shape, matrices: int, itemsize: int)
     return itemsize * dense if thin >= rows * columns else 4 * matrices * thin
 
 
-def tah_quant(shape: Shape, itemsize: int) -> int:
-    """Tiles of 32 features, or of the next power of two where there are fewer."""
-    if not numel(shape):
-        return 0
-    length = channels(shape)
-    width = next(width for width in (2, 4, 8, 16, 32) if width >= min(length, 32))
-    per_token = math.ceil(length / width)
-    tiles = numel(shape) // length * per_token
-    wide = tiles // per_token * round(0.8 * per_token)
-    codes = packed(width * wide, 4) + packed(width * (tiles - wide), 3)
-    return 2 + 2 * packed(tiles, 1) + packed(tiles, int(math.log2(width))) + 4 * tiles + codes
-
-
-def maps(shape: Shape) -> int:
-    """Channels of all samples; of vectors, samples."""
-    return samples(shape) * (channels(shape) if len(shape) > 2 else 1)
-
-
 VARIANTS = [
     Variant("Identity", lambda s, v: v * numel(s), lossless=True, scales=True, odd=True, idempotent=True),
     Variant("Cast('bfloat16')", lambda s, v: 2 * numel(s), odd=True, idempotent=True),
@@ -183,13 +165,6 @@ VARIANTS = [
     Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
     Variant("OneBit", minmax(1), scales=True),
     Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
-    Variant("MeanStd", lambda s, v: 2 * numel(s) + 8 * rows(s) if numel(s) else 0),
-    *(Variant(f"DAQ({bits})", minmax(bits, maps), scales=True) for bits in (1, 4, 8)),
-    Variant(
-        "DAQ(3, deviation_bits=8)",
-        lambda s, v: packed(numel(s), 3) + (5 * maps(s) + 8 * samples(s)) * bool(numel(s)),
-        scales=True,
-    ),
     Variant("Mean", lambda s, v: 4 * bool(numel(s)), scales=True, odd=True),
     Variant("QSGD(4)", absmax(4, blocks(128)), scales=True, unbiased=True),
     Variant("QSGD(8, block=512)", absmax(8, blocks(512)), scales=True, unbiased=True),
@@ -202,18 +177,9 @@ VARIANTS = [
     Variant("NonUniform(3)", lambda s, v: packed(numel(s), 3) + 32 * bool(numel(s)), scales=True),
     Variant("NonUniform(8, fit='quantile')", lambda s, v: numel(s) + 1024 * bool(numel(s)), scales=True),
     Variant("NonUniform(4, fit='deviation')", lambda s, v: packed(numel(s), 4) + 64 * bool(numel(s)), scales=True),
-    Variant("TinyScript(2)", lambda s, v: packed(numel(s), 2) + 12 * bool(numel(s)), scales=True, unbiased=True),
-    Variant("TinyScript(4)", lambda s, v: packed(numel(s), 4) + 12 * bool(numel(s)), scales=True, unbiased=True),
-    Variant("TAHQuant", tah_quant, scales=True),
-    Variant("TAHQuant(high=0.5, tile=16, tau=0.0)", scales=True),
     Variant("LowRank(2)", lambda s, v: low_rank(2, *matrix_axes(s), 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
-    Variant("ATOMO(2.0)", unbiased=True),
     Variant("ErrorBounded(0.01)"),
-    Variant("ZFP(0.01)"),
-    Variant("ZFP(0.5)"),
-    Variant("MPC", lossless=True, scales=False, idempotent=True),
-    Variant("MPC(stride=3)", lossless=True, scales=False, idempotent=True),
     Variant("ErrorBounded(0.001, relative='range')", scales=True),
     Variant("ErrorBounded(0.1, relative='rms')", scales=True),
     Variant("Hadamard(Quantize(4))", scales=True),
@@ -221,9 +187,6 @@ VARIANTS = [
     Variant("Entropy(Quantize(4))", scales=True),
     Variant("Entropy(TopK(0.1))", scales=True, odd=True, idempotent=True),
     Variant("Entropy(Identity, level=3)", lossless=True, scales=True, odd=True, idempotent=True),
-    Variant("Outliers(Quantize(4))", scales=True),
-    Variant("Outliers(FixedPoint(8), density=0.1, kept=Identity)", scales=True),
-    Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
 ]
 
 

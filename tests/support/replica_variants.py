@@ -66,7 +66,6 @@ VARIANTS = [
     Variant("QSGD(4)"),
     Variant("TernGrad"),
     Variant("Natural"),
-    Variant("ATOMO(3.0)"),
     Variant("Entropy(LowRank(2))"),
     Variant("Accordion(TopK(0.5), TopK(0.05), interval=1)", conserves=True),
     Variant("Accordion(LowRank(3), LowRank(1), eta=0.05, interval=1)", conserves=True),

@@ -97,20 +97,6 @@ def test_a_step_that_probes_two_factors_pays_for_both(small):
     assert Clock(plan).profile(reports).method_s[0] == account.coded_bytes / DEVICES["T4"].codec_bytes_per_s
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: repr(variant.codec))
-def test_work_is_the_same_whichever_way_a_residual_is_found(variant):
-    """The kernels that encode and withhold in one pass count what encoding and decoding do."""
-    x, codec, work = normal(8, 6, 4, 4), variant.codec, []
-    for memory in (None, torch.zeros_like(x)):
-        before = work_bytes()
-        codec.encode_with_residual(x.clone(), x.dtype, key=1, memory=memory)
-        work.append(work_bytes() - before)
-    before = work_bytes()
-    codec.encode(x, 1).decode()
-    assert work == [work_bytes() - before] * 2
-    assert (work[0] == 0) == (codec == Identity())
-
-
 def decisions_of(config, folder, **options):
     decisions = train(config, out=folder, **options).decisions
     assert decisions["throughput"].notna().any()

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raysim.codecs.kernels.random import GAMMA, uniform_at
-
 _FEW = 31  # borders that are faster counted one by one than searched
 _BLOCK = 4096
 _SHIFT = 18
@@ -75,28 +73,3 @@ def add_up(x, codes, sums, sizes):
     for i in range(len(x)):
         sums[codes[i]] += np.float64(x[i])
         sizes[codes[i]] += 1.0
-
-
-@njit(cache=True, nogil=True)
-def round_between(x, levels, key, codes):
-    """Write for each value the place of a level, at random one of the two beside its magnitude, plus their number where it is negative.
-
-    `levels` are float64, not decreasing, from 0 to the greatest magnitude. The nearer of the two is the likelier, so that the
-    mean is the value.
-    """
-    sign = np.uint8(len(levels))
-    state = np.uint64(key)
-    borders = levels[1:].astype(np.float32)
-    first = _first_of_slots(borders)
-    bits = x.view(np.int32)
-    for i in range(len(x)):
-        state += GAMMA
-        slot = _slot(bits[i] & np.int32(0x7FFFFFFF))
-        magnitude = np.float64(abs(x[i]))
-        found, last = np.int64(first[slot]), np.int64(first[slot + 1])
-        while found < last and magnitude > levels[found + 1]:
-            found += 1
-        if found + 1 < len(levels):
-            gap = levels[found + 1] - levels[found]
-            found += uniform_at(state) * gap < magnitude - levels[found]
-        codes[i] = np.uint8(found) + (sign if x[i] < 0 else np.uint8(0))

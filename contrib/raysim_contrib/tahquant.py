@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import (
-    DTYPES,
-    Codec,
-    Key,
-    NonFiniteError,
-    Packet,
-    cast_saturating,
-    check_finite,
-    to_bytes,
-    to_tensor,
-)
+from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
 from raysim.codecs.layout import channel_axis, channels_last
 from raysim.codecs.mx import power_of_two
@@ -55,7 +44,7 @@ class TAHQuant(Codec):
     Hadamard matrix over sqrt(tile). Codes are min-max; scale and least value are float16, relative to a power of two of the whole
     tensor, which is sent in 2 bytes so that small gradients keep their digits. The last tile of a token is filled up with its
     last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width, 1 for the rotation and
-    log2(tile) for the place of the swapped value.
+    log2(tile) for the position of the swapped value.
 
     The paper is about tokens of shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a
     row of the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
@@ -94,89 +83,44 @@ class TAHQuant(Codec):
         tokens, _, per_token = self._layout(tuple(x.shape))
         if not tokens:
             return {}
-        native = kernels.serve(x)
-        x = x.contiguous().float() if native else x
-        exponent = self._exponent(x)
-        entropy, turned, pivots, low, high = (self._described if native else self._described_plainly)(x, exponent)
-        wide = torch.zeros(tokens * per_token, dtype=torch.uint8, device=x.device)
+        check_finite(x)
+        exponent = int(torch.frexp(x.double().abs().amax()).exponent)
+        tiles = self._tiles(x)
+        entropy = _entropy(tiles.abs())
+        tiles *= _power(-exponent, x.device)
+        turned, pivots = self._pivots(tiles)
+        tiles = _mixed(tiles, turned, pivots)
+        low, high = tiles.amin(dim=1), tiles.amax(dim=1)
+        wide = torch.zeros(tokens * per_token, dtype=torch.bool, device=x.device)
         # whole numbers above zero rank as their patterns do
         ranked = entropy.view(torch.float32).view(tokens, per_token)
-        wide[select_topk(ranked, round(self.high * per_token))] = 1
+        wide[select_topk(ranked, round(self.high * per_token))] = True
         sent_low = low.half()
-        steps = torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)
-        sent_scale = ((high - sent_low.double()) / steps).clamp_min(0).half()
-        grid = sent_low.double(), 1 / sent_scale.double().clamp_min(_TINY)
-        code = self._codes if native else self._codes_plainly
-        high_codes, low_codes = code(x, exponent, wide, turned, pivots, *grid)
+        last = torch.where(wide, 2.0**_HIGH - 1, 2.0**_LOW - 1)  # code of a tile
+        sent_scale = ((high - sent_low.double()) / last).clamp_min(0).half()
+        inverse = 1 / sent_scale.double().clamp_min(_TINY)
+        codes = (tiles.sub_(sent_low.double()[:, None])).mul_(inverse[:, None]).round_().clamp_min_(0)
+        codes = torch.minimum(codes, last[:, None]).to(torch.uint8)
         return {
             "exponent": np.array([exponent], np.int16).view(np.uint8),
-            "wide": to_bytes(pack(wide, 1)),
-            "turned": to_bytes(pack(turned, 1)),
+            "wide": to_bytes(pack(wide.to(torch.uint8), 1)),
+            "turned": to_bytes(pack(turned.to(torch.uint8), 1)),
             "pivots": to_bytes(pack(pivots, self._pivot_bits)),
             "low": to_bytes(sent_low),
             "scale": to_bytes(sent_scale),
-            "high_codes": to_bytes(pack(high_codes, _HIGH)),
-            "low_codes": to_bytes(pack(low_codes, _LOW)),
+            "high_codes": to_bytes(pack(codes[wide].view(-1), _HIGH)),
+            "low_codes": to_bytes(pack(codes[~wide].view(-1), _LOW)),
         }
 
-    def _exponent(self, x: Tensor) -> int:
-        """Return the exponent of the power of two above all magnitudes; raises NonFiniteError."""
-        if kernels.serve(x):
-            from raysim.codecs.kernels.tahquant import greatest
-
-            pattern = int(greatest(kernels.bits_of(x)))
-            if pattern >= 0x7F800000:
-                raise NonFiniteError("A tensor to send holds NaN or infinity.")
-            return int(torch.frexp(torch.tensor(pattern, dtype=torch.int32).view(torch.float32).double()).exponent)
-        check_finite(x)
-        return int(torch.frexp(x.double().abs().amax()).exponent)
-
-    def _described(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
-        """Return of each tile the entropy, int32 in units of 2^-18 bit, whether it is turned, the pivot, and its range."""
-        from raysim.codecs.kernels.tahquant import describe
-
-        tokens, length, per_token = self._layout(tuple(x.shape))
-        count = tokens * per_token
-        entropy, turned, pivots = np.empty(count, np.int32), np.empty(count, np.uint8), np.empty(count, np.int64)
-        low, high = np.empty((2, count))
-        fit = np.array([*_LOG2, -(2.0**_FRACTION_BITS)], np.float32)
-        settings = length, self.tile, _WEIGHT_BITS, 2.0**-exponent, self.tau, fit
-        describe(x.view(-1).numpy(), *settings, entropy, turned, pivots, low, high)
-        return tuple(map(torch.from_numpy, (entropy, turned, pivots, low, high)))
-
-    def _codes(
-        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the codes of all tiles of 4 bits, and of all of 3 bits, flat uint8."""
-        from raysim.codecs.kernels.tahquant import quantise
-
-        num_wide = int(wide.sum())
-        codes = np.empty(num_wide * self.tile, np.uint8), np.empty((len(wide) - num_wide) * self.tile, np.uint8)
-        settings = self._layout(tuple(x.shape))[1], self.tile, 2.0**-exponent
-        each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
-        quantise(x.view(-1).numpy(), *settings, *each, (2.0**_HIGH - 1, 2.0**_LOW - 1), *codes)
-        return torch.from_numpy(codes[0]), torch.from_numpy(codes[1])
-
-    def _described_plainly(self, x: Tensor, exponent: int) -> tuple[Tensor, ...]:
-        tiles = self._tiles(x)
+    def _pivots(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which tiles are rotated, and the position of the greatest magnitude in these, 0 in the others."""
         magnitudes = tiles.abs()
         first = magnitudes.amax(dim=1)
-        places = torch.arange(self.tile, device=x.device).expand_as(tiles)
-        pivots = torch.where(magnitudes == first[:, None], places, self.tile).amin(dim=1)
+        positions = torch.arange(self.tile, device=tiles.device).expand_as(tiles)
+        pivots = torch.where(magnitudes == first[:, None], positions, self.tile).amin(dim=1)
         second = magnitudes.scatter(1, pivots[:, None], 0.0).amax(dim=1)
-        factor = _power(-exponent, x.device)
-        turned = first * factor / (second * factor + _TINY) > self.tau
-        pivots = torch.where(turned, pivots, 0)
-        mixed = _mixed(tiles * factor, turned, pivots)
-        return _entropy(magnitudes), turned.to(torch.uint8), pivots, mixed.amin(dim=1), mixed.amax(dim=1)
-
-    def _codes_plainly(
-        self, x: Tensor, exponent: int, wide: Tensor, turned: Tensor, pivots: Tensor, low: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        mixed = _mixed(self._tiles(x) * _power(-exponent, x.device), turned > 0, pivots)
-        codes = (mixed.sub_(low[:, None])).mul_(scale[:, None]).round_().clamp_min_(0)
-        codes = torch.minimum(codes, torch.where(wide > 0, 2.0**_HIGH - 1, 2.0**_LOW - 1)[:, None]).to(torch.uint8)
-        return codes[wide > 0].view(-1), codes[wide == 0].view(-1)
+        turned = first / (second + _TINY) > self.tau
+        return turned, torch.where(turned, pivots, 0)
 
     def _tiles(self, x: Tensor) -> Tensor:
         """Return the tiles as rows of float64, the last of each token filled up with its last value."""
@@ -205,34 +149,21 @@ class TAHQuant(Codec):
             return unpack_bytes(data, number, bits) if bits <= 8 else unpack(data, number, bits)
 
         exponent = int(packet.bytes_of("exponent", 2).copy().view(np.int16)[0])
-        wide, turned = field("wide", count, 1), field("turned", count, 1)
+        wide, turned = field("wide", count, 1) > 0, field("turned", count, 1) > 0
         pivots = field("pivots", count, self._pivot_bits).long()
-        ends = (
+        low, scale = (
             to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device).double() for name in ("low", "scale")
         )
-        low, scale = ends
         if not (torch.isfinite(low).all() and torch.isfinite(scale).all()):
             raise ValueError(f"A packet of {self!r} holds a scale or a least value that is not finite.")
         num_wide = int(wide.sum())
-        high_codes = field("high_codes", num_wide * self.tile, _HIGH)
-        low_codes = field("low_codes", (count - num_wide) * self.tile, _LOW)
-        if dtype != torch.float64 and kernels.serves(device):
-            from raysim.codecs.kernels.tahquant import dequantise
-
-            out = kernels.empty(packet.numel, np.float32)
-            factor = float(_power(exponent, "cpu"))
-            codes = kernels.opened(high_codes.numpy()), kernels.opened(low_codes.numpy())
-            each = wide.numpy(), turned.numpy(), pivots.numpy(), low.numpy(), scale.numpy()
-            dequantise(*codes, length, self.tile, factor, *each, out)
-            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
-        codes_of = torch.empty(count, self.tile, dtype=torch.uint8, device=device)
-        codes_of[wide > 0] = high_codes.view(-1, self.tile)
-        codes_of[wide == 0] = low_codes.view(-1, self.tile)
-        tiles = codes_of.double() * scale[:, None] + low[:, None]
+        codes = torch.empty(count, self.tile, dtype=torch.uint8, device=device)
+        codes[wide] = field("high_codes", num_wide * self.tile, _HIGH).view(-1, self.tile)
+        codes[~wide] = field("low_codes", (count - num_wide) * self.tile, _LOW).view(-1, self.tile)
+        tiles = codes.double() * scale[:, None] + low[:, None]
         back = _swapped(hadamard(tiles) / math.sqrt(self.tile), pivots)
-        tiles = torch.where(turned[:, None] > 0, back, tiles)
+        tiles = torch.where(turned[:, None], back, tiles)
         rows = (tiles * _power(exponent, device)).view(tokens, -1)[:, :length].reshape(packet.shape)
-        # by way of float32, as the kernels go
         return cast_saturating(rows if dtype == torch.float64 else cast_saturating(rows, torch.float32), dtype)
 
 

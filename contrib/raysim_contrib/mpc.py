@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels, transfers
+from raysim.codecs import transfers
 from raysim.codecs.base import DTYPES, Codec, Key, Packet, check_finite, to_bytes, to_tensor
 from raysim.notation import check_integer
 from raysim.on_demand import torch
@@ -21,7 +21,7 @@ class MPC(Codec):
     """Sends every value exactly, by the four stages of MPC (Yang, Mukka, Hesaaraki and Burtscher 2015, "MPC: A Massively Parallel
     Compression Algorithm for Scientific Data").
 
-    Values are words of their dtype's bits. Each word is replaced by its difference to the word `stride` places before; groups of
+    Values are words of their dtype's bits. Each word is replaced by its difference to the word `stride` positions before; groups of
     as many words as a word has bits are transposed, so that a word holds one bit of each; each of these is replaced by its
     difference to the one before; and words that are then zero are left out, with a bitmap of one bit a word. A tensor that this
     does not make smaller is sent as it is; one byte says which.
@@ -48,68 +48,34 @@ class MPC(Codec):
         check_finite(x)
         words = to_bytes(x).view(f"u{x.dtype.itemsize}")
         transfers.land()
-        bitmap, kept = self._staged(kernels.opened(words)) if kernels.serves("cpu") else self._staged_plainly(words)
+        differences = np.zeros(8 * _bitmap_bytes(words.size, words.itemsize), words.dtype)
+        differences[: len(words)] = words
+        differences[self.stride : len(words)] -= words[: -self.stride]
+        staged = _transposed(differences)
+        staged[1:] -= staged[:-1].copy()
+        bitmap, kept = np.packbits(staged != 0), staged[staged != 0]
         small = bitmap.nbytes + kept.nbytes < words.nbytes
         arrays = {"bitmap": bitmap, "words": kept.view(np.uint8)} if small else {"values": words.view(np.uint8)}
         return {"staged": np.array([small], np.uint8)} | arrays
-
-    def _staged(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        from raysim.codecs.kernels.mpc import encode
-
-        bitmap = np.empty(_bitmap_bytes(words.size, words.itemsize), np.uint8)
-        out = kernels.empty(8 * len(bitmap) + 1, words.dtype)
-        count = encode(words, self.stride, _masks(words.itemsize), bitmap, out)
-        return bitmap, out[:count].copy()
-
-    def _staged_plainly(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        differences = words.copy()
-        differences[self.stride :] -= words[: -self.stride]
-        padded = np.zeros(8 * _bitmap_bytes(words.size, words.itemsize), words.dtype)
-        padded[: len(words)] = differences
-        turned = _transposed(padded)
-        turned[1:] -= turned[:-1].copy()
-        return np.packbits(turned != 0), turned[turned != 0]
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         dtype = DTYPES[packet.dtype]
         if not packet.bytes_of("staged", 1)[0]:
             return to_tensor(packet.bytes_of("values", packet.dense_bytes), dtype, device).view(packet.shape)
-        bitmap = packet.bytes_of("bitmap", _bitmap_bytes(packet.numel, dtype.itemsize))
-        count = int(np.unpackbits(bitmap).sum())
-        kept = packet.bytes_of("words", count * dtype.itemsize).copy().view(f"u{dtype.itemsize}")
-        if kernels.serves("cpu"):
-            from raysim.codecs.kernels.mpc import decode
-
-            words = kernels.empty(packet.numel, kept.dtype)
-            decode(kernels.opened(bitmap), kept, self.stride, _masks(dtype.itemsize), words)
-        else:
-            flags = np.unpackbits(bitmap).astype(bool)
-            turned = np.zeros(len(flags), kept.dtype)
-            turned[flags] = kept
-            differences = _transposed(np.cumsum(turned, dtype=kept.dtype))[: packet.numel]
-            steps = np.zeros((-(-packet.numel // self.stride), self.stride), kept.dtype)
-            steps.reshape(-1)[: packet.numel] = differences
-            words = np.cumsum(steps, axis=0, dtype=kept.dtype).reshape(-1)[: packet.numel]
+        flags = np.unpackbits(packet.bytes_of("bitmap", _bitmap_bytes(packet.numel, dtype.itemsize))).astype(bool)
+        kept = packet.bytes_of("words", int(flags.sum()) * dtype.itemsize).copy().view(f"u{dtype.itemsize}")
+        staged = np.zeros(len(flags), kept.dtype)
+        staged[flags] = kept
+        differences = _transposed(np.cumsum(staged, dtype=kept.dtype))[: packet.numel]
+        steps = np.zeros((-(-packet.numel // self.stride), self.stride), kept.dtype)
+        steps.reshape(-1)[: packet.numel] = differences
+        words = np.cumsum(steps, axis=0, dtype=kept.dtype).reshape(-1)[: packet.numel]
         return to_tensor(words.view(np.uint8), dtype, device).view(packet.shape)
 
 
 def _bitmap_bytes(count: int, itemsize: int) -> int:
     """Return the bytes of the bitmap of `count` words, filled up to whole groups."""
     return -(-count // (8 * itemsize)) * itemsize
-
-
-def _masks(itemsize: int) -> np.ndarray:
-    """Return the bits that each round of a transposition exchanges: the lower half of every part of a word.
-
-    >>> [f"{mask:x}" for mask in _masks(2)]
-    ['ff', 'f0f', '3333', '5555']
-    """
-    width, found = 8 * itemsize, []
-    half = width >> 1
-    while half:
-        found.append(sum(((1 << half) - 1) << start for start in range(0, width, 2 * half)))
-        half >>= 1
-    return np.array(found, f"u{itemsize}")
 
 
 def _transposed(words: np.ndarray) -> np.ndarray:

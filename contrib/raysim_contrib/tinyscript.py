@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
 from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.layout import layout_of
@@ -96,19 +95,11 @@ class TinyScript(Codec):
             return {"codes": np.empty(0, np.uint8), "fit": np.empty(0, np.uint8)}
         fit = self._fit(x)
         flat, levels = x.reshape(-1), self._levels_of(fit)
-        if kernels.serve(x):
-            from raysim.codecs.kernels.levels import round_between
-
-            found = np.empty(len(flat), np.uint8)
-            draw = np.uint64((key or 0) % 2**64)
-            round_between(flat.contiguous().float().numpy(), levels.double().numpy(), draw, found)
-            codes = torch.from_numpy(found)
-        else:
-            wide, magnitudes = levels.double().to(x.device), flat.double().abs()
-            below = torch.bucketize(magnitudes, wide[1:])
-            above = (below + 1).clamp_max(self._count - 1)
-            up = uniform(key or 0, len(flat), x.device) * (wide[above] - wide[below]) < magnitudes - wide[below]
-            codes = torch.where(up, above, below) + self._count * (flat < 0)
+        wide, magnitudes = levels.double().to(x.device), flat.double().abs()
+        below = torch.bucketize(magnitudes, wide[1:])
+        above = (below + 1).clamp_max(self._count - 1)
+        up = uniform(key or 0, len(flat), x.device) * (wide[above] - wide[below]) < magnitudes - wide[below]
+        codes = torch.where(up, above, below) + self._count * (flat < 0)
         return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "fit": fit.view(np.uint8)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
@@ -118,16 +109,10 @@ class TinyScript(Codec):
         if not packet.numel:
             return torch.empty(packet.shape, dtype=dtype, device=device)
         if fit[2] and not (fit > 0).all():
-            raise ValueError(f"A packet of {self!r} holds a distribution that is none.")
+            raise ValueError(f"A packet of {self!r} holds a distribution with scales that are not positive.")
         levels = self._levels_of(fit.float().numpy()).double().to(device)
         table = torch.cat([levels, 0.0 - levels])
         codes = unpack_bytes(data, packet.numel, self.bits)
-        if dtype != torch.float64 and kernels.serves(device):
-            from raysim.codecs.kernels.levels import look_up
-
-            out = kernels.empty(packet.numel, np.float32)
-            look_up(kernels.opened(codes.numpy()), table.float().numpy(), out)
-            return cast_saturating(torch.from_numpy(out), dtype).view(packet.shape)
         return cast_saturating(table[codes.long()], dtype).view(packet.shape)
 
 

@@ -1,4 +1,4 @@
-"""ZFP's blocks of 4 x 4 values in numba: transform, negabinary, embedded coding; plain reference: `raysim.codecs.contrib.zfp`."""
+"""The blocks of ZFP in numba: transform, negabinary and embedded coding of 4 x 4 values."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import Identity, Quantize
 from raysim.codecs.base import (
     DTYPES,
     Codec,
@@ -21,9 +21,7 @@ from raysim.codecs.base import (
     to_tensor,
 )
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.dense import Identity
 from raysim.codecs.layout import Layout, channel_axis
-from raysim.codecs.quantize import Quantize
 from raysim.codecs.signs import read_floats
 from raysim.codecs.sums import group_sums
 from raysim.notation import check_integer
@@ -107,21 +105,13 @@ class DAQ(Codec):
             raise ValueError(f"A packet of {self!r} holds deviations that are not finite.")
         groups, size = samples * channels, packet.numel // (samples * channels)
         center, step = self._grid(means, deviations)
-        if dtype != torch.float64 and kernels.serves(device):
-            from raysim.codecs.kernels.uniform import dequantize
-
-            out = kernels.empty(packet.numel, np.float32)
-            grid = groups, size, center.numpy(), step.numpy()
-            dequantize(kernels.opened(data), 0, *grid, 0, (1 << self.bits) - 1, self.bits, out)
-            limit = torch.finfo(torch.float32).max
-            values = torch.from_numpy(out).clamp_(-limit, limit)
-        else:
-            codes = unpack_bytes(to_tensor(data, torch.uint8, device), packet.numel, self.bits).view(groups, size)
-            values = codes.double().mul_(step[:, None]).add_(center[:, None])
-            values = values if dtype == torch.float64 else cast_saturating(values, torch.float32)  # as the kernels go
+        codes = unpack_bytes(to_tensor(data, torch.uint8, device), packet.numel, self.bits).view(groups, size)
+        values = codes.double().mul_(step[:, None]).add_(center[:, None])
+        # 16-bit types by way of float32
+        values = values if dtype == torch.float64 else cast_saturating(values, torch.float32)
         values = cast_saturating(values.view(-1), dtype)
         if len(shape) <= 2:
             return values.view(shape)
         axis = channel_axis(shape)
-        first = (shape[0], shape[axis], *(size for place, size in enumerate(shape) if place not in (0, axis)))
+        first = (shape[0], shape[axis], *(size for i, size in enumerate(shape) if i not in (0, axis)))
         return values.view(first).movedim(1, axis).contiguous()
