@@ -1,24 +1,25 @@
 """Stateless maps tensor -> packet -> tensor, packed for real: wire bytes are counted from the arrays sent.
 
 A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. Adding one is a class, and a line in
-`CODECS`; the laws in the tests then ask for a variant of it.
+`CODECS`; the laws in the tests then ask for a variant of it. Rarely used codecs are in the plug-in `raysim-contrib`.
 """
 
-from raysim.codecs.base import Codec, NonFiniteError, Packet
+from collections.abc import Iterable
+
 from raysim.codecs.bounded import ErrorBounded
-from raysim.codecs.mean import Mean
-from raysim.codecs.nonuniform import NonUniform
-from raysim.codecs.dense import Cast, Identity
+from raysim.codecs.codec import Codec, NonFiniteError, Packet
+from raysim.codecs.floats import MX, Cast, Identity
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
-from raysim.codecs.mx import MX
-from raysim.codecs.quantize import FixedPoint, Quantize
+from raysim.codecs.nonuniform import NonUniform
+from raysim.codecs.quantize import QSGD, FixedPoint, Quantize
 from raysim.codecs.randomk import RandomK
-from raysim.codecs.signs import OneBit, Sign
-from raysim.codecs.sparse import Nonzero, TopK
-from raysim.codecs.threshold import EstimatedTopK, Threshold
+from raysim.codecs.signs import Mean, OneBit, Sign
+from raysim.codecs.threshold import EstimatedTopK, Nonzero, Threshold
+from raysim.codecs.topk import TopK
 from raysim.codecs.transform import Hadamard
-from raysim.codecs.unbiased import QSGD, Natural, TernGrad
+from raysim.codecs.unbiased import Natural, TernGrad
+from raysim.on_demand import torch
 from raysim.random import derive_key
 
 CODECS: dict[str, type[Codec]] = {
@@ -32,6 +33,27 @@ CODECS: dict[str, type[Codec]] = {
         *(Entropy, Hadamard),
     )
 }
+
+_COMMON: tuple[Codec, ...] = (
+    TopK(0.5, index="bitmap"),
+    TopK(0.5, index="elias_fano", values=Quantize(4)),
+    Quantize(3, per="channel", rounding="stochastic"),
+    Nonzero(),
+)
+
+
+def warm(codecs: Iterable[Codec] = ()) -> None:
+    """Compile the kernels of TopK, Quantize and `codecs` for every dtype that they serve, before a step is timed.
+
+    Kernels that an earlier process compiled are loaded from disk, which takes a fraction of a second.
+    """
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
+        for codec in (*_COMMON, *(codec.rehearsed() for codec in codecs)):
+            codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
+            packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
+            packet.decode()
+
 
 __all__ = [
     "CODECS",
@@ -60,4 +82,5 @@ __all__ = [
     "Threshold",
     "TopK",
     "derive_key",
+    "warm",
 ]

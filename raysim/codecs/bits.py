@@ -15,8 +15,6 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WIDEST = 32  # bits of a field that the kernels on GPUs pack
-
 
 def packed_bytes(count: int, width: int) -> int:
     """Return the bytes that `count` fields of `width` bits take.
@@ -30,9 +28,9 @@ def packed_bytes(count: int, width: int) -> int:
 def pack_bits(flags: Tensor) -> Tensor:
     """Return the bitmap of a flat bool tensor, uint8."""
     if kernels.gpu_serve(flags):
-        from raysim.codecs.kernels.triton import fields as on_gpu
-
-        return on_gpu.pack(flags.view(torch.uint8), 1)
+        return pack(flags.view(torch.uint8), 1)
+    if flags.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flags.numpy()))
     rows = _padded(flags.to(torch.uint8), 8).view(-1, 8)
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
     return (rows * weights).sum(dim=1, dtype=torch.uint8)
@@ -41,15 +39,15 @@ def pack_bits(flags: Tensor) -> Tensor:
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """Return the first `count` bits of a bitmap, as bool; inverse of `pack_bits`."""
     if kernels.gpu_serves(packed.device, count):
-        from raysim.codecs.kernels.triton import fields as on_gpu
-
-        return on_gpu.unpack(packed, count, 1).bool()
+        return unpack_bytes(packed, count, 1).bool()
+    if packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).view(torch.bool)
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()
 
 
 def pack(values: Tensor, width: int) -> Tensor:
-    """Return flat non-negative integers, each below 2**width, as a uint8 stream.
+    """Return flat non-negative integers, each below 2**width, as a uint8 stream; `width` is 0 to 32.
 
     >>> pack(torch.tensor([5, 2, 7]), 3)
     tensor([171, 128], dtype=torch.uint8)
@@ -58,20 +56,10 @@ def pack(values: Tensor, width: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=values.device)
     if width == 8:
         return values.to(torch.uint8)
-    count = packed_bytes(len(values), width)
-    if kernels.serves(values.device):
-        from raysim.codecs.kernels import fields
-
-        packed = np.empty(count, np.uint8)
-        if width < 8:
-            fields.pack_stream(values.to(torch.uint8).contiguous().numpy(), width, packed)
-        else:
-            fields.pack_wide(values.long().contiguous().numpy(), width, packed)
-        return torch.from_numpy(packed)
-    if width <= _WIDEST and kernels.gpu_serve(values):
-        from raysim.codecs.kernels.triton import fields as on_gpu
-
-        return on_gpu.pack(values, width)
+    backend = kernels.backend("fields", values)
+    if backend:
+        packed: Tensor = backend.pack(values, width)
+        return packed
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
@@ -79,7 +67,7 @@ def pack(values: Tensor, width: int) -> Tensor:
     for column in _padded(values.long(), 8).view(-1, 8).unbind(dim=1):  # eight fields are `width` whole bytes
         words = (words << width) | column
     shifts = torch.arange(8 * (width - 1), -1, -8, device=values.device)
-    return ((words[:, None] >> shifts) & 255).to(torch.uint8).view(-1)[:count]
+    return ((words[:, None] >> shifts) & 255).to(torch.uint8).view(-1)[: packed_bytes(len(values), width)]
 
 
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
@@ -88,22 +76,19 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     >>> unpack(torch.tensor([171, 128], dtype=torch.uint8), 3, 3)
     tensor([5, 2, 7])
     """
+    return unpack_bytes(packed, count, width).long()
+
+
+def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
+    """Return `count` integers as uint8, or as int64 if they have more than 8 bits; inverse of `pack`."""
     if width == 0:
-        return torch.zeros(count, dtype=torch.int64, device=packed.device)
-    if width <= 8 and kernels.serves(packed.device):
-        return unpack_bytes(packed, count, width).long()
+        return torch.zeros(count, dtype=torch.uint8, device=packed.device)
     if width == 8:
-        return packed.long()
-    if kernels.serves(packed.device):
-        from raysim.codecs.kernels import fields
-
-        values = np.empty(count, np.int64)
-        fields.unpack_wide(kernels.opened(packed.numpy()), width, values)
-        return torch.from_numpy(values)
-    if width <= _WIDEST and kernels.gpu_serves(packed.device, count):
-        from raysim.codecs.kernels.triton import fields as on_gpu
-
-        return on_gpu.unpack(packed, count, width).long()
+        return packed
+    backend = kernels.backend_on("fields", packed.device, count)
+    if backend:
+        values: Tensor = backend.unpack(packed, count, width)
+        return values
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
         bits = unpack_bits(packed, count * width).view(count, width).long()
@@ -112,24 +97,7 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     for column in _padded(packed.long(), width).view(-1, width).unbind(dim=1):
         words = (words << 8) | column
     shifts = torch.arange(7 * width, -1, -width, device=packed.device)
-    return ((words[:, None] >> shifts) & ((1 << width) - 1)).view(-1)[:count]
-
-
-def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
-    """Return `count` integers of at most 8 bits as uint8; inverse of `pack`."""
-    if width == 8:
-        return packed
-    if kernels.gpu_serves(packed.device, count):
-        from raysim.codecs.kernels.triton import fields as on_gpu
-
-        return on_gpu.unpack(packed, count, width)
-    if not kernels.serves(packed.device):
-        return unpack(packed, count, width).to(torch.uint8)
-    from raysim.codecs.kernels import fields
-
-    codes = np.empty(count, np.uint8)
-    fields.unpack_stream(kernels.opened(packed.numpy()), width, codes)
-    return torch.from_numpy(codes)
+    return ((words[:, None] >> shifts) & ((1 << width) - 1)).view(-1)[:count].to(torch.uint8)
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

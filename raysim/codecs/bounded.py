@@ -1,4 +1,4 @@
-"""Quantisation to a given error: the bound is chosen, and the bytes follow from the data."""
+"""ErrorBounded: the bound on the error is chosen, and the bytes follow from the data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack
-from raysim.codecs.layout import Layout, layout_of
-from raysim.codecs.sums import group_sums
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.groups import Layout, layout_of, total
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 128  # values that share an offset and a width
 _LIMIT = 1 << 30  # of codes; a block that exceeds it is sent as it is
-_RAW = 255  # the width that says so
+_RAW = 255  # the width of such a block
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +49,7 @@ class ErrorBounded(Codec):
             return self.bound
         if self.relative == "range":
             return self.bound * (float(x.amax()) - float(x.amin()))
-        whole = layout_of((layout.numel,), "tensor", 0)
-        return self.bound * math.sqrt(float(group_sums(x, whole, "squares")) / layout.numel)
+        return self.bound * math.sqrt(total(x, "squares") / layout.numel)
 
     def array_names(self) -> tuple[str, ...]:
         return ("step", "widths", "offsets", "raw", "codes")
@@ -66,8 +63,6 @@ class ErrorBounded(Codec):
             return arrays
         # a bound below the precision of float32 would send more than the value itself
         scale = 1 / float(step[0]) if 0 < step[0] < math.inf else None
-        if scale is not None and kernels.serve(x):
-            return arrays | self._encode_native(x.contiguous(), layout, scale)
         blocks = layout.view(x).view(layout.groups, _BLOCK)
         codes = torch.full_like(blocks, math.inf).double() if scale is None else blocks.double().mul(scale).round_()
         raw = ~(codes.abs() <= _LIMIT).all(dim=1)
@@ -83,24 +78,6 @@ class ErrorBounded(Codec):
         ]
         arrays["codes"] = to_bytes(torch.cat(packed)) if packed else np.empty(0, np.uint8)
         return arrays
-
-    def _encode_native(self, x: Tensor, layout: Layout, scale: float) -> dict[str, np.ndarray]:
-        from raysim.codecs.kernels import bounded as native
-
-        values = x.float().view(-1).numpy()
-        widths, offsets = np.empty(layout.groups, np.uint8), np.empty(layout.groups, np.int32)
-        native.measure(values, scale, widths, offsets)
-        places, total = _places(widths)
-        codes = np.empty(total, np.uint8)
-        native.pack(values, scale, widths, offsets, places, codes)
-        raw = widths == _RAW
-        held = layout.view(x).view(layout.groups, _BLOCK)[torch.from_numpy(raw)] if raw.any() else x.view(-1)[:0]
-        return {
-            "widths": widths,
-            "offsets": (offsets[~raw] if raw.any() else offsets).view(np.uint8),
-            "raw": to_bytes(held),
-            "codes": codes,
-        }
 
     def _used(self, widths: Tensor) -> list[int]:
         """Return the widths in use, narrow ones first: codes of one width are packed together."""
@@ -121,19 +98,8 @@ class ErrorBounded(Codec):
         if not torch.isfinite(held).all():
             raise ValueError(f"A packet of {self!r} holds values that are not finite.")
         sent_offsets = packet.bytes_of("offsets", 4 * kept)
-        places, total = _places(sent_widths)
-        sent_codes = packet.bytes_of("codes", total)
-        if dtype != torch.float64 and kernels.serves(device):
-            from raysim.codecs.kernels import bounded as native
-
-            offsets = np.zeros(layout.groups, np.int32)
-            offsets[~raw_blocks] = sent_offsets.copy().view(np.int32)
-            out = kernels.empty(layout.groups * _BLOCK, np.float32)
-            data = kernels.opened(sent_codes)
-            native.unpack(data, step, kernels.opened(sent_widths), offsets, places, out)
-            if raw_blocks.any():
-                out.reshape(-1, _BLOCK)[raw_blocks] = held.view(-1, _BLOCK).float().numpy()
-            return cast_saturating(torch.from_numpy(out)[: layout.numel], dtype).view(packet.shape)
+        sizes = sent_widths[~raw_blocks].astype(np.int64) * (_BLOCK // 8)
+        sent_codes = packet.bytes_of("codes", int(sizes.sum()))
         widths = to_tensor(sent_widths, torch.uint8, device).long()
         raw = widths == _RAW
         values = torch.empty(layout.groups, _BLOCK, dtype=torch.float64, device=device)
@@ -148,17 +114,5 @@ class ErrorBounded(Codec):
         values[~raw] = (codes[~raw].double() + from_least) * step
         values[raw] = held.view(-1, _BLOCK).double()
         flat = layout.flat(values)
-        # by way of float32, as the kernels go
-        return cast_saturating(flat if dtype == torch.float64 else cast_saturating(flat, torch.float32), dtype).view(
-            packet.shape
-        )
-
-
-def _places(widths: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return where in the packed codes each block's begin, narrow ones first, and how many bytes there are."""
-    sizes = np.where(widths == _RAW, 0, widths).astype(np.int64) * (_BLOCK // 8)
-    order = np.argsort(sizes, kind="stable")
-    ends = np.cumsum(sizes[order])
-    places = np.empty_like(sizes)
-    places[order] = ends - sizes[order]
-    return places, int(ends[-1])
+        values = flat if dtype == torch.float64 else cast_saturating(flat, torch.float32)  # 16-bit types by way of float32
+        return cast_saturating(values, dtype).view(packet.shape)

@@ -1,4 +1,4 @@
-"""A lossless stage behind any codec."""
+"""Entropy: a lossless stage behind any codec."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import transfers
-from raysim.codecs.base import Codec, Key, Packet, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RAW = 0  # before an array that is sent as it is; before others stands the width of the items whose bytes are shuffled
+_RAW = 0  # first byte of an array that is sent as it is; of others it is the width of the items with shuffled bytes
 _WIDTHS = (1, 2, 4, 8)
 _SAMPLE = 1 << 15  # bytes on which the widths are tried
 
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Codec):
-    """Compresses every array of a codec's packet by zstd, or sends it as it is where that is not smaller.
+    """Compresses every array of a codec's packet by zstd, or sends it as it is if that is not smaller.
 
-    Bytes of values are shuffled first where that helps: the first bytes of all items are compressed by themselves, then the
+    Bytes of values are shuffled first if that helps: the first bytes of all items are compressed by themselves, then the
     second ones, and so on, since exponents vary little (the byte shuffle of Blosc and HDF5). Items of 1 byte and of the dtype's
     size are tried on a part of the array. One byte an array names the item size, or says that it is raw.
 
-    Pays where codes are far from evenly used: bitmaps and low-bit codes of activations after ReLU, and the exponents of floats.
+    Pays if codes are far from evenly used: bitmaps and low-bit codes of activations after ReLU, and the exponents of floats.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.zeros(4096).index_fill(0, torch.arange(5), 1.0)
@@ -96,7 +96,7 @@ class Entropy(Codec):
         if width not in _WIDTHS or len(data) < 4 * width - 3:
             raise ValueError(f"A packet of {packet.codec!r} holds an array that is neither raw nor compressed.")
         lengths = data[1 : 4 * width - 3].copy().view("<u4").tolist()
-        ends = [sum(lengths[:place]) for place in range(width)] + [len(frames)]
+        ends = [sum(lengths[:i]) for i in range(width)] + [len(frames)]
         planes = [self._decompressed(packet, frames[start:end], limit) for start, end in pairwise(ends)]
         if len({len(plane) for plane in planes}) > 1:
             raise ValueError(f"A packet of {packet.codec!r} holds items whose bytes are not as many each.")

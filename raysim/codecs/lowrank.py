@@ -1,7 +1,7 @@
 """Low rank: a matrix sent as the product of two thin ones.
 
 Products and norms are summed in float64 in an order of their own, so that kernel and reference agree to the bit: a dot product
-in 16 lanes, each in order, and then the lanes by halves; everything else in order. On CUDA torch's products stand in for that.
+in 16 lanes, each in order, and then the lanes by halves; everything else in order. On CUDA torch's products are used instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.random import uniform
-from raysim.codecs.signs import read_floats
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_saturating,
+    check_finite,
+    dtype_name,
+    to_bytes,
+    to_tensor,
+)
+from raysim.codecs.draws import uniform
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
@@ -39,10 +48,9 @@ def orthonormal(columns: Tensor) -> Tensor:
     turned = columns.detach().double().transpose(1, 2).clone(memory_format=torch.contiguous_format)
     if not turned.numel():
         return turned.transpose(1, 2)
-    if kernels.serves(turned.device):
-        from raysim.codecs.kernels.lowrank import orthonormalise
-
-        orthonormalise(turned.numpy(), _LEAST)
+    backend = kernels.backend_on("lowrank", turned.device)
+    if backend:
+        backend.orthonormalise(turned.numpy(), _LEAST)
         return turned.transpose(1, 2)
     for k in range(turned.shape[1]):
         column = turned[:, k]
@@ -56,7 +64,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def check_rank(rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError where `rank` exceeds that of every weight, as (first axis, the rest)."""
+    """Raise ValueError if `rank` exceeds that of every weight, as (first axis, the rest)."""
     sides = {name: min(shape[0], math.prod(shape[1:])) for name, shape in shapes.items()}
     if sides and rank > max(sides.values()):
         widest = max(sides, key=lambda name: sides[name])
@@ -72,7 +80,7 @@ class LowRank(Codec):
 
     M is the `tensor`, its columns the last axis of text (samples x length, width) or the channels of images (samples x height
     x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. A tensor that two thin
-    matrices would not make smaller is sent as it is. Exact where the rank of M is at most `rank`. Computed in float64; both
+    matrices would not make smaller is sent as it is. Exact if the rank of M is at most `rank`. Computed in float64; both
     matrices are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
@@ -103,7 +111,7 @@ class LowRank(Codec):
         return replace(self, rank=1)  # of a higher rank a small tensor is sent as it is
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
-        """Return number, rows, columns and rank of the matrices, or None where they would not make the tensor smaller."""
+        """Return number, rows, columns and rank of the matrices, or None if they would not make the tensor smaller."""
         if len(shape) < (3 if self.per == "sample" else 2) or not math.prod(shape):
             return None
         if self.per == "sample":
@@ -124,7 +132,7 @@ class LowRank(Codec):
     def encode_from(self, x: Tensor, start: Tensor) -> tuple[Packet, Tensor]:
         """Return the packet of `x` with Q = `start`, (number or 1, columns, rank) float64, and the M^T P that is sent.
 
-        Raises NonFiniteError where `x` holds NaN or infinity. For tensors of which `matrices` is not None.
+        Raises NonFiniteError if `x` holds NaN or infinity. For tensors whose `matrices` are not None.
         """
         check_finite(x)
         matrices = self.matrices(tuple(x.shape))
@@ -132,7 +140,7 @@ class LowRank(Codec):
         m = (x.detach().movedim(1, -1) if self._by_channel(tuple(x.shape)) else x.detach()).reshape(matrices[:3])
         left = orthonormal(_times(m, start)).float()
         right = cast_saturating(_transposed_times(m, left), torch.float32)
-        packet = Packet(self, {"left": to_bytes(left), "right": to_bytes(right)}, tuple(x.shape), _name(x))
+        packet = Packet(self, {"left": to_bytes(left), "right": to_bytes(right)}, tuple(x.shape), dtype_name(x))
         return packet, right
 
     def array_names(self) -> tuple[str, ...]:
@@ -150,8 +158,8 @@ class LowRank(Codec):
         if matrices is None:
             return to_tensor(packet.bytes_of("values", packet.dense_bytes), dtype, device).view(packet.shape)
         number, rows, columns, rank = matrices
-        left = read_floats(packet, "left", number * rows * rank, device).view(number, rows, rank)
-        right = read_floats(packet, "right", number * columns * rank, device).view(number, columns, rank)
+        left = packet.floats_of("left", number * rows * rank, device).view(number, rows, rank)
+        right = packet.floats_of("right", number * columns * rank, device).view(number, columns, rank)
         x = cast_saturating(_product(left, right, dtype), dtype)
         if self._by_channel(packet.shape):
             samples, channels, *spots = packet.shape
@@ -159,17 +167,12 @@ class LowRank(Codec):
         return x.view(packet.shape)
 
 
-def _name(x: Tensor) -> str:
-    return next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
-
-
 def _times(m: Tensor, start: Tensor) -> Tensor:
     """Return M Q, (number, rows, rank) float64."""
-    if kernels.serve(m):
-        from raysim.codecs.kernels.lowrank import times
-
+    backend = kernels.backend("lowrank", m)
+    if backend:
         out = np.empty((len(m), start.shape[2], m.shape[1]))
-        times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
+        backend.times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
     if m.device.type != "cpu":
         return m.double() @ start
@@ -178,11 +181,10 @@ def _times(m: Tensor, start: Tensor) -> Tensor:
 
 def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
     """Return the transpose of M times P, (number, columns, rank) float64."""
-    if kernels.serve(m):
-        from raysim.codecs.kernels.lowrank import transposed_times
-
+    backend = kernels.backend("lowrank", m)
+    if backend:
         out = np.empty((len(m), left.shape[2], m.shape[2]))
-        transposed_times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
+        backend.transposed_times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
     if m.device.type != "cpu":
         return m.double().transpose(1, 2) @ left.double()
@@ -191,13 +193,12 @@ def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return P R^T, (number, rows, columns): float32, and float64 where `dtype` is."""
-    if dtype != torch.float64 and kernels.serves(left.device):
-        from raysim.codecs.kernels.lowrank import expand
-
+    """Return P R^T, (number, rows, columns): float32, and float64 if `dtype` is."""
+    backend = kernels.backend_on("lowrank", left.device) if dtype != torch.float64 else None
+    if backend:
         shape = (len(left), left.shape[1], right.shape[1])
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
-        expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
+        backend.expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out)
     if left.device.type != "cpu":
         total = left @ right.transpose(1, 2)

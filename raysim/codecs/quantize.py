@@ -1,11 +1,127 @@
-"""Uniform quantisation to 1..8 bits, packed at every width."""
+"""Uniform quantisation: evenly spaced levels over the range of each group of values, packed at every width of 1 to 8 bits."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from raysim.codecs.uniform import UniformCodec
+import numpy as np
+
+from raysim.codecs import kernels
+from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    NonFiniteError,
+    Packet,
+    cast_saturating,
+    count_work,
+    to_bytes,
+    to_tensor,
+)
+from raysim.codecs.draws import uniform
+from raysim.codecs.groups import PER, Layout, check_block, group_sums, layout_of
 from raysim.notation import check_choice, check_integer
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Ends = tuple["Tensor", "Tensor"]  # the least and the greatest value of each group, float32
+
+
+class Levels(NamedTuple):
+    """The codes of a uniform codec: 0 to `last`, in `bits` bits."""
+
+    bits: int
+    steps: int  # from the center of a group's range to its greatest value
+    middle: int  # the code of the center: zero, or with `middle` 0 the least value
+    last: int
+
+    @property
+    def absmax(self) -> bool:
+        """True if the range is -a to a around zero, and a alone is sent."""
+        return self.middle > 0
+
+
+class UniformCodec(Codec):
+    """Sends code = round((x - c)/step) + middle, decoded to c + step (code - middle), with step = (greatest - c)/steps.
+
+    c and the greatest value are those of the value's group. Codes are computed in float64, so neither tiny nor huge ranges overflow.
+    """
+
+    own_ends: ClassVar[bool] = False
+
+    bits: int
+    per: str
+    rounding: str
+    block: int
+
+    @property
+    @abstractmethod
+    def levels(self) -> Levels:
+        """The codes, and the level of each."""
+
+    def _ends(self, x: Tensor, layout: Layout) -> Ends | None:
+        """Return the ends of each group's range, of a class with `own_ends`; else they are its least and greatest value."""
+        return None
+
+    @property
+    def random(self) -> bool:
+        return self.rounding == "stochastic"
+
+    def _check_groups(self) -> None:
+        check_choice("per", self.per, PER)
+        check_choice("rounding", self.rounding, ["nearest", "stochastic"])
+        self._coerce(block=check_block(self.per, self.block))
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "high") if self.levels.absmax else ("codes", "high", "low")
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        return self._arrays(x.contiguous(), key)
+
+    def encode_with_residual(
+        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
+    ) -> tuple[Packet, Tensor]:
+        fused = x.dtype == dtype == torch.float32 and x.numel() and kernels.backend("uniform", x) is not None
+        if not fused:
+            return super().encode_with_residual(x, dtype, key, memory)
+        self._check(tuple(x.shape), key)
+        count_work(2 * x.nbytes)  # encoded, and the decoded values are withheld
+        x = x.detach().contiguous()
+        if memory is not None and self.own_ends:
+            x, memory = kernels.added(memory, x), None
+        residual = x if memory is None else kernels.empty_like(x)
+        packet = Packet(self, self._arrays(x, key, memory, residual), tuple(x.shape), "float32")
+        return packet, residual
+
+    def _arrays(
+        self, x: Tensor, key: Key | None, memory: Tensor | None = None, residual: Tensor | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of `x`, or of x + `memory`; a kernel writes what they withhold to `residual`."""
+        layout = layout_of(tuple(x.shape), self.per, self.block)
+        backend = kernels.backend("uniform", x) if layout.numel else None
+        quantize = _quantize if backend is None else backend.quantize
+        draw = (key or 0) if self.random else None
+        error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
+        codes, low, high = quantize(x, layout, self.levels, draw, error, self._ends(x, layout), memory, residual)
+        return {"codes": codes, "high": high} | ({} if self.levels.absmax else {"low": low})
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        layout, levels, dtype = layout_of(packet.shape, self.per, self.block), self.levels, DTYPES[packet.dtype]
+        codes = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
+        high = packet.bytes_of("high", 4 * layout.groups)
+        low = high if levels.absmax else packet.bytes_of("low", 4 * layout.groups)
+        served = layout.numel and dtype != torch.float64
+        backend = kernels.backend_on("uniform", device, layout.numel) if served else None
+        dequantize = _dequantize if backend is None else backend.dequantize
+        error = ValueError(f"A packet of {self!r} holds codes or ranges out of bounds.")
+        x: Tensor = dequantize(codes, low, high, layout, levels, dtype, device, error)
+        return x.view(packet.shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,7 +137,6 @@ class Quantize(UniformCodec):
     blockwise int8, as hivemind and Petals send tensors (without their codebook). `rounding` is to the nearest level, half to
     even, or `stochastic`: unbiased between the levels, with a key.
 
-    >>> import torch
     >>> packet = Quantize(2).encode(torch.tensor([-1.0, 0.0, 1.0]))
     >>> packet.decode(), packet.array_bytes
     (tensor([-1.0000,  0.3333,  1.0000]), 9)
@@ -45,20 +160,12 @@ class Quantize(UniformCodec):
             )
 
     @property
-    def _absmax(self) -> bool:
-        return self.range == "absmax"
-
-    @property
-    def _steps(self) -> int:
-        return (1 << self.bits) - 1 if self.range == "minmax" else (1 << (self.bits - 1)) - 1
-
-    @property
-    def _center_code(self) -> int:
-        return 0 if self.range == "minmax" else self._steps
-
-    @property
-    def _last_code(self) -> int:
-        return self._steps + self._center_code
+    def levels(self) -> Levels:
+        if self.range == "minmax":
+            steps = (1 << self.bits) - 1
+            return Levels(self.bits, steps, middle=0, last=steps)
+        steps = (1 << (self.bits - 1)) - 1
+        return Levels(self.bits, steps, middle=steps, last=2 * steps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +176,6 @@ class FixedPoint(UniformCodec):
     (1 - 2^-f) s. s is sent in float32, without the published code's float16 and epsilon, which shrink small gradients. `per`,
     `block` and `rounding` as of `Quantize`; the published group is the `channel`.
 
-    >>> import torch
     >>> FixedPoint(2, per="tensor").encode(torch.tensor([-1, -0.6, -0.25, 0, 0.3, 0.6, 1])).decode()
     tensor([-1.0000, -0.5000,  0.0000,  0.0000,  0.5000,  0.5000,  0.5000])
     """
@@ -84,17 +190,124 @@ class FixedPoint(UniformCodec):
         self._coerce(bits=check_integer("bits", self.bits, 1, 8))
 
     @property
-    def _absmax(self) -> bool:
-        return True
+    def levels(self) -> Levels:
+        steps = 1 << (self.bits - 1)
+        return Levels(self.bits, steps, middle=steps, last=2 * steps - 1)
+
+
+@dataclass(frozen=True, repr=False)
+class QSGD(UniformCodec):
+    """Rounds s x/N at random to a whole number beside it, N the Euclidean norm of a block of `block` values (Alistarh et al.
+    2017, 1610.02132): floor(s x/N + u), decoded to N/s times that.
+
+    s = 2^(bits-1) - 1 levels on either side of zero; N is sent in float32. Unbiased, with variance N^2/s^2 sum f(1 - f), f the
+    fraction of s|x|/N. The paper rounds magnitudes, which is the same in distribution.
+
+    >>> QSGD(4).encode(torch.tensor([3.0, -4.0]), key=1).array_bytes
+    5
+    """
+
+    own_ends: ClassVar[bool] = True
+
+    bits: int
+    block: int = 128
+
+    per: ClassVar[str] = "block"  # type: ignore[misc]
+    rounding: ClassVar[str] = "stochastic"  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        self._coerce(bits=check_integer("bits", self.bits, 2, 8), block=check_integer("block", self.block, 1))
 
     @property
-    def _steps(self) -> int:
-        return 1 << (self.bits - 1)
+    def levels(self) -> Levels:
+        steps = (1 << (self.bits - 1)) - 1
+        return Levels(self.bits, steps, middle=steps, last=2 * steps)
 
-    @property
-    def _center_code(self) -> int:
-        return self._steps
+    def relative_variance(self, numel: int) -> float:
+        length, steps = min(self.block, numel), self.levels.steps
+        return min(length / steps**2, math.sqrt(length) / steps)
 
-    @property
-    def _last_code(self) -> int:
-        return 2 * self._steps - 1
+    def _ends(self, x: Tensor, layout: Layout) -> Ends | None:
+        if not layout.numel:
+            return None
+        _, greatest = _ranges(x, layout, absmax=True)
+        with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
+            norms = torch.from_numpy(np.sqrt(group_sums(x, layout, "squares").cpu().numpy())).to(x.device)
+        # beyond float32 its end will do: whatever is no less than any value is unbiased
+        norms = norms.clamp_max(torch.finfo(torch.float32).max).float()
+        high = torch.where(torch.isfinite(greatest), torch.maximum(norms, greatest), greatest)
+        return -high, high
+
+
+# The torch reference of the kernels `uniform`.
+
+
+def _quantize(
+    x: Tensor,
+    layout: Layout,
+    levels: Levels,
+    key: Key | None,
+    error: NonFiniteError,
+    ends: Ends | None = None,
+    memory: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the packed codes, and the ends of each group's range as they are sent; a key rounds at random.
+
+    `memory` and `residual` are for kernels alone.
+    """
+    low, high = _ranges(x, layout, levels.absmax) if ends is None else ends
+    if not torch.isfinite(low).all() or not torch.isfinite(high).all():
+        raise error
+    center, span = _center_and_span(low, high, levels)
+    scale = torch.where(span > 0, _steps(span, levels) / span, 0.0)  # a constant group has one level: the center
+    codes = (layout.view(x).double() - layout.spread(center)).mul_(layout.spread(scale))
+    codes = layout.flat(codes if key is not None else codes.round_())
+    if key is not None:
+        codes = codes.add_(uniform(key, x.numel(), x.device)).floor_()
+    codes.add_(levels.middle).clamp_(0, levels.last)  # float64 input may pass its float32 range by a hair
+    return to_bytes(pack(codes.to(torch.uint8), levels.bits)), to_bytes(low), to_bytes(high)
+
+
+def _dequantize(
+    codes: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    layout: Layout,
+    levels: Levels,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    error: ValueError,
+) -> Tensor:
+    """Return the flat values of packed codes."""
+    center, span = _center_and_span(*(to_tensor(end, torch.float32, device) for end in (low, high)), levels)
+    unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, levels.bits)
+    if not torch.isfinite(span).all() or (span < 0).any() or (unpacked > levels.last).any():
+        raise error
+    step = span / _steps(span, levels)
+    steps = layout.view(unpacked - levels.middle).double()
+    values = layout.flat(steps.mul_(layout.spread(step)).add_(layout.spread(center)))
+    return cast_saturating(values if dtype == torch.float64 else values.float(), dtype)  # by way of float32, as the kernels go
+
+
+def _ranges(x: Tensor, layout: Layout, absmax: bool) -> Ends:
+    """Return the least and greatest value of each group (absmax: -a and a); NaN and infinity pass through."""
+    if not layout.numel:
+        return torch.empty(0, device=x.device), torch.empty(0, device=x.device)
+    viewed = layout.view(x)
+    low, high = viewed.amin((0, 2)).float(), viewed.amax((0, 2)).float()
+    if absmax:
+        high = torch.maximum(low.abs(), high.abs())
+        low = -high
+    return low + 0.0, high + 0.0  # of the two zeros always the positive one
+
+
+def _center_and_span(low: Tensor, high: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+    """Return the center of each group's range and its span up to the greatest value, float64."""
+    low, high = low.double(), high.double()
+    return (torch.zeros_like(high), high) if levels.absmax else (low, high - low)
+
+
+def _steps(span: Tensor, levels: Levels) -> Tensor:
+    """Return the number of steps as a tensor: torch multiplies by the reciprocal of a plain number."""
+    return torch.full_like(span, levels.steps)

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import Codec, Key, Packet, cast_saturating, check_finite, nest, nested_names
-from raysim.codecs.dense import Identity
-from raysim.codecs.random import bits64
-from raysim.codecs.selection import Support, kept_of, scatter, select_topk
+from raysim.codecs.codec import (
+    Codec,
+    Key,
+    Packet,
+    Support,
+    cast_saturating,
+    check_finite,
+    check_values,
+    nest,
+    nested_names,
+)
+from raysim.codecs.draws import bits64
+from raysim.codecs.floats import Identity
+from raysim.codecs.positions import scatter
+from raysim.codecs.selection import kept_of, select_topk
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
@@ -44,8 +54,7 @@ class RandomK(Codec):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("per", self.per, ["sample", "tensor"])
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+        check_values(self.values)
         if not isinstance(self.unbiased, bool):
             raise ValueError(f"`unbiased` must be True or False, but got {self.unbiased!r}.")
 
@@ -74,21 +83,15 @@ class RandomK(Codec):
             )
 
     def _rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the number of rows that are drawn from on their own, their length and how many each keeps."""
+        """Return the number of rows that are drawn from separately, their length, and how many values each keeps."""
         rows = 1 if self.per == "tensor" or not shape else shape[0]
         length = math.prod(shape) // max(1, rows)
         return rows, length, kept_of(self.density, length) if rows * length else 0
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-        """Return the flat positions that are kept under a key; positions of a lesser density are among those of a greater one."""
+        """Return the flat positions kept under a key; those of a lesser density are among those of a greater one."""
         rows, length, kept = self._rows(shape)
         # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
-        if kernels.serves(device):
-            from raysim.codecs.kernels.random import fill_ranks
-
-            ranks = np.empty(rows * length, np.int32)
-            fill_ranks(np.uint64(key % 2**64), ranks)
-            return select_topk(torch.from_numpy(ranks).view(torch.float32).view(rows, length), kept)
         drawn = (bits64(key, rows * length, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
         return select_topk(drawn.view(rows, length), kept)
 

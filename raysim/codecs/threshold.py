@@ -1,4 +1,4 @@
-"""Codecs that keep all values above a threshold, given or estimated."""
+"""Codecs that keep all values above a threshold: zero, a given one, or an estimated one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs.base import Codec, Key, Packet, check_finite, nest, nested_names
-from raysim.codecs.dense import Identity
-from raysim.codecs.layout import layout_of
-from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, smallest_form
-from raysim.codecs.random import bits64
-from raysim.codecs.selection import count_at_least, kept_of, place, select_at_least, select_topk
-from raysim.codecs.sums import group_sums
+from raysim.codecs.codec import Codec, Key, Packet, check_finite, check_values, nest, nested_names
+from raysim.codecs.draws import bits64
+from raysim.codecs.floats import Identity
+from raysim.codecs.groups import total
+from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, place, smallest_form
+from raysim.codecs.selection import count_at_least, kept_of, select_at_least, select_topk
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
@@ -24,20 +23,24 @@ if TYPE_CHECKING:
 
 
 class Counted(Codec):
-    """Base of codecs whose packets carry their count of values, in 8 bytes."""
+    """Base of codecs whose packets carry their count of values, in 8 bytes, and the positions of these."""
 
     size_varies: ClassVar[bool] = True
 
     values: Codec
 
+    @property
+    def random(self) -> bool:
+        return self.values.random
+
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)
 
-    def arrays_of(self, positions: Tensor, kept: Tensor, total: int, key: Key | None) -> dict[str, np.ndarray]:
-        """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `total` values."""
+    def arrays_of(self, positions: Tensor, kept: Tensor, numel: int, key: Key | None) -> dict[str, np.ndarray]:
+        """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `numel` values."""
         arrays = dict(nest("values", self.values.encode(kept, key)))
         arrays["count"] = np.array([len(positions)], dtype=np.int64).view(np.uint8)
-        return arrays | encode_positions(positions, total, smallest_form(len(positions), total))
+        return arrays | encode_positions(positions, numel, smallest_form(len(positions), numel))
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         kept = int(packet.bytes_of("count", 8).copy().view(np.int64)[0])
@@ -48,8 +51,29 @@ class Counted(Codec):
 
 
 @dataclass(frozen=True, repr=False)
+class Nonzero(Counted):
+    """Sends the values that are not zero, however many, and their positions: lossless if `values` is.
+
+    Shrinks tensors that are sparse already, such as activations after ReLU. The count is sent in 8 bytes.
+
+    >>> packet = Nonzero().encode(torch.tensor([0.0, 2.0, 0.0, 0.0]))
+    >>> packet.decode(), packet.array_bytes
+    (tensor([0., 2., 0., 0.]), 13)
+    """
+
+    values: Codec = Identity()  # noqa: RUF009  a frozen codec
+
+    def __post_init__(self) -> None:
+        check_values(self.values)
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is not zero: `values` finds it
+        return self.arrays_of(positions, kept, x.numel(), key)
+
+
+@dataclass(frozen=True, repr=False)
 class Threshold(Counted):
-    """Keeps the values of magnitude `threshold` or more, or the greatest where there is none.
+    """Keeps the values of magnitude `threshold` or more, or the greatest if there is none.
 
     >>> packet = Threshold(2.0).encode(torch.tensor([1.0, -2.0, 3.0, 0.0]))
     >>> packet.decode(), packet.array_bytes
@@ -61,12 +85,7 @@ class Threshold(Counted):
 
     def __post_init__(self) -> None:
         self._coerce(threshold=check_real("threshold", self.threshold, 0, 3e38, open_low=True))
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
-
-    @property
-    def random(self) -> bool:
-        return self.values.random
+        check_values(self.values)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
@@ -84,13 +103,13 @@ class EstimatedTopK(Counted):
 
     `policy` names the estimate, with a = |x| and k values wanted of the whole tensor:
     "sampled"      DGC (Lin et al. 2018, 1712.01887): the k-th of a random 1 % (at least 4,096 values); exact among the survivors
-                   where more than 1.3 k pass, and 0.8 times the threshold, up to ten times, where fewer than 0.8 k do
+                   if more than 1.3 k pass, and 0.8 times the threshold, up to ten times, if fewer than 0.8 k do
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum of a, at most 20 probes, until k to
                    2k pass; trimmed to 2k
     "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal of the tensor's deviation; three corrections
                    by half
     "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
-    The greatest value is kept where none passes. `TopK` is exact, and no slower here: these estimates serve to compare methods.
+    The greatest value is kept if none passes. `TopK` is exact, and no slower here: these estimates serve to compare methods.
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
     tensor([0., 0., 9., 0.])
@@ -103,8 +122,7 @@ class EstimatedTopK(Counted):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("policy", self.policy, ["sampled", "bisect", "gaussian", "exponential"])
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+        check_values(self.values)
 
     @property
     def random(self) -> bool:
@@ -147,40 +165,32 @@ class EstimatedTopK(Counted):
         rank = max(1, round(size * wanted / len(x)))
         tau = float(drawn[select_topk(drawn.view(1, -1), rank)].abs().amin())
         for _ in range(10):
-            if _passing(x, tau) >= 0.8 * wanted:
+            if count_at_least(x, tau) >= 0.8 * wanted:
                 break
             tau *= 0.8
-        return tau, wanted if _passing(x, tau) > 1.3 * wanted else len(x)
+        return tau, wanted if count_at_least(x, tau) > 1.3 * wanted else len(x)
 
     def _bisect(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        mean, greatest = _mean(x, "magnitudes"), float(torch.stack(torch.aminmax(x)).abs().amax())
+        mean, greatest = total(x, "magnitudes") / len(x), float(torch.stack(torch.aminmax(x)).abs().amax())
         low, high, tau = 0.0, 1.0, mean
         for _ in range(20):
             share = (low + high) / 2
             tau = mean + share * (greatest - mean)
-            passing = _passing(x, tau)
+            passing = count_at_least(x, tau)
             if wanted <= passing <= 2 * wanted:
                 break
             low, high = (low, share) if passing < wanted else (share, high)
         return tau, 2 * wanted
 
     def _gaussian(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        deviation = math.sqrt(max(0.0, _mean(x, "squares") - _mean(x, "sum") ** 2))
+        deviation = math.sqrt(max(0.0, total(x, "squares") / len(x) - (total(x, "sum") / len(x)) ** 2))
         tau = deviation * NormalDist().inv_cdf(1 - min(self.density, 1 - 1e-9) / 2)
         for _ in range(3):
-            passing = _passing(x, tau)
+            passing = count_at_least(x, tau)
             if 2 * wanted / 3 <= passing <= 4 * wanted / 3:
                 break
             tau *= 0.5 if passing < wanted else 1.5
         return tau, len(x)
 
     def _exponential(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        return -_mean(x, "magnitudes") * math.log(self.density), len(x)
-
-
-def _mean(x: Tensor, of: str) -> float:
-    return float(group_sums(x, layout_of((len(x),), "tensor", 0), of)) / len(x)
-
-
-def _passing(x: Tensor, tau: float) -> int:
-    return count_at_least(x, tau)
+        return -total(x, "magnitudes") / len(x) * math.log(self.density), len(x)

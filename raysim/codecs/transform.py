@@ -1,4 +1,4 @@
-"""Codecs that rotate a tensor before another codec, so that no value stands out."""
+"""Hadamard: a rotation before another codec, so that no value stands out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, nest, nested_names
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -20,7 +20,7 @@ _GREATEST = float(np.finfo(np.float32).max)
 
 
 def check_tile(tile: object) -> int:
-    """Return the size of a tile; raises ValueError where there is no Hadamard matrix of Sylvester's of that size."""
+    """Return the size of a tile; raises ValueError if Sylvester has no Hadamard matrix of that size."""
     size = check_integer("tile", tile, 2, 4096)
     if size & (size - 1):
         raise ValueError(f"`tile` must be a power of two, but got {size}.")
@@ -48,7 +48,7 @@ class Hadamard(Codec):
     """Sends x H by another codec, H the Hadamard matrix of `tile` values, and transforms the decoded tensor back.
 
     Spreads an outlier over its tile, so that few bits serve the other values better. Tiles are consecutive values of a sample, or
-    of the whole tensor with zeros at its end where samples are not whole tiles. The codec encodes x H/tile, in float32, which is
+    of the whole tensor with zeros at its end if samples are not whole tiles. The codec encodes x H/tile, in float32, which is
     no greater than x, so that nothing overflows.
 
     >>> from raysim.codecs import Quantize
@@ -70,7 +70,7 @@ class Hadamard(Codec):
         return self.codec.random
 
     def _turned(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codec's input: the tensor's own, where tiles fill its samples."""
+        """Return the shape of the codec's input: the tensor's own if tiles fill its samples."""
         numel = math.prod(shape)
         whole = math.prod(shape[1:]) % self.tile == 0 if len(shape) > 1 else numel % self.tile == 0
         return shape if whole else (1, numel + -numel % self.tile)
@@ -80,13 +80,10 @@ class Hadamard(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         turned = self._turned(tuple(x.shape))
-        if (kernels.serve(x) or kernels.gpu_serve(x)) and x.numel():
-            return dict(
-                nest(
-                    "turned",
-                    self.codec.encode(self._turn(x, 1 / self.tile, math.inf, math.prod(turned)).view(turned), key),
-                )
-            )
+        backend = kernels.backend("hadamard", x) if x.numel() else None
+        if backend:
+            mixed = backend.turn(x.contiguous().view(-1), self.tile, 1 / self.tile, math.inf, math.prod(turned))
+            return dict(nest("turned", self.codec.encode(mixed.view(turned), key)))
         flat = torch.nn.functional.pad(x.reshape(-1).double(), (0, math.prod(turned) - x.numel()))
         mixed = hadamard(flat.view(-1, self.tile)).div_(self.tile)
         return dict(nest("turned", self.codec.encode(mixed.float().view(turned), key)))
@@ -95,24 +92,10 @@ class Hadamard(Codec):
         turned = self._turned(packet.shape)
         mixed = packet.part("turned", self.codec, turned)._replace(dtype="float32").decode(device)
         dtype = DTYPES[packet.dtype]
-        served = kernels.serves(device) or kernels.gpu_serves(device, packet.numel)
-        if dtype != torch.float64 and served and packet.numel:
-            return cast_saturating(self._turn(mixed, 1.0, _GREATEST, mixed.numel())[: packet.numel], dtype).view(
-                packet.shape
-            )
-        flat = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]
-        return cast_saturating(flat if dtype == torch.float64 else cast_saturating(flat, torch.float32), dtype).view(
-            packet.shape
-        )
-
-    def _turn(self, x: Tensor, factor: float, limit: float, count: int) -> Tensor:
-        """Return `count` values: the tiles of `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
-        if not kernels.serves(x.device):
-            from raysim.codecs.kernels.triton import hadamard as on_gpu
-
-            return on_gpu.turn(x.contiguous().view(-1), self.tile, factor, limit, count)
-        from raysim.codecs.kernels.hadamard import turn
-
-        out = kernels.empty(count, np.float32)
-        turn(kernels.opened(x.contiguous().float().view(-1).numpy()), self.tile, factor, limit, out)
-        return torch.from_numpy(out)
+        served = dtype != torch.float64 and packet.numel
+        backend = kernels.backend_on("hadamard", device, packet.numel) if served else None
+        if backend:
+            x = backend.turn(mixed.contiguous().view(-1), self.tile, 1.0, _GREATEST, mixed.numel())[: packet.numel]
+            return cast_saturating(x, dtype).view(packet.shape)
+        x = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]
+        return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype).view(packet.shape)

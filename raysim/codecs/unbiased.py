@@ -1,79 +1,23 @@
-"""Quantisers of gradients that round at random, so that the mean over draws is the tensor: QSGD, TernGrad, natural compression."""
+"""Quantisers of gradients that round at random, so that the mean over draws is the tensor: TernGrad and natural compression."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.layout import Layout, layout_of
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.draws import bits64
+from raysim.codecs.groups import total
 from raysim.codecs.quantize import Quantize
-from raysim.codecs.random import bits64
-from raysim.codecs.sums import group_sums
-from raysim.codecs.uniform import UniformCodec
-from raysim.notation import check_integer, check_real
+from raysim.notation import check_real
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_GREATEST = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True, repr=False)
-class QSGD(UniformCodec):
-    """Rounds s x/N at random to a whole number beside it, N the Euclidean norm of a block of `block` values (Alistarh et al.
-    2017, 1610.02132): floor(s x/N + u), decoded to N/s times that.
-
-    s = 2^(bits-1) - 1 levels on either side of zero; N is sent in float32. Unbiased, with variance N^2/s^2 sum f(1 - f), f the
-    fraction of s|x|/N. The paper rounds magnitudes, which is the same in distribution.
-
-    >>> import torch
-    >>> QSGD(4).encode(torch.tensor([3.0, -4.0]), key=1).array_bytes
-    5
-    """
-
-    bits: int
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        self._coerce(bits=check_integer("bits", self.bits, 2, 8), block=check_integer("block", self.block, 1))
-
-    per: ClassVar[str] = "block"  # type: ignore[misc]
-    rounding: ClassVar[str] = "stochastic"  # type: ignore[misc]
-
-    @property
-    def _absmax(self) -> bool:
-        return True
-
-    @property
-    def _steps(self) -> int:
-        return (1 << (self.bits - 1)) - 1
-
-    @property
-    def _center_code(self) -> int:
-        return self._steps
-
-    @property
-    def _last_code(self) -> int:
-        return 2 * self._steps
-
-    def relative_variance(self, numel: int) -> float:
-        length = min(self.block, numel)
-        return min(length / self._steps**2, math.sqrt(length) / self._steps)
-
-    def _widened(self, x: Tensor, layout: Layout, low: np.ndarray, high: np.ndarray) -> None:
-        greatest = np.maximum(-low, high)
-        with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
-            # beyond float32 its end will do: whatever is no less than any value is unbiased
-            norms = np.minimum(np.sqrt(group_sums(x, layout, "squares").cpu().numpy()), _GREATEST).astype(np.float32)
-            high[:] = np.where(np.isfinite(greatest), np.maximum(norms, greatest), greatest)
-        low[:] = -high
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,9 +50,8 @@ class TernGrad(Codec):
         """Return `x` clipped, the tensor for which the codec is unbiased."""
         if self.clip is None or not x.numel():
             return x
-        whole = layout_of((x.numel(),), "tensor", 0)
-        mean = float(group_sums(x, whole, "sum")) / x.numel()
-        spread = math.sqrt(float(group_sums(x, whole, "squares", mean)) / x.numel())
+        mean = total(x, "sum") / x.numel()
+        spread = math.sqrt(total(x, "squares", mean) / x.numel())
         limit = self.clip * spread
         return x.clamp(-limit, limit) if 0 < limit < torch.finfo(x.dtype).max else x
 
@@ -149,12 +92,6 @@ class Natural(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
-        if kernels.serve(x) and x.numel():
-            from raysim.codecs.kernels.random import round_to_powers
-
-            bits, rounded = kernels.bits_of(x.contiguous().float()), np.empty(x.numel(), np.uint8)
-            round_to_powers(bits, np.uint64((key or 0) % 2**64), rounded)
-            return {"signs": np.packbits(bits < 0), "exponents": rounded}
         pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32).long()
         draws = bits64(key or 0, x.numel(), x.device) & 0x7FFFFF
         # adding a random fraction to the fraction carries into the exponent with the right probability
@@ -164,19 +101,8 @@ class Natural(Codec):
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         flags = to_tensor(packet.bytes_of("signs", packed_bytes(packet.numel, 1)), torch.uint8, device)
-        sent, dtype = packet.bytes_of("exponents", packet.numel), DTYPES[packet.dtype]
-        if kernels.serves(device):
-            from raysim.codecs.kernels.random import join_powers
-
-            pattern = kernels.empty(packet.numel, np.int32)
-            if not join_powers(kernels.opened(sent), unpack_bytes(flags, packet.numel, 1).numpy(), pattern):
-                raise self._out_of_bounds()
-            return cast_saturating(torch.from_numpy(pattern).view(torch.float32), dtype).view(packet.shape)
-        exponents = to_tensor(sent, torch.uint8, device).int()
+        exponents = to_tensor(packet.bytes_of("exponents", packet.numel), torch.uint8, device).int()
         if (exponents == 255).any():
-            raise self._out_of_bounds()
+            raise ValueError(f"A packet of {self!r} holds exponents out of bounds.")
         values = (exponents << 23 | unpack_bytes(flags, packet.numel, 1).int() << 31).view(torch.float32)
-        return cast_saturating(values, dtype).view(packet.shape)
-
-    def _out_of_bounds(self) -> ValueError:
-        return ValueError(f"A packet of {self!r} holds exponents out of bounds.")
+        return cast_saturating(values, DTYPES[packet.dtype]).view(packet.shape)

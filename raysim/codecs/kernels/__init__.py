@@ -1,15 +1,17 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-Numba's kernels work on tensors in host memory, those of the package `triton` on tensors on GPUs. The torch code beside their
-callers works on float64 and on everything without a kernel, and is the reference that kernels equal bit for bit. Numba is
-imported when a kernel is first needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step
-is timed. Large tensors are split between as many threads as torch may use, with the same result.
+A module of kernels, such as `uniform`, exists in numba, for tensors in host memory, and in the package `triton`, for tensors on GPUs,
+with the same functions. `backend` returns the one for a tensor. Codecs have a torch reference beside each call, for float64 and for
+whatever no kernel serves; kernels equal it bit for bit. Numba is imported when a kernel is first needed, and compiled kernels are cached
+on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split between as many threads as torch may use, with the
+same result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import sys
 import threading
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -43,6 +45,24 @@ _MOST = 2**31 - 2**20  # values of a tensor on a GPU: its kernels count in 32 bi
 _OLDEST = (7, 0)  # compute capability that Triton compiles for
 
 
+_NUMBA = frozenset({"fields", "hadamard", "lowrank", "positions", "random", "select", "sums", "uniform"})
+_TRITON = frozenset({"fields", "hadamard", "positions", "select", "uniform"})
+
+
+def backend(name: str, x: Tensor) -> Any:
+    """Return the module of kernels `name` that works on `x`, or None if only the torch reference does."""
+    return None if x.dtype == torch.float64 else backend_on(name, x.device, x.numel())
+
+
+def backend_on(name: str, device: torch.device | str, count: int = 0) -> Any:
+    """Return the module of kernels `name` for tensors of `count` values on `device`, None if there is none."""
+    if name in _NUMBA and serves(device):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _TRITON and gpu_serves(device, count):
+        return importlib.import_module(f"{__name__}.triton.{name}")
+    return None
+
+
 def serve(x: Tensor) -> bool:
     """Return whether numba's kernels work on `x`."""
     return x.dtype != torch.float64 and serves(x.device)
@@ -57,16 +77,11 @@ def serves(device: torch.device | str) -> bool:
     return True
 
 
-def gpu_serve(x: Tensor) -> bool:
-    """Return whether Triton's kernels work on `x`."""
-    return x.dtype != torch.float64 and gpu_serves(x.device, x.numel())
-
-
 def gpu_serves(device: torch.device | str, count: int = 0) -> bool:
     """Return whether Triton's kernels work on tensors of `count` values on `device`."""
     if count >= _MOST or _made_to("use reference"):
         return False
-    return _made_to("interpret") or (torch.device(device).type == "cuda" and _found_triton())
+    return _made_to("interpret") or (torch.device(device).type == "cuda" and _has_triton())
 
 
 @contextlib.contextmanager
@@ -101,8 +116,8 @@ def _made_to(*modes: str) -> bool:
 
 
 @functools.cache
-def _found_triton() -> bool:
-    """Return whether Triton can serve this machine's GPUs; says once where it cannot."""
+def _has_triton() -> bool:
+    """Return whether Triton can serve this machine's GPUs; warns once if it cannot."""
     if importlib.util.find_spec("triton") is None:
         warnings.warn("Triton is not installed: codecs run on the GPU as plain torch, which is slower.", stacklevel=2)
         return False
@@ -130,7 +145,7 @@ def opened(array: np.ndarray) -> np.ndarray:
 
 
 def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
-    """Return memory to write to: that of an earlier array of the size, where nobody holds it any more.
+    """Return memory to write to: if possible that of an earlier array of the size which nobody holds any more.
 
     Fresh memory of many megabytes has to be zeroed by the system first, which takes longer than what a codec does with it.
     """
@@ -140,19 +155,26 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
         return _unheld(count, dtype)
 
 
+def empty_like(x: Tensor) -> Tensor:
+    """Return memory for float32 in the shape of `x`, on its device: in host memory as `empty` does."""
+    if x.device.type != "cpu":
+        return torch.empty_like(x, dtype=torch.float32)
+    return torch.from_numpy(empty(x.numel(), np.float32)).view(x.shape)
+
+
 def _unheld(count: int, dtype: type | np.dtype) -> np.ndarray:
-    for index in range(len(_outputs)):
-        fits = _outputs[index].dtype == dtype and len(_outputs[index]) == count
-        if fits and sys.getrefcount(_outputs[index]) == _UNHELD:
-            _outputs.append(_outputs.pop(index))
+    for i in range(len(_outputs)):
+        fits = _outputs[i].dtype == dtype and len(_outputs[i]) == count
+        if fits and sys.getrefcount(_outputs[i]) == _UNHELD:
+            _outputs.append(_outputs.pop(i))
             return _outputs[-1]
     array = np.empty(count, dtype)
     free = _KEPT - array.nbytes
-    for index in reversed(range(len(_outputs))):  # the latest are at the end
-        if sys.getrefcount(_outputs[index]) == _UNHELD:
-            free -= _outputs[index].nbytes
+    for i in reversed(range(len(_outputs))):  # the latest are at the end
+        if sys.getrefcount(_outputs[i]) == _UNHELD:
+            free -= _outputs[i].nbytes
             if free < 0:
-                del _outputs[index]
+                del _outputs[i]
     del _outputs[: -_TRACKED + 1]
     _outputs.append(array)
     return array
@@ -177,8 +199,7 @@ def added(memory: Tensor, x: Tensor) -> Tensor:
     """Return memory + x as float32 in memory of its own."""
     if not serve(memory) or memory.dtype != torch.float32 or memory.shape != x.shape:
         return (memory.float() + x.detach()).float()
-    out = torch.from_numpy(empty(memory.numel(), np.float32)).view(memory.shape)
-    return torch.add(memory, x.detach(), out=out)
+    return torch.add(memory, x.detach(), out=empty_like(memory))
 
 
 def _drop_stale() -> None:

@@ -1,4 +1,4 @@
-"""Packing of codes of 1..8 bits, a byte each, into one stream and back, a block at a time (`raysim.codecs.bits` is the reference).
+"""Packing of small integers in numba: fields most significant bit first, one stream; see `raysim.codecs.bits`.
 
 Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once where there are vector
 registers; the words are then written over one another, since each holds `bits` bytes.
@@ -10,8 +10,10 @@ registers; the words are then written over one another, since each holds `bits` 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
+from raysim.codecs.kernels import opened
 from raysim.codecs.kernels.words import load_word, store_word
 
 BLOCK = 4096  # codes; a multiple of 64, so that every block but the last ends on whole words
@@ -25,8 +27,25 @@ _PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _QUADS = np.uint64(0x00000000FFFFFFFF)
 
 
+def pack(values, width):
+    """Return flat non-negative integers, each below 2**width, as a uint8 stream; `width` is 1 to 32."""
+    packed = np.empty((len(values) * width + 7) // 8, np.uint8)
+    if width <= 8:
+        _pack_codes(values.to(torch.uint8).contiguous().numpy(), width, packed)
+    else:
+        _pack_wide(values.long().contiguous().numpy(), width, packed)
+    return torch.from_numpy(packed)
+
+
+def unpack(packed, count, width):
+    """Return `count` fields, uint8 of at most 8 bits and int64 of more; `width` is 1 to 32."""
+    values = np.empty(count, np.uint8 if width <= 8 else np.int64)
+    (_unpack_codes if width <= 8 else _unpack_wide)(opened(packed.numpy()), width, values)
+    return torch.from_numpy(values)
+
+
 @njit(cache=True, nogil=True)
-def _copy(source, target):
+def copy(source, target):
     for i in range(len(target)):  # assigning a slice goes byte by byte
         target[i] = source[i]
 
@@ -38,7 +57,7 @@ def pack_block(codes, bits, words, padded, out):
     Codes beyond the last must be zero up to a multiple of eight.
     """
     if bits == 8:
-        _copy(codes, out)
+        copy(codes, out)
     elif bits == 4:
         for i in range(len(out)):
             out[i] = (codes[2 * i] << 4) | codes[2 * i + 1]
@@ -53,14 +72,14 @@ def pack_block(codes, bits, words, padded, out):
             words[i] = (((x & _QUADS) << (np.uint64(4) * b)) | (x >> _32)) << (_64 - _8 * b)
         for i in range(groups):
             store_word(padded, i * bits, words[i])
-        _copy(padded, out)
+        copy(padded, out)
 
 
 @njit(cache=True, nogil=True)
 def unpack_block(packed, bits, words, padded, codes):
     """Unpack the codes of `packed` into `codes`; inverse of `pack_block`."""
     if bits == 8:
-        _copy(packed, codes[: len(packed)])
+        copy(packed, codes[: len(packed)])
     elif bits == 4:
         for i in range(len(packed)):
             codes[2 * i] = packed[i] >> np.uint8(4)
@@ -68,7 +87,7 @@ def unpack_block(packed, bits, words, padded, codes):
     else:
         b = np.uint64(bits)
         groups = (len(packed) + bits - 1) // bits
-        _copy(packed, padded[: len(packed)])
+        copy(packed, padded[: len(packed)])
         padded[len(packed) : groups * bits] = 0
         for i in range(groups):
             words[i] = load_word(padded, i * bits)
@@ -86,30 +105,30 @@ def unpack_block(packed, bits, words, padded, codes):
 
 
 @njit(cache=True, nogil=True)
-def pack_stream(codes, bits, out):
+def _pack_codes(codes, bits, out):
     """Pack codes of 1..8 bits, a byte each, into `out`."""
     block = np.zeros(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     for first in range(0, len(codes), BLOCK):
         part = codes[first : first + BLOCK]
-        _copy(part, block[: len(part)])
+        copy(part, block[: len(part)])
         block[len(part) :] = 0
         pack_block(block, bits, words, padded, out[first * bits // 8 : ((first + len(part)) * bits + 7) // 8])
 
 
 @njit(cache=True, nogil=True)
-def unpack_stream(packed, bits, codes):
-    """Unpack codes of 1..8 bits, a byte each; inverse of `pack_stream`."""
+def _unpack_codes(packed, bits, codes):
+    """Unpack codes of 1..8 bits, a byte each; inverse of `_pack_codes`."""
     block = np.empty(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     for first in range(0, len(codes), BLOCK):
         part = codes[first : first + BLOCK]
         unpack_block(packed[first * bits // 8 : ((first + len(part)) * bits + 7) // 8], bits, words, padded, block)
-        _copy(block, part)
+        copy(block, part)
 
 
 @njit(cache=True, nogil=True)
-def pack_wide(values, bits, out):
+def _pack_wide(values, bits, out):
     """Pack int64 of 9..56 bits into `out`."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     held = np.uint64(0)
@@ -127,8 +146,8 @@ def pack_wide(values, bits, out):
 
 
 @njit(cache=True, nogil=True)
-def unpack_wide(packed, bits, values):
-    """Unpack int64 of 9..56 bits; inverse of `pack_wide`."""
+def _unpack_wide(packed, bits, values):
+    """Unpack int64 of 9..56 bits; inverse of `_pack_wide`."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     held = np.uint64(0)
     num_held = 0

@@ -6,9 +6,19 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
+from raysim.codecs.kernels import empty, opened
+
 _LANES = 16  # tiles that are turned together: enough to fill vector registers from the first butterfly on
+
+
+def turn(x, tile, factor, limit, count):
+    """Return `count` float32: the tiles of flat `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+    out = empty(count, np.float32)
+    _turn(opened(x.float().numpy()), tile, factor, limit, out)
+    return torch.from_numpy(out)
 
 
 @njit(cache=True, nogil=True)
@@ -38,7 +48,7 @@ def _store(part, tile, factor, limit, out):
 
 
 @njit(cache=True, nogil=True)
-def turn(x, tile, factor, limit, out):
+def _turn(x, tile, factor, limit, out):
     """Write every `tile` consecutive values times Sylvester's matrix and `factor`, by way of float64 and within +-`limit`.
 
     Zeros lie beyond x.

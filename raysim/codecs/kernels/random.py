@@ -1,4 +1,4 @@
-"""The counter-based random numbers of `raysim.random` in numba."""
+"""The random numbers of `raysim.codecs.draws` in numba."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.
@@ -43,32 +43,3 @@ def fill_uniform(key, out):
     for i in range(len(out)):
         state += GAMMA
         out[i] = uniform_at(state)
-
-
-@njit(cache=True, nogil=True)
-def fill_ranks(key, out):
-    """Write the lowest 30 bits of each place of the stream to an array of int32."""
-    state = np.uint64(key)
-    for i in range(len(out)):
-        state += GAMMA
-        out[i] = np.int32(mixed(state) & np.uint64(0x3FFFFFFF))
-
-
-@njit(cache=True, nogil=True)
-def join_powers(exponents, flags, pattern):
-    """Write the float32 patterns of powers of two; return False where an exponent is that of infinity."""
-    greatest = np.uint8(0)
-    for i in range(len(pattern)):
-        greatest = max(greatest, exponents[i])
-        pattern[i] = np.int32(exponents[i]) << np.int32(23) | np.int32(flags[i]) << np.int32(31)
-    return greatest < 255
-
-
-@njit(cache=True, nogil=True)
-def round_to_powers(pattern, key, exponents):
-    """Write the exponents of float32 patterns (int32), each rounded at random to one of the two beside its value."""
-    state = np.uint64(key)
-    for i in range(len(exponents)):
-        state += GAMMA
-        carried = (pattern[i] & np.int32(0x7FFFFFFF)) + np.int32(mixed(state) & np.uint64(0x7FFFFF))
-        exponents[i] = min(np.uint32(carried) >> np.uint32(23), np.uint32(254))

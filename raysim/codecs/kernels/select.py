@@ -12,12 +12,60 @@ costs time and never changes the result.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
-from raysim.codecs.kernels.words import at_least_64, greater_64, ones, reversed_bits, store_word, trailing_zeros
+from raysim.codecs.kernels import bits_of, empty, empty_like, in_parts
+from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
 
 _SAMPLE = 2048  # values of a long row from which its threshold is guessed
 _BINS = 2048
+_INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
+_NONE = np.empty(0, np.float32)
+
+
+def select_rows(x, kept, error):
+    """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
+    (rows, length), of equal ones the first; raises `error` on NaN or infinity."""
+    return _select(x, kept, error)
+
+
+def add_and_select(x, memory, kept, clear, error):
+    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
+    total = empty_like(memory)
+    terms = (part.view(-1).numpy() for part in (x, memory, total))
+    return total, *_select(total, kept, error, *terms, clear)
+
+
+def _select(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=False):
+    num_rows, length = x.shape
+    bits = bits_of(x)
+    positions, values = empty(num_rows * kept, np.int64), empty(num_rows * kept, bits.dtype)
+    limits = bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(_INFINITY[x.dtype])
+
+    def select(start, stop):
+        first, last = start // length, stop // length
+        out = slice(first * kept, last * kept)
+        shape, added = (last - first, length, kept), (term[start:stop], memory[start:stop], total[start:stop])
+        return _select_rows(bits[start:stop], start, *shape, *limits, positions[out], values[out], *added, clear)
+
+    if not all(in_parts(select, num_rows * length, length)):
+        raise error
+    return torch.from_numpy(positions), torch.from_numpy(values).view(x.dtype)
+
+
+def count_at_least(x, floor):
+    """Return how many values of flat `x` have a magnitude of at least the bit pattern `floor`."""
+    bits = bits_of(x)
+    return int(_count_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(floor)))
+
+
+def select_at_least(x, floor):
+    """Return the positions, increasing, and the values that `count_at_least` counts."""
+    bits, count = bits_of(x), count_at_least(x, floor)
+    positions, values = empty(count, np.int64), empty(count, bits.dtype)
+    _select_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(floor), positions, values)
+    return torch.from_numpy(positions), torch.from_numpy(values).view(x.dtype)
 
 
 @njit(cache=True, nogil=True)
@@ -102,7 +150,7 @@ def _add(x, memory, out):
 
 
 @njit(cache=True, nogil=True)
-def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values, x, memory, total, clear):
+def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values, x, memory, total, clear):
     """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
 
     `bits` are the signed bit patterns from flat position `offset` on, `mask` all of their bits but the sign, `infinity` the
@@ -193,7 +241,7 @@ def select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions,
 
 
 @njit(cache=True, nogil=True)
-def count_at_least(bits, mask, floor):
+def _count_at_least(bits, mask, floor):
     """Return how many magnitudes are at least `floor`."""
     found = np.int64(0)
     whole = len(bits) & ~63
@@ -205,7 +253,7 @@ def count_at_least(bits, mask, floor):
 
 
 @njit(cache=True, nogil=True)
-def select_at_least(bits, mask, floor, positions, values):
+def _select_at_least(bits, mask, floor, positions, values):
     """Write the positions and bit patterns of the magnitudes that are at least `floor`, in order of position."""
     out = 0
     whole = len(bits) & ~63
@@ -221,29 +269,4 @@ def select_at_least(bits, mask, floor, positions, values):
         if bits[position] & mask >= floor:
             positions[out] = position
             values[out] = bits[position]
-            out += 1
-
-
-@njit(cache=True, nogil=True)
-def mark_at_least(bits, mask, floor, bitmap, values):
-    """Set the bit of every magnitude that is at least `floor`, and write the bit patterns of these, in order of position."""
-    out = 0
-    whole = len(bits) & ~63
-    for i in range(0, whole, 64):
-        word = at_least_64(bits, i, mask, floor)
-        store_word(bitmap, i >> 3, reversed_bits(word))
-        if not ~word:
-            for j in range(64):
-                values[out + j] = bits[i + j]
-            out += 64
-            continue
-        while word:
-            values[out] = bits[i + np.int64(trailing_zeros(word))]
-            out += 1
-            word &= word - np.uint64(1)
-    bitmap[whole >> 3 :] = 0
-    for i in range(whole, len(bits)):
-        if bits[i] & mask >= floor:
-            bitmap[i >> 3] |= np.uint8(128 >> (i & 7))
-            values[out] = bits[i]
             out += 1

@@ -1,4 +1,4 @@
-"""Sums over groups in numba, in the order of `raysim.codecs.sums`."""
+"""Sums over groups in numba, in the order of `raysim.codecs.groups.group_sums`."""
 
 # mypy: ignore-errors
 # What numba compiles has the types that it infers, which mypy cannot follow.
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
 _BLOCK = 4096
@@ -40,9 +41,16 @@ def _load(x, term, center, block):
             block[i] = 1.0 if x[i] >= 0 else 0.0
 
 
+def group_sums(x, layout, term, center):
+    """Return the sums over the groups of `layout` of the term of that index in `raysim.codecs.groups`, a float64 tensor."""
+    sums = np.zeros(layout.groups)
+    _add_up(x.contiguous().float().view(-1).numpy(), layout.groups, layout.inner, term, center, sums)
+    return torch.from_numpy(sums)
+
+
 @njit(cache=True, nogil=True)
-def group_sums(x, groups, inner, term, center, sums):
-    """Add to `sums` over each group the term of that number in `raysim.codecs.sums`."""
+def _add_up(x, groups, inner, term, center, sums):
+    """Add to `sums` over each group the term of that number in `raysim.codecs.groups`."""
     block = np.empty(_BLOCK, np.float64)
     width = 1
     while width < min(inner, _BLOCK):

@@ -1,4 +1,4 @@
-"""Uniform quantisation in numba: ranges, quantise and pack, unpack and dequantise, with the arithmetic of the torch reference.
+"""Uniform quantisation in numba: ranges, quantise and pack, unpack and dequantise, with the arithmetic of `raysim.codecs.quantize`.
 
 Values lie in groups as (outer, groups, inner), of which the last may be cut short. Work goes in blocks that stay in the first
 cache: codes are made a byte each, which vectorises, and packed from there. Inner loops are functions over slices: numba
@@ -11,15 +11,84 @@ vectorises only where it can see that an index is not negative.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
-from raysim.codecs.kernels.fields import BLOCK, pack_block, unpack_block
+from raysim.codecs.bits import packed_bytes
+from raysim.codecs.codec import cast_saturating
+from raysim.codecs.kernels import empty, in_parts, opened
+from raysim.codecs.kernels.fields import BLOCK, copy, pack_block, unpack_block
 from raysim.codecs.kernels.random import GAMMA, uniform_at
 
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
 _31 = np.int32(31)
 _NONE = np.int32(0)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
+_EMPTY = np.empty(0, np.float32)
+
+
+def quantize(x, layout, levels, key, error, ends=None, memory=None, residual=None):
+    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
+
+    What the codes withhold is written to `residual`, which is x if there is no memory. Raises `error` on NaN and infinity.
+    """
+    values, held, left = (
+        _EMPTY if part is None else part.contiguous().float().view(-1).numpy() for part in (x, memory, residual)
+    )
+    if ends is None:
+        low, high = _ranges(values, held, left, layout)
+    else:
+        low, high = (end.numpy().copy() for end in ends)
+    if memory is not None:
+        values = left  # the sum
+    grid = np.empty((3, layout.groups))
+    if not _make_grid(low, high, levels.absmax, levels.steps, *grid):
+        raise error
+    packed = empty(packed_bytes(layout.numel, levels.bits), np.uint8)
+    codes = levels.middle, levels.last, levels.bits, key is not None, np.uint64((key or 0) % 2**64)
+
+    def part(start, stop):
+        out = packed[start * levels.bits // 8 : packed_bytes(stop, levels.bits)]
+        _quantize(values[start:stop], start, layout.groups, layout.inner, *grid, *codes, out, left[start:stop])
+
+    in_parts(part, layout.numel, BLOCK)
+    return packed, low.view(np.uint8), high.view(np.uint8)
+
+
+def _ranges(x, memory, total, layout):
+    """Return the least and greatest value of each group; with a memory of x + memory, which is written to `total`."""
+
+    def part(start, stop):
+        ends = np.empty((2, layout.groups), np.float32)
+        _find_ranges(x[start:stop], memory[start:stop], total[start:stop], layout.groups, layout.inner, *ends)
+        return ends
+
+    ends = np.stack(in_parts(part, layout.numel, BLOCK) if layout.groups == 1 else [part(0, layout.numel)])
+    return ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)  # NaN in any is NaN in all
+
+
+def dequantize(codes, low, high, layout, levels, dtype, device, error):
+    """Return the flat values of packed codes; raises `error` where a code or a range is out of bounds."""
+    high = high.copy().view(np.float32)
+    low = -high if levels.absmax else low.copy().view(np.float32)
+    center, scale, step = np.empty((3, layout.groups))
+    fits = _make_grid(low, high, levels.absmax, levels.steps, center, scale, step)
+    out = expand(codes, layout, levels, center, step) if fits else None
+    if out is None:
+        raise error
+    return cast_saturating(out, dtype)
+
+
+def expand(codes, layout, levels, center, step):
+    """Return center + step * (code - middle) of packed codes, float32; None if a code is beyond the last."""
+    data, out = opened(codes), empty(layout.numel, np.float32)
+    shape, limits = (layout.groups, layout.inner), (levels.middle, levels.last, levels.bits)
+
+    def part(start, stop):
+        source = data[start * levels.bits // 8 : packed_bytes(stop, levels.bits)]
+        return _dequantize(source, start, *shape, center, step, *limits, out[start:stop])
+
+    return torch.from_numpy(out) if all(in_parts(part, layout.numel, BLOCK)) else None
 
 
 @njit(cache=True, nogil=True)
@@ -38,37 +107,6 @@ def _widen(bits, low, high):
         ordered = np.int32(bits[i] ^ ((bits[i] >> _31) & _MAGNITUDE))
         low[i] = min(low[i], ordered)
         high[i] = max(high[i], ordered)
-
-
-@njit(cache=True, nogil=True)
-def ranges(bits, groups, inner, low, high):
-    """Write the least and greatest value of each group, as float32 patterns (int32), in the order of numbers.
-
-    `bits` are patterns too. NaN comes out as a greatest or least value, beyond infinity.
-    """
-    low[:] = _MAGNITUDE
-    high[:] = ~_MAGNITUDE
-    if inner >= _SHORT:
-        for segment in range((len(bits) + inner - 1) // inner):
-            start = segment * inner
-            group = segment % groups
-            least, greatest = _range(bits[start : start + inner])
-            low[group] = min(low[group], least)
-            high[group] = max(high[group], greatest)
-    elif inner == 1:
-        for start in range(0, len(bits), groups):
-            _widen(bits[start : start + groups], low, high)
-    else:
-        row = groups * inner
-        lows, highs = np.full(row, _MAGNITUDE, np.int32), np.full(row, ~_MAGNITUDE, np.int32)
-        for start in range(0, len(bits), row):
-            _widen(bits[start : start + row], lows, highs)
-        for i in range(row):
-            low[i // inner] = min(low[i // inner], lows[i])
-            high[i // inner] = max(high[i // inner], highs[i])
-    for group in range(groups):  # back from the order of integers
-        low[group] ^= (low[group] >> _31) & _MAGNITUDE
-        high[group] ^= (high[group] >> _31) & _MAGNITUDE
 
 
 @njit(cache=True, nogil=True)
@@ -91,38 +129,46 @@ def _add(x, memory, out):
 
 
 @njit(cache=True, nogil=True)
-def added_ranges(x, memory, out, groups, inner, low, high):
-    """Write x + memory to `out`, and of that what `ranges` does, in one pass."""
-    bits = out.view(np.int32)
+def _find_ranges(x, memory, total, groups, inner, low, high):
+    """Write the least and greatest value of each group of x; where `memory` is not empty of x + memory, which goes to `total`.
+
+    Numbers are compared as integers in their order. NaN comes out as a least or greatest value, beyond infinity.
+    """
+    adds = len(memory) > 0
+    bits = total.view(np.int32) if adds else x.view(np.int32)
     short = inner < _SHORT
-    row = groups * inner if short else groups
-    lows, highs = np.full(row, _MAGNITUDE, np.int32), np.full(row, ~_MAGNITUDE, np.int32)
-    if short:
-        for start in range(0, len(out), row):
-            stop = min(start + row, len(out))
-            _add(x[start:stop], memory[start:stop], out[start:stop])
+    run = groups * inner if short else inner
+    count = run if short else groups
+    lows, highs = np.full(count, _MAGNITUDE, np.int32), np.full(count, ~_MAGNITUDE, np.int32)
+    for start in range(0, len(x), run):
+        stop = min(start + run, len(x))
+        if short:
+            if adds:
+                _add(x[start:stop], memory[start:stop], total[start:stop])
             _widen(bits[start:stop], lows, highs)
-    else:
-        for segment in range((len(out) + inner - 1) // inner):
-            start, stop = segment * inner, min((segment + 1) * inner, len(out))
-            group = segment % groups
-            least, greatest = _add_range(x[start:stop], memory[start:stop], out[start:stop])
-            lows[group] = min(lows[group], least)
-            highs[group] = max(highs[group], greatest)
-    low[:] = _MAGNITUDE
-    high[:] = ~_MAGNITUDE
-    for i in range(row):
+            continue
+        group = start // run % groups
+        if adds:
+            least, greatest = _add_range(x[start:stop], memory[start:stop], total[start:stop])
+        else:
+            least, greatest = _range(bits[start:stop])
+        lows[group] = min(lows[group], least)
+        highs[group] = max(highs[group], greatest)
+    lowest, highest = low.view(np.int32), high.view(np.int32)
+    lowest[:] = _MAGNITUDE
+    highest[:] = ~_MAGNITUDE
+    for i in range(count):
         group = i // inner if short else i
-        low[group] = min(low[group], lows[i])
-        high[group] = max(high[group], highs[i])
-    for group in range(groups):
-        low[group] ^= (low[group] >> _31) & _MAGNITUDE
-        high[group] ^= (high[group] >> _31) & _MAGNITUDE
+        lowest[group] = min(lowest[group], lows[i])
+        highest[group] = max(highest[group], highs[i])
+    for group in range(groups):  # back from the order of integers
+        lowest[group] ^= (lowest[group] >> _31) & _MAGNITUDE
+        highest[group] ^= (highest[group] >> _31) & _MAGNITUDE
 
 
 @njit(cache=True, nogil=True)
-def grid(low, high, absmax, steps, center, scale, step):
-    """Write what `quantize` and `dequantize` need of each group, in float64; return whether its range is one.
+def _make_grid(low, high, absmax, steps, center, scale, step):
+    """Write what `_quantize` and `_dequantize` need of each group, in float64; return whether its range is one.
 
     The least and greatest value are float32, or with `absmax` become what is sent of them: of the two zeros always the positive.
     A constant group has one level, the center.
@@ -164,12 +210,6 @@ def _round_run_left(x, center, scale, step, middle, last, codes, left):
         steps = min(np.rint((np.float64(x[i]) - center) * scale), most)
         codes[i] = np.int32(steps) + middle
         left[i] = x[i] - np.float32(steps * step + center)
-
-
-@njit(cache=True, nogil=True)
-def _copy(source, target):
-    for i in range(len(target)):
-        target[i] = source[i]
 
 
 @njit(cache=True, nogil=True)
@@ -232,13 +272,13 @@ def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
 
 
 @njit(cache=True, nogil=True)
-def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
+def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
     """Write the packed codes round((x - center) * scale) + middle, each within 0..last, computed in float64.
 
     x are the values of the tensor from `offset` on, a multiple of BLOCK.
 
-    Stochastic rounding is floor(t + u), u the draw of the value's index. Where `residual` is not empty, what the codes
-    decode to is subtracted from it.
+    Stochastic rounding is floor(t + u), u the draw of the value's index. Where `residual` is not empty, the decoded values are
+    subtracted from it.
     """
     codes = np.empty(BLOCK, np.uint8)
     values = np.empty(BLOCK, np.float32)
@@ -275,7 +315,7 @@ def quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, 
             at = end
         pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
         if fused:
-            _copy(values, residual[first : first + len(block)])
+            copy(values, residual[first : first + len(block)])
         elif len(residual):
             _dequantize_block(codes, offset + first, values[: len(block)], groups, inner, center, step, middle)
             _withhold(values, residual[first : first + len(block)])
@@ -290,7 +330,7 @@ def _greatest(codes):
 
 
 @njit(cache=True, nogil=True)
-def dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
+def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
     """Write center + step * (code - middle), computed in float64; return False where a code exceeds `last`.
 
     `out` are the values of the tensor from `offset` on, a multiple of BLOCK, and `packed` their codes.

@@ -3,13 +3,18 @@
 # mypy: ignore-errors
 # Annotations of kernels are Triton's, and are evaluated.
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from raysim.codecs.bits import pack, packed_bytes
+from raysim.codecs.codec import Packet, to_bytes, to_tensor
 from raysim.codecs.kernels.triton.fields import field_at
 from raysim.codecs.kernels.triton.launch import blocks, flag, launch
+from raysim.codecs.positions import elias_fano, elias_fano_sizes, misplaced
+from raysim.codecs.transfers import check
 
 _BLOCK = 4096
 
@@ -94,6 +99,39 @@ def set_bits(positions: Tensor, num_bits: int, width: int | None = None) -> Tens
             WIDTH=width or 0, UNARY=width is not None, BLOCK=_BLOCK,
         )  # fmt: skip
     return words.view(torch.uint8)[: blocks(num_bits, 8)]
+
+
+def encode(positions: Tensor, total: int, form: str) -> dict[str, np.ndarray]:
+    """Return the arrays of `raysim.codecs.positions.encode_positions`, of a bitmap or by Elias and Fano."""
+    if form == "bitmap":
+        return {"bitmap": to_bytes(set_bits(positions, total))}
+    width, length = elias_fano_sizes(len(positions), total)
+    low = pack(positions & ((1 << width) - 1), width)
+    return {"low": to_bytes(low), "high": to_bytes(set_bits(positions, length, width))}
+
+
+def decode(packet: Packet, kept: int, device: torch.device | str) -> Tensor:
+    """Return what `raysim.codecs.positions.decode_positions` does; an error is found when the open flight lands."""
+    total = packet.numel
+    if "bitmap" in packet.arrays:
+        bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
+        positions, bad = positions_of(bitmap, total, kept, total, bitmap, None)
+    else:
+        low_bits, high_bits, width, length = elias_fano(packet, kept)
+        low, high = (to_tensor(part, torch.uint8, device) for part in (low_bits, high_bits))
+        positions, bad = positions_of(high, length, kept, total, low, width)
+    check(bad, misplaced(packet, kept))
+    return positions
+
+
+def expand(packet: Packet, values: Tensor) -> Tensor:
+    """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
+    if "bitmap" not in packet.arrays:
+        return scatter(decode(packet, len(values), values.device), values, packet.numel)
+    bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), torch.uint8, values.device)
+    out, bad = expand_bitmap(bitmap, values, packet.numel)
+    check(bad, misplaced(packet, len(values)))
+    return out
 
 
 def _starts(bitmap: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:

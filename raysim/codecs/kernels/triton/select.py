@@ -15,19 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
-from raysim.codecs.transfers import integer
+from raysim.codecs.transfers import check, integer
 
 _SHORT = 4096  # values of a row that one program holds
 _BLOCK = 4096
 _STEPS = 4  # blocks that a program counts before it adds to the histogram
-
-
-class Selection(NamedTuple):
-    """Flat increasing positions (int64), the values there, and a flag that is set where NaN or infinity was found."""
-
-    positions: Tensor
-    values: Tensor
-    bad: Tensor
 
 
 @triton.jit
@@ -158,18 +150,28 @@ class _Patterns(NamedTuple):
         return cls(x.view(torch.int16), 0x7FFF, 0x7F80 if x.dtype == torch.bfloat16 else 0x7C00, 15)
 
 
-def select_rows(x: Tensor, kept: int) -> Selection:
-    """Return the `kept` greatest magnitudes of each row of contiguous (rows, length); of equal ones the first."""
-    return _select(x, kept, None, False)
+def select_rows(x: Tensor, kept: int, error: Exception) -> tuple[Tensor, Tensor]:
+    """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
+    (rows, length), of equal ones the first; NaN and infinity raise `error`, when the open flight lands."""
+    positions, values, bad = _select(x, kept, None, False)
+    check(bad, error)
+    return positions, values
 
 
-def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[Tensor, Selection]:
-    """Return x + memory, float32, and of that what `select_rows` does; with `clear` what is selected is zero in the sum."""
+def add_and_select(
+    x: Tensor, memory: Tensor, kept: int, clear: bool, error: Exception
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
     total = torch.empty_like(memory)
-    return total, _select(total, kept, (x, memory), clear)
+    positions, values, bad = _select(total, kept, (x, memory), clear)
+    check(bad, error)
+    return total, positions, values
 
 
-def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool) -> Selection:
+def _select(
+    x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return positions, values, and a flag that is set by NaN and infinity."""
     rows, length = x.shape
     bits, mask, infinity, top = _Patterns.of(x)
     positions = torch.empty(rows * kept, dtype=torch.int64, device=x.device)
@@ -183,7 +185,7 @@ def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bo
             _select_short, blocks(rows, height), *source, total, positions, values, bad, rows, length, kept,
             MASK=mask, INFINITY=infinity, TOP=top, ADD=terms is not None, CLEAR=clear, ROWS=height, BLOCK=width,
         )  # fmt: skip
-        return Selection(positions, values.view(x.dtype), bad)
+        return positions, values.view(x.dtype), bad
     prefix = torch.zeros(rows, dtype=torch.int32, device=x.device)
     ranks = torch.full_like(prefix, kept)
     bins = torch.zeros(rows, 256, dtype=torch.int32, device=x.device)
@@ -199,7 +201,7 @@ def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bo
         )  # fmt: skip
         launch(_narrow, rows, bins, prefix, ranks, SHIFT=shift)
     _compacted(bits, mask, prefix, ranks, _counted(bits, mask, prefix), positions, values, kept, clear)
-    return Selection(positions, values.view(x.dtype), bad)
+    return positions, values.view(x.dtype), bad
 
 
 def _counted(bits: Tensor, mask: int, thresholds: Tensor) -> Tensor:
@@ -223,17 +225,14 @@ def _compacted(
     )  # fmt: skip
 
 
-def count_at_least(x: Tensor, floor: int) -> Tensor:
-    """Return how many values of flat `x` have a magnitude of at least the pattern `floor`, as a tensor on the device."""
+def count_at_least(x: Tensor, floor: int) -> int:
+    """Return how many values of flat `x` have a magnitude of at least the bit pattern `floor`; waits for the device."""
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
-    return _counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum()
+    return integer(_counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum())
 
 
 def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
-    """Return the positions, increasing, and the values that `count_at_least` counts: the one function here that waits.
-
-    How much memory they need is known to the device alone.
-    """
+    """Return the positions, increasing, and the values that `count_at_least` counts; waits for the device, which alone knows how many there are."""
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)
     counts = _counted(bits, mask, thresholds)

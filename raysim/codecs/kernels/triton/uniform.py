@@ -1,6 +1,6 @@
 """Uniform quantisation in Triton: ranges of groups, quantise and pack, unpack and dequantise.
 
-Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.layout.Layout`.
+Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.groups.Layout`.
 """
 
 # mypy: ignore-errors
@@ -8,13 +8,17 @@ Values lie in groups as (outer, groups, inner), of which the last run may be cut
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from raysim.codecs.codec import to_bytes, to_tensor
+from raysim.codecs.groups import Layout
 from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
-from raysim.codecs.layout import Layout
+from raysim.codecs.quantize import Ends, Levels
+from raysim.codecs.transfers import check
 
 _TILE = 4096  # values of a program
 _ROWS = 512  # runs of eight values of a program that packs or unpacks
@@ -30,7 +34,7 @@ class Grid(NamedTuple):
 
 
 @triton.jit
-def _ranges(
+def _find_ranges(
     x, memory, total, low, high, rows, columns, numel, groups, inner,
     ADD: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -177,9 +181,65 @@ def _dequantize(
             tl.store(out + place, rounded.to(tl.int16), mask=inside)
 
 
-def ranges(
-    x: Tensor, layout: Layout, memory: Tensor | None = None, total: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def quantize(
+    x: Tensor,
+    layout: Layout,
+    levels: Levels,
+    key: int | None,
+    error: Exception,
+    ends: Ends | None = None,
+    memory: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
+
+    What the codes withhold is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`, when the
+    open flight lands.
+    """
+    if ends is None:
+        low, high = _ranges(x, layout, None if memory is None else memory.contiguous(), residual)
+    else:
+        low, high = (end.view(torch.int32) for end in ends)
+    if memory is not None:
+        x = residual  # the sum
+    grid, bad = _make_grid(low, high, levels, ordered=ends is None)
+    num_bytes = blocks(layout.numel * levels.bits, 8)
+    packed = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
+    signed = 0 if key is None else (key + 2**63) % 2**64 - 2**63
+    start = torch.full((1,), signed, dtype=torch.int64, device=x.device)
+    launch(
+        _quantize, blocks(layout.numel, 8 * _ROWS), x, *grid, start, packed, x if residual is None else residual,
+        layout.numel, num_bytes, layout.groups, layout.inner, levels.middle, levels.last,
+        BITS=levels.bits, STOCHASTIC=key is not None, LEFT=residual is not None, ONE=layout.groups == 1, ROWS=_ROWS,
+    )  # fmt: skip
+    check(bad, error)
+    return to_bytes(packed), to_bytes(low), to_bytes(high)
+
+
+def dequantize(
+    codes: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    layout: Layout,
+    levels: Levels,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    error: Exception,
+) -> Tensor:
+    """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; `error` is raised when the open flight lands."""
+    grid, bad = _make_grid(*(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False)
+    packed, out = to_tensor(codes, torch.uint8, device), torch.empty(layout.numel, dtype=dtype, device=device)
+    launch(
+        _dequantize, blocks(layout.numel, 8 * _ROWS), packed, grid.center, grid.step,
+        out.view(torch.int16) if dtype == torch.bfloat16 else out, bad,
+        layout.numel, len(packed), layout.groups, layout.inner, levels.middle, levels.last,
+        BITS=levels.bits, ONE=layout.groups == 1, LIMIT=0 if dtype == torch.float32 else torch.finfo(dtype).max, ROWS=_ROWS,
+    )  # fmt: skip
+    check(bad, error)
+    return out
+
+
+def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the ends of each group, int32 in the order of float32 numbers.
 
     With `memory`, x + memory is written to `total`, and the ends are those of that sum.
@@ -192,55 +252,20 @@ def ranges(
     width = min(_TILE, power_of_two(columns))
     height = min(_TILE // width, power_of_two(rows))
     launch(
-        _ranges, blocks(rows, height) * blocks(columns, width), x, x if memory is None else memory, x if total is None else total,
+        _find_ranges, blocks(rows, height) * blocks(columns, width), x, x if memory is None else memory, x if memory is None else total,
         low, high, rows, columns, layout.numel, layout.groups, layout.inner,
         ADD=memory is not None, BY_ROW=by_row, ROWS=height, COLUMNS=width,
     )  # fmt: skip
     return low, high
 
 
-def grid(low: Tensor, high: Tensor, steps: int, absmax: bool, ordered: bool) -> tuple[Grid, Tensor]:
-    """Return the grid of the ends of `ranges` (`ordered`), which become float32 patterns, or of such patterns; and a flag."""
+def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[Grid, Tensor]:
+    """Return the grid of the ends of `_ranges` (`ordered`), which become float32 patterns, or of such patterns; and a flag."""
     groups, bad = len(high), flag(high.device)
     center, scale, step = torch.empty(3, groups, dtype=torch.float64, device=high.device)
     size = min(1024, power_of_two(groups))
     launch(
         _grid, blocks(groups, size), low, high, center, scale, step, bad, groups,
-        STEPS=steps, ABSMAX=absmax, ORDERED=ordered, BLOCK=size,
+        STEPS=levels.steps, ABSMAX=levels.absmax, ORDERED=ordered, BLOCK=size,
     )  # fmt: skip
     return Grid(center, scale, step), bad
-
-
-def quantize(
-    x: Tensor, layout: Layout, levels: Grid, codes: tuple[int, int, int], key: int | None, left: Tensor | None = None
-) -> Tensor:
-    """Return the packed codes of x; `codes` are the center's, the last, and bits of each.
-
-    A `key` rounds stochastically. What the codes withhold is written to `left`, float32, which may be x.
-    """
-    middle, last, bits = codes
-    num_bytes = blocks(layout.numel * bits, 8)
-    packed = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
-    signed = 0 if key is None else (key + 2**63) % 2**64 - 2**63
-    start = torch.full((1,), signed, dtype=torch.int64, device=x.device)
-    launch(
-        _quantize, blocks(layout.numel, 8 * _ROWS), x, *levels, start, packed, x if left is None else left,
-        layout.numel, num_bytes, layout.groups, layout.inner, middle, last,
-        BITS=bits, STOCHASTIC=key is not None, LEFT=left is not None, ONE=layout.groups == 1, ROWS=_ROWS,
-    )  # fmt: skip
-    return packed
-
-
-def dequantize(
-    packed: Tensor, layout: Layout, levels: Grid, codes: tuple[int, int, int], dtype: torch.dtype, bad: Tensor
-) -> Tensor:
-    """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; sets the flag where a code is beyond the last."""
-    middle, last, bits = codes
-    out = torch.empty(layout.numel, dtype=dtype, device=packed.device)
-    launch(
-        _dequantize, blocks(layout.numel, 8 * _ROWS), packed, levels.center, levels.step,
-        out.view(torch.int16) if dtype == torch.bfloat16 else out, bad,
-        layout.numel, len(packed), layout.groups, layout.inner, middle, last,
-        BITS=bits, ONE=layout.groups == 1, LIMIT=0 if dtype == torch.float32 else torch.finfo(dtype).max, ROWS=_ROWS,
-    )  # fmt: skip
-    return out

@@ -1,4 +1,4 @@
-"""Packet and Codec: a compressed tensor, and the stateless map that encodes and decodes it.
+"""`Packet` and `Codec`: a compressed tensor, and the stateless map that encodes and decodes it.
 
 Arrays of a packet are numpy, so that Ray moves them out of band and without a copy (torch tensors are pickled in band).
 """
@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from raysim.codecs import kernels, transfers
-from raysim.codecs.work import count_work
 from raysim.notation import Notation
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from raysim.codecs.selection import Support
 
 
 class _Dtypes(Mapping[str, "torch.dtype"]):
@@ -48,8 +45,39 @@ MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
 Key = int  # 64 bits of counter-based randomness, see raysim.random
 
 
+_work = [0]
+
+
+def count_work(num_bytes: int) -> None:
+    """Count a pass of a codec over `num_bytes` bytes of dense tensors."""
+    _work[0] += num_bytes
+
+
+def work_bytes() -> int:
+    """Return the bytes of dense tensors that codecs have gone over in this process: a difference is the work in between.
+
+    Seconds on one machine say little about another device, and never repeat; these bytes do, and divided by the speed of a device they
+    price codecs that ran elsewhere. Each pass over a tensor counts: of a codec when it encodes and when it decodes, of a nested codec
+    for the values it is given, and likewise of a selection or a product with a thin matrix. Copies (`Identity`) and sums are free.
+
+    >>> from raysim.codecs import TopK
+    >>> before = work_bytes()
+    >>> packet = TopK(0.1).encode(torch.ones(1000))
+    >>> work_bytes() - before
+    4000
+    """
+    return _work[0]
+
+
 class NonFiniteError(ValueError):
     """A tensor to encode holds NaN or infinity: there is no right packet for it."""
+
+
+class Support(NamedTuple):
+    """The positions that a sparse packet sends: flat and increasing, as (rows, kept), in a tensor of `shape`."""
+
+    positions: Tensor
+    shape: tuple[int, ...]
 
 
 class Packet(NamedTuple):
@@ -66,7 +94,7 @@ class Packet(NamedTuple):
     codec: Codec
     arrays: dict[str, np.ndarray]  # flat, uint8
     shape: tuple[int, ...]
-    dtype: str  # of the tensor that was encoded, and that `decode` returns
+    dtype: str  # of the encoded tensor, and of what `decode` returns
 
     @property
     def array_bytes(self) -> int:
@@ -80,14 +108,14 @@ class Packet(NamedTuple):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the tensor that was encoded, in its own dtype."""
+        """Bytes of the encoded tensor, in its own dtype."""
         return self.numel * DTYPES[self.dtype].itemsize
 
     def decode(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
 
-        Raises ValueError where arrays do not fit the shape or each other, or the shape has more than `MAX_VALUES` values,
-        before memory is asked for.
+        Raises ValueError, before any memory is allocated, if arrays do not fit the shape or each other, or the shape has more than
+        `MAX_VALUES` values.
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
@@ -104,7 +132,7 @@ class Packet(NamedTuple):
         return x
 
     def bytes_of(self, name: str, num_bytes: int) -> np.ndarray:
-        """Return the array `name` as bytes; raises ValueError unless it is there with just `num_bytes`."""
+        """Return the array `name` as bytes; raises ValueError unless it has exactly `num_bytes`."""
         array = self.arrays.get(name)
         if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
             held = "none" if array is None else f"{array.nbytes}"
@@ -112,6 +140,13 @@ class Packet(NamedTuple):
                 f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}."
             )
         return array.reshape(-1).view(np.uint8)
+
+    def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the array `name` as `count` finite float32, in float64; raises ValueError if it is anything else."""
+        values = to_tensor(self.bytes_of(name, 4 * count), torch.float32, device)
+        if not torch.isfinite(values).all():
+            raise ValueError(f"A packet of {self.codec!r} holds `{name}` that are not finite.")
+        return values.double()
 
     def part(self, name: str, codec: Codec, shape: tuple[int, ...]) -> Packet:
         """Return the packet nested under `name` by `nest`: the arrays of `name.*`, for `codec` and `shape`."""
@@ -136,22 +171,22 @@ class Codec(Notation, ABC):
 
     @property
     def linear(self) -> bool:
-        """True if packets of the same key and shape hold float values of the same positions, so that their sum is a packet."""
+        """True if packets of one key and shape hold float values at the same positions, so that their sum is a packet."""
         return False
 
     @property
     def by_matrix(self) -> bool:
-        """True if rows or columns are treated apart, so that a weight has to come as a matrix (first axis, the rest)."""
+        """True if rows or columns are coded separately, so that a weight must come as a matrix (first axis, the rest)."""
         inner = getattr(self, "codec", None)
         return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
 
     @property
     def kept_share(self) -> float | None:
-        """Share of the values that a packet holds; None where all are sent, or the share depends on the values."""
+        """Share of the values that a packet holds; None if all are sent, or the share depends on the values."""
         return None
 
     def relative_variance(self, numel: int) -> float | None:
-        """Return a bound on E||C(x) - x||^2 / ||x||^2 for tensors of `numel` values; None of a codec that is biased.
+        """Return a bound on E||C(x) - x||^2 / ||x||^2 for tensors of `numel` values; None for a biased codec.
 
         >>> from raysim.codecs import Natural, RandomK, TopK
         >>> [codec.relative_variance(1000) for codec in (RandomK(0.25, unbiased=True), Natural(), TopK(0.1))]
@@ -160,13 +195,13 @@ class Codec(Notation, ABC):
         return None
 
     def check_feedback(self) -> None:
-        """Raise ValueError where the residual of error feedback would grow without bound."""
+        """Raise ValueError if the residual of error feedback would grow without bound."""
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError where a setting has no meaning for weights of these shapes, by name."""
+        """Raise ValueError if a setting has no meaning for weights of these shapes, by name."""
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
-        """Return the positions of the values that a packet holds, of a codec that `selects`."""
+        """Return the positions of the values in a packet, for a codec that `selects`."""
         raise TypeError(f"{self!r} sends no positions.")
 
     def rehearsed(self) -> Codec:
@@ -175,14 +210,14 @@ class Codec(Notation, ABC):
 
     @property
     def fixed_size(self) -> bool:
-        """True if the bytes of a packet follow from shape and dtype alone; false where they depend on the values."""
+        """True if the bytes of a packet follow from shape and dtype alone; False if they depend on the values."""
         inner = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # all codecs are dataclasses
         return not self.size_varies and all(codec.fixed_size for codec in inner if isinstance(codec, Codec))
 
     def encode(self, x: Tensor, key: Key | None = None) -> Packet:
         """Return the packet of `x`, which is left untouched.
 
-        Raises NonFiniteError where `x` holds NaN or infinity, ValueError where a random codec gets no key.
+        Raises NonFiniteError if `x` holds NaN or infinity, ValueError if a random codec gets no key.
         """
         dtype = dtype_name(x)
         self._check(tuple(x.shape), key)
@@ -195,9 +230,9 @@ class Codec(Notation, ABC):
     ) -> tuple[Packet, Tensor]:
         """Return the packet of `x` in `dtype`, and the residual x - decode(packet) in the dtype of `x`.
 
-        Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, it is x + memory that is
-        sent, the residual is float32, and both are left untouched. This is the one more pass over memory that error feedback
-        costs; codecs that know a shorter way override it, with the same bits.
+        Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, x + memory is sent, the
+        residual is float32, and both inputs are left untouched. This is the one more pass over memory that error feedback costs;
+        codecs with a shorter way override it, with the same bits.
         """
         if memory is not None:
             x = kernels.added(memory, x)
@@ -211,16 +246,22 @@ class Codec(Notation, ABC):
 
     @abstractmethod
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        """Return the arrays that hold `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
+        """Return the arrays for `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
 
     def _check(self, shape: tuple[int, ...], key: Key | None) -> None:
-        """Raise ValueError where a tensor of `shape` cannot be carried, or a random codec got no key."""
+        """Raise ValueError if a tensor of `shape` cannot be carried, or a random codec got no key."""
         if self.random and key is None:
             raise ValueError(f"{self!r} draws random numbers: `encode` needs a key.")
 
     @abstractmethod
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         """Return the tensor of a packet of this codec; see `Packet.decode`."""
+
+
+def check_values(values: object) -> None:
+    """Raise ValueError if the argument `values` of a sparse codec is no codec."""
+    if not isinstance(values, Codec):
+        raise ValueError(f"`values` must be a codec, but got {values!r}.")
 
 
 def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:
@@ -234,7 +275,7 @@ def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
 
 
 def dtype_name(x: Tensor) -> str:
-    """Return the name of the dtype of `x`; raises ValueError where links cannot carry it."""
+    """Return the name of the dtype of `x`; raises ValueError if links cannot carry it."""
     name = str(x.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"A link carries {', '.join(DTYPES)}, but got a tensor of {x.dtype}.")
@@ -242,7 +283,7 @@ def dtype_name(x: Tensor) -> str:
 
 
 def to_bytes(x: Tensor) -> np.ndarray:
-    """Return the bytes of a tensor as a flat uint8 array, a view where `x` is contiguous and in host memory.
+    """Return the bytes of a tensor as a flat uint8 array, a view if `x` is contiguous and in host memory.
 
     Bytes of a tensor on a GPU are there when the open flight has landed, see `raysim.codecs.transfers`.
     """
@@ -252,7 +293,7 @@ def to_bytes(x: Tensor) -> np.ndarray:
 
 
 def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only where `data` is."""
+    """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only if `data` is."""
     if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
         return torch.empty(0, dtype=dtype, device=device)
     # arrays from the object store are read-only, and decoding never writes to them
@@ -260,7 +301,7 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise NonFiniteError where `x` holds NaN or infinity; one pass and no copy."""
+    """Raise NonFiniteError if `x` holds NaN or infinity; one pass and no copy."""
     if not x.numel():
         return
     ends, error = torch.aminmax(x), NonFiniteError("A tensor to send holds NaN or infinity.")

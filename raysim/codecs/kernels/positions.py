@@ -9,13 +9,72 @@ Decoders check what they read, so that a damaged packet is refused and nothing i
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit
 
+from raysim.codecs.bits import packed_bytes
+from raysim.codecs.kernels import bits_of, empty, opened
 from raysim.codecs.kernels.words import leading_zeros, load_word, ones, reversed_bits, trailing_zeros
+from raysim.codecs.positions import elias_fano, elias_fano_sizes, misplaced
 
 _TOP = np.uint64(1 << 63)
 _BYTE = np.uint64(255)
 _PIECE = 4096  # values that are cleared at a time
+
+
+def encode(positions, total, form):
+    """Return the arrays of `raysim.codecs.positions.encode_positions`, of a bitmap or by Elias and Fano."""
+    positions = positions.numpy()
+    if form == "bitmap":
+        bitmap = np.zeros(packed_bytes(total, 1), np.uint8)
+        _encode_bitmap(positions, bitmap)
+        return {"bitmap": bitmap}
+    width, length = elias_fano_sizes(len(positions), total)
+    low, high = np.empty(packed_bytes(len(positions), width), np.uint8), np.zeros(packed_bytes(length, 1), np.uint8)
+    _encode_elias_fano(positions, width, low, high)
+    return {"low": low, "high": high}
+
+
+def decode(packet, kept, device):
+    """Return what `raysim.codecs.positions.decode_positions` does."""
+    total, positions = packet.numel, empty(kept, np.int64)
+    if "bitmap" in packet.arrays:
+        bitmap = opened(packet.bytes_of("bitmap", packed_bytes(total, 1)))
+        fits = _decode_bitmap(bitmap, total, positions) == kept
+    else:
+        low, high, width, length = elias_fano(packet, kept)
+        fits = _decode_elias_fano(opened(low), opened(high), length, width, total, positions)
+    if not fits:
+        raise misplaced(packet, kept)
+    return torch.from_numpy(positions)
+
+
+def expand(packet, values):
+    """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
+    bits = opened(bits_of(values))
+    out = empty(packet.numel, bits.dtype)
+    if "bitmap" in packet.arrays:
+        bitmap = opened(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)))
+        fits = _count_bits(bitmap, packet.numel) == len(values)
+        if fits:
+            _expand_bitmap(bitmap, bits, out)
+    else:
+        low, high, width, length = elias_fano(packet, len(values))
+        padded = np.empty(len(low) + 8, np.uint8)
+        padded[: len(low)] = low
+        fits = _expand_elias_fano(padded, opened(high), length, width, bits, out)
+    if not fits:
+        raise misplaced(packet, len(values))
+    return torch.from_numpy(out).view(values.dtype)
+
+
+def scatter(positions, values, total):
+    """Return `total` zeros with every value at its position."""
+    bits = bits_of(values)
+    out = empty(total, bits.dtype)
+    out.fill(0)
+    _scatter(positions.numpy(), opened(bits), out)
+    return torch.from_numpy(out).view(values.dtype)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -33,7 +92,7 @@ def _big_endian(data, index):
 
 
 @njit(cache=True, nogil=True)
-def encode_bitmap(positions, bitmap):
+def _encode_bitmap(positions, bitmap):
     """Set the bit of every position in `bitmap`, which is zero."""
     for i in range(len(positions)):
         position = positions[i]
@@ -41,7 +100,7 @@ def encode_bitmap(positions, bitmap):
 
 
 @njit(cache=True, nogil=True)
-def decode_bitmap(bitmap, total, positions):
+def _decode_bitmap(bitmap, total, positions):
     """Write the positions of the set bits below `total`; return their number, or len(positions) + 1 where there are more."""
     found = 0
     for block in range((total + 63) // 64):
@@ -60,7 +119,7 @@ def decode_bitmap(bitmap, total, positions):
 
 
 @njit(cache=True, nogil=True)
-def count_bits(bitmap, total):
+def _count_bits(bitmap, total):
     """Return how many of the first `total` bits are set."""
     found = np.int64(0)
     for block in range((total + 63) // 64):
@@ -73,7 +132,7 @@ def count_bits(bitmap, total):
 
 
 @njit(cache=True, nogil=True)
-def expand_bitmap(bitmap, values, out):
+def _expand_bitmap(bitmap, values, out):
     """Write to `out` the values in order where bits are set, and zero elsewhere; there are as many values as set bits."""
     found = 0
     for block in range((len(out) + 63) // 64):
@@ -96,7 +155,7 @@ def expand_bitmap(bitmap, values, out):
 
 
 @njit(cache=True, nogil=True)
-def encode_elias_fano(positions, width, low, high):
+def _encode_elias_fano(positions, width, low, high):
     """Write the `width` low bits of every position to `low`, and the rest in unary to `high`, which is zero."""
     mask = np.uint64((1 << width) - 1)
     held = np.uint64(0)
@@ -117,7 +176,7 @@ def encode_elias_fano(positions, width, low, high):
 
 
 @njit(cache=True, nogil=True)
-def decode_elias_fano(low, high, length, width, total, positions):
+def _decode_elias_fano(low, high, length, width, total, positions):
     """Write the positions; return whether they are as many as `positions` has room for, increasing, and below `total`."""
     mask = np.uint64((1 << width) - 1)
     held = np.uint64(0)
@@ -157,10 +216,10 @@ def _clear(out):
 
 
 @njit(cache=True, nogil=True)
-def expand_elias_fano(low, high, length, width, values, out):
+def _expand_elias_fano(low, high, length, width, values, out):
     """Write every value to its position in `out`, and zero elsewhere; return whether the positions are right.
 
-    That is what `decode_elias_fano` and `scatter` do, but in one pass: `out` is cleared a piece at a time, just before values go
+    That is what `_decode_elias_fano` and `_scatter` do, but in one pass: `out` is cleared a piece at a time, just before values go
     there. Eight bytes follow the low bits in `low`, of any content.
     """
     total = len(out)
@@ -196,24 +255,10 @@ def expand_elias_fano(low, high, length, width, values, out):
 
 
 @njit(cache=True, nogil=True)
-def scatter(positions, values, out):
+def _scatter(positions, values, out):
     """Write every value to its position."""
     for i in range(len(positions)):
         out[positions[i]] = values[i]
-
-
-@njit(cache=True, nogil=True)
-def gather(source, positions, out):
-    """Read the value at every position."""
-    for i in range(len(positions)):
-        out[i] = source[positions[i]]
-
-
-@njit(cache=True, nogil=True)
-def clear(positions, out):
-    """Write zero to every position."""
-    for i in range(len(positions)):
-        out[positions[i]] = 0
 
 
 @njit(cache=True, nogil=True)

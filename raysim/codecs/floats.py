@@ -1,21 +1,21 @@
-"""Block floating point: small floats that share a power of two (OCP microscaling formats, MX, 2023)."""
+"""Codecs that send every value in a floating-point format: Identity, Cast, and MX with its shared exponents."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.layout import Layout, layout_of
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.groups import layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 _BIAS = 127  # of the shared exponents (E8M0)
 # exponent of the greatest power of two of each element format
@@ -24,6 +24,59 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # between which elements a value lies; ties go to the even code: up at some of the borders, down at the others
 _E2M1_DOWN = (0.25, 1.25, 2.5, 5.0)
 _E2M1_UP = (0.75, 1.75, 3.5)
+
+
+@dataclass(frozen=True, repr=False)
+class Identity(Codec):
+    """Sends a tensor as it is: the dense baseline.
+
+    >>> Identity().encode(torch.ones(2, 3)).array_bytes
+    24
+    """
+
+    copies: ClassVar[bool] = True
+
+    def relative_variance(self, numel: int) -> float:
+        return 0.0
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values",)
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        return {"values": to_bytes(x)}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        data = packet.bytes_of("values", packet.dense_bytes)
+        return to_tensor(data, DTYPES[packet.dtype], device).view(packet.shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Cast(Codec):
+    """Sends a tensor in 16 bits: `Cast("bfloat16")` or `Cast("float16")`, rounded to nearest even.
+
+    float16 saturates at 65504, so that a finite tensor stays finite.
+
+    >>> Cast("float16").encode(torch.tensor([1.0, 1e6])).decode()
+    tensor([1.0000e+00, 6.5504e+04])
+    """
+
+    target: str
+
+    def __post_init__(self) -> None:
+        check_choice("target", self.target, ["bfloat16", "float16"])
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("values",)
+
+    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        return {"values": to_bytes(cast_saturating(x, DTYPES[self.target]))}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+        dtype = DTYPES[self.target]
+        data = packet.bytes_of("values", packet.numel * dtype.itemsize)
+        return cast_saturating(to_tensor(data, dtype, device), DTYPES[packet.dtype]).view(packet.shape)
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
@@ -37,7 +90,8 @@ def power_of_two(exponents: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class MX(Codec):
-    """Sends each block of `block` values as elements of 4 or 8 bits with one shared power of two, in one byte.
+    """Sends each block of `block` values as elements of 4 or 8 bits with one shared power of two, in one byte (OCP microscaling
+    formats, 2023).
 
     `element` is "e2m1" (MXFP4), "e4m3" or "e5m2" (MXFP8). The scale is 2^(floor(log2 a) - e), a the greatest magnitude of the
     block and e the exponent of the greatest element; elements are rounded to nearest even and saturate. MXFP4 costs 4.25 bits
@@ -62,8 +116,6 @@ class MX(Codec):
         layout = layout_of(tuple(x.shape), "block", self.block)
         if not layout.numel:
             return {"codes": np.empty(0, np.uint8), "exponents": np.empty(0, np.uint8)}
-        if kernels.serve(x):
-            return self._encode_native(x.contiguous().float().view(-1), layout)
         values = layout.view(cast_saturating(x, torch.float32))
         exponents = torch.frexp(values.abs().amax((0, 2))).exponent - 1 - _TOP[self.element]
         exponents = torch.where(values.any(dim=2).view(-1), exponents.clamp(-_BIAS, _BIAS), -_BIAS)
@@ -78,18 +130,6 @@ class MX(Codec):
             codes += magnitudes >= border
         return arrays | {"codes": to_bytes(pack(codes | (scaled < 0).to(torch.uint8) << 3, 4))}
 
-    def _encode_native(self, x: Tensor, layout: Layout) -> dict[str, np.ndarray]:
-        from raysim.codecs.kernels import blockfloat as native
-
-        exponents, scaled = np.empty(layout.groups, np.uint8), np.empty(layout.numel, np.float32)
-        native.share_exponents(kernels.bits_of(x), x.numpy(), self.block, _TOP[self.element], exponents, scaled)
-        if self.element != "e2m1":
-            small = cast_saturating(torch.from_numpy(scaled), _float8(self.element))
-            return {"exponents": exponents, "codes": to_bytes(small.view(torch.uint8))}
-        codes = np.empty(layout.numel, np.uint8)
-        native.round_e2m1(scaled, codes)
-        return {"exponents": exponents, "codes": to_bytes(pack(torch.from_numpy(codes), 4))}
-
     def _elements(self) -> Tensor:
         """Return the value of every code, float32."""
         if self.element == "e2m1":
@@ -102,19 +142,10 @@ class MX(Codec):
         data = to_tensor(packet.bytes_of("codes", packed_bytes(layout.numel, width)), torch.uint8, device)
         shared, dtype = packet.bytes_of("exponents", layout.groups), DTYPES[packet.dtype]
         codes, table = unpack_bytes(data, layout.numel, width), self._elements()
-        if layout.numel and dtype != torch.float64 and kernels.serves(device):
-            from raysim.codecs.kernels.blockfloat import spread_exponents
-
-            out = kernels.empty(layout.numel, np.float32)
-            spread_exponents(kernels.opened(codes.numpy()), table.numpy(), self.block, kernels.opened(shared), out)
-            values = torch.from_numpy(out)
-        else:
-            exponents = to_tensor(shared, torch.uint8, device).int() - _BIAS
-            wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
-            values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
-        if (
-            layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all()
-        ):  # of codes that no encoder makes
+        exponents = to_tensor(shared, torch.uint8, device).int() - _BIAS
+        wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
+        values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
+        if layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all():  # of codes that no encoder makes
             raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
         return cast_saturating(values, dtype).view(packet.shape)
 

@@ -1,4 +1,4 @@
-"""Counter-based randomness: the same key gives the same numbers on every device, in every process, after every restart."""
+"""Random numbers by counter: a key gives the same numbers on every device, in every process, after every restart."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Return `count` random int64: the SplitMix64 stream whose state starts at `key`."""
-    if kernels.serves(device):
-        from raysim.codecs.kernels.random import fill_bits
-
+    backend = kernels.backend_on("random", device)
+    if backend:
         filled = np.empty(count, np.uint64)
-        fill_bits(np.uint64(key % 2**64), filled)
+        backend.fill_bits(np.uint64(key % 2**64), filled)
         return torch.from_numpy(filled.view(np.int64))
     z = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_GAMMA).add_(key)
     z = (z ^ _shift(z, 30)).mul_(_MIX_1)
@@ -34,15 +33,14 @@ def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
 
 def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Return `count` float64 in [0, 1), of 53 random bits each."""
-    if kernels.serves(device):
-        from raysim.codecs.kernels.random import fill_uniform
-
+    backend = kernels.backend_on("random", device)
+    if backend:
         filled = np.empty(count)
-        fill_uniform(np.uint64(key % 2**64), filled)
+        backend.fill_uniform(np.uint64(key % 2**64), filled)
         return torch.from_numpy(filled)
     return _shift(bits64(key, count, device), 11).to(torch.float64).mul_(2.0**-53)
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
-    """Logical right shift: the sign bit must not be dragged along."""
+    """Return the logical right shift, which does not repeat the sign bit."""
     return (z >> n) & ((1 << (64 - n)) - 1)

@@ -1,0 +1,143 @@
+"""Groups of values that share a range or a scale: their layout as (outer, groups, inner) in memory, and sums over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from raysim.codecs import kernels
+from raysim.notation import check_integer
+from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PER = ("tensor", "sample", "channel", "row", "block")
+BLOCK = 4096  # the default size of a block
+
+
+def check_block(per: str, block: object) -> int:
+    """Return the size of a block; raises ValueError if it is no size, or has no effect."""
+    size = check_integer("block", block, 1)
+    if per != "block" and size != BLOCK:
+        raise ValueError(f"`block` is the size of a group with `per='block'`, but got {size} with `per={per!r}`.")
+    return size
+
+
+class Layout(NamedTuple):
+    """Value i of the flat tensor is of group (i // inner) % groups; the last run may be cut short (blocks)."""
+
+    numel: int
+    groups: int
+    inner: int
+
+    def spread(self, per_group: Tensor) -> Tensor:
+        """Return one value a group in a shape that broadcasts with `view`."""
+        return per_group.view(1, -1, 1)
+
+    def view(self, x: Tensor) -> Tensor:
+        """Return `x` as (outer, groups, inner), a cut last run filled up with its last value."""
+        flat = x.reshape(-1)
+        missing = -self.numel % max(1, self.groups * self.inner)
+        if missing:
+            flat = torch.cat([flat, flat[-1:].expand(missing)])
+        return flat.view(self.numel and -1, self.groups, self.inner)
+
+    def flat(self, viewed: Tensor) -> Tensor:
+        """Return the flat tensor of a view; the inverse of `view`."""
+        return viewed.reshape(-1)[: self.numel]
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of channels, the features of a tensor: 1 of vectors and images, the last of (batch, length, width)."""
+    return 2 if len(shape) == 3 else min(1, len(shape) - 1)
+
+
+def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `shape` with the axis of channels moved to the end.
+
+    >>> channels_last((8, 3, 5, 4)), channels_last((8, 64, 16))
+    ((8, 5, 4, 3), (8, 64, 16))
+    """
+    axis = channel_axis(shape)
+    return (*shape[:axis], *shape[axis + 1 :], shape[axis]) if shape else shape
+
+
+def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
+    """Return the layout of the groups `per` in a tensor of `shape`.
+
+    A channel is axis 1 of images and vectors, and the last axis of (batch, length, width).
+
+    >>> layout_of((8, 3, 4, 4), "channel", 0), layout_of((10,), "block", 4)
+    (Layout(numel=384, groups=3, inner=16), Layout(numel=10, groups=3, inner=4))
+    """
+    numel = math.prod(shape)
+    if not numel:
+        return Layout(0, 0, 0)
+    if per == "block":
+        return Layout(numel, -(-numel // block), block)
+    if per == "tensor" or not shape:
+        return Layout(numel, 1, numel)
+    if per == "row":
+        return Layout(numel, numel // shape[-1], shape[-1])
+    axis = 0 if per == "sample" else channel_axis(shape)
+    return Layout(numel, shape[axis], math.prod(shape[axis + 1 :]))
+
+
+def group_sizes(layout: Layout, device: torch.device) -> Tensor:
+    """Return the number of values of each group, float64; only the last block may have fewer."""
+    sizes = torch.full(
+        (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
+    )
+    if layout.numel % max(1, layout.groups * layout.inner):
+        sizes.fill_(layout.inner)
+        sizes[-1] = layout.numel - layout.inner * (layout.groups - 1)
+    return sizes
+
+
+_SUMMED = 4096  # values that are added up by halves
+_TERMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda values: values,
+    "magnitudes": lambda values: values.abs(),
+    "squares": lambda values: values.square(),
+    "positive": lambda values: values.clamp_min(0),
+    "negative": lambda values: values.clamp_max(0),
+    "count": lambda values: (values >= 0).double(),  # of values that are not negative
+}
+
+
+def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
+    """Return the sum over each group of `layout` of a term of every x - center, float64; `_TERMS` lists the terms.
+
+    The difference is rounded to float32, so that kernel and reference have the same terms. No thread count changes a sum: blocks of 4,096
+    values are added up in order, and within a block neighbours at half its length are added until one value is left.
+
+    >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), "magnitudes")
+    tensor([3., 7.], dtype=torch.float64)
+    """
+    if not layout.numel:
+        return torch.zeros(layout.groups, dtype=torch.float64, device=x.device)
+    backend = kernels.backend("sums", x) if layout.inner > 1 else None
+    if backend:
+        sums: Tensor = backend.group_sums(x, layout, list(_TERMS).index(of), center)
+        return sums
+    values = x.reshape(-1).double()
+    values = _TERMS[of]((values - center).float().double() if center else values)
+    missing = -layout.numel % (layout.groups * layout.inner)
+    runs = torch.nn.functional.pad(values, (0, missing)).view(-1, layout.groups, layout.inner)
+    width = min(_SUMMED, 1 << (layout.inner - 1).bit_length())
+    blocks = torch.nn.functional.pad(runs, (0, -layout.inner % width)).view(*runs.shape[:2], -1, width)
+    while width > 1:
+        width //= 2
+        blocks = blocks[..., :width] + blocks[..., width:]
+    # runs of a group follow one another, and so do the blocks of a run
+    ordered = blocks[..., 0].permute(1, 0, 2).reshape(layout.groups, -1).cpu().numpy()
+    return torch.from_numpy(np.add.accumulate(ordered, axis=1)[:, -1].copy()).to(x.device)
+
+
+def total(x: Tensor, of: str, center: float = 0.0) -> float:
+    """Return the sum of a term over all values of `x`, as `group_sums` does."""
+    return float(group_sums(x, layout_of((x.numel(),), "tensor", 0), of, center))
