@@ -14,15 +14,15 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import raysim_contrib
+import torch
 from notation_entries import ENTRIES, INTRODUCTION, SECTIONS
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, parse
 from raysim.notation import Notation
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.base import ReplicaContext, average_together
+from raysim.replication.method import ReplicaContext, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
 from raysim.weights import POLICIES, parse_weights
 

@@ -16,8 +16,7 @@ import typer
 from torch import Tensor
 
 import raysim
-from raysim.codecs import Codec, Packet
-from raysim.codecs.base import DTYPES, check_finite, to_bytes, to_tensor
+from raysim.codecs import DTYPES, Codec, Packet, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.testing import check_codec
 

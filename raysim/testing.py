@@ -21,7 +21,7 @@ from raysim.compressors import Compressor, Context
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
-from raysim.replication.base import Averaged, ReplicaContext, ReplicaMethod, average_together
+from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules.actions import check_rows
 from raysim.schedules.families import Schedule, parse_schedule
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.random import uniform
-from raysim.codecs.signs import read_floats
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.draws import uniform
 from raysim.notation import check_real
 from raysim.on_demand import torch
 
@@ -104,6 +103,6 @@ class ATOMO(Codec):
         count = int(packet.bytes_of("count", 8).copy().view(np.int64)[0])
         if not 0 <= count <= min(rows, columns):
             raise ValueError(f"A packet of {self!r} holds {count} atoms of a matrix of {rows} by {columns}.")
-        left = read_floats(packet, "left", rows * count, device).view(rows, count)
-        right = read_floats(packet, "right", columns * count, device).view(count, columns)
+        left = packet.floats_of("left", rows * count, device).view(rows, count)
+        right = packet.floats_of("right", columns * count, device).view(count, columns)
         return cast_saturating(left @ right, dtype).view(packet.shape)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import Identity, Quantize
-from raysim.codecs.base import (
+from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.codec import (
     DTYPES,
     Codec,
     Key,
@@ -20,10 +21,7 @@ from raysim.codecs.base import (
     to_bytes,
     to_tensor,
 )
-from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.layout import Layout, channel_axis
-from raysim.codecs.signs import read_floats
-from raysim.codecs.sums import group_sums
+from raysim.codecs.groups import Layout, channel_axis, group_sums
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -96,7 +94,7 @@ class DAQ(Codec):
         shape, dtype = packet.shape, DTYPES[packet.dtype]
         samples, channels = self._groups(shape)
         data = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
-        means = read_floats(packet, "means", samples * channels if packet.numel else 0, device)
+        means = packet.floats_of("means", samples * channels if packet.numel else 0, device)
         if not packet.numel:
             return torch.empty(shape, dtype=dtype, device=device)
         part = packet.part("deviations", self._deviations, (samples, channels))._replace(dtype="float32")

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.layout import layout_of
-from raysim.codecs.signs import read_floats
-from raysim.codecs.sums import group_sums
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.groups import group_sums, layout_of
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class MeanStd(Codec):
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout, dtype = layout_of(packet.shape, "row", 0), DTYPES[packet.dtype]
         values = to_tensor(packet.bytes_of("values", 2 * layout.numel), torch.float16, device)
-        means, deviations = (read_floats(packet, name, layout.groups, device) for name in ("means", "deviations"))
+        means, deviations = (packet.floats_of(name, layout.groups, device) for name in ("means", "deviations"))
         if not torch.isfinite(values).all():
             raise ValueError(f"A packet of {self!r} holds values that are not finite.")
         if not layout.numel:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import transfers
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, check_finite, to_bytes, to_tensor
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, check_finite, to_bytes, to_tensor
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 

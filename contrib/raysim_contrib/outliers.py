@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import Cast
-from raysim.codecs.base import Codec, Key, Packet, check_finite, nest, nested_names
-from raysim.codecs.layout import channel_axis
+from raysim.codecs.codec import Codec, Key, Packet, check_finite, nest, nested_names
+from raysim.codecs.groups import channel_axis
 from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
 from raysim.codecs.selection import kept_of, select_topk
 from raysim.notation import check_real

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
-from raysim.codecs.layout import channel_axis, channels_last
-from raysim.codecs.mx import power_of_two
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.floats import power_of_two
+from raysim.codecs.groups import channel_axis, channels_last
 from raysim.codecs.selection import select_topk
 from raysim.codecs.transform import check_tile, hadamard
 from raysim.notation import check_real

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.base import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.layout import layout_of
-from raysim.codecs.random import uniform
-from raysim.codecs.signs import read_floats
-from raysim.codecs.sums import group_sums
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.draws import uniform
+from raysim.codecs.groups import total
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -62,8 +60,7 @@ class TinyScript(Codec):
         greatest = float(torch.stack(torch.aminmax(x)).abs().amax())
         if not greatest:
             return np.zeros(3, np.float32)
-        whole = layout_of((x.numel(),), "tensor", 0)
-        mean, squares = (float(group_sums(x, whole, of)) / x.numel() for of in ("magnitudes", "squares"))
+        mean, squares = (total(x, of) / x.numel() for of in ("magnitudes", "squares"))
         shape = _shape_of(squares / mean / mean)
         scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
         # a float32 below the greatest would leave it out, where x is float64
@@ -104,7 +101,7 @@ class TinyScript(Codec):
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
-        fit = read_floats(packet, "fit", 3 if packet.numel else 0, "cpu")
+        fit = packet.floats_of("fit", 3 if packet.numel else 0, "cpu")
         dtype = DTYPES[packet.dtype]
         if not packet.numel:
             return torch.empty(packet.shape, dtype=dtype, device=device)

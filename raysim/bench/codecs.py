@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raysim.codecs import CODECS, Codec
-from raysim.codecs.base import to_tensor
+from raysim.codecs import CODECS, Codec, warm
+from raysim.codecs.codec import to_tensor
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.codecs.transfers import Flight
-from raysim.codecs.warm import warm
 from raysim.notation import parse
 from raysim.plugins import entry_points
 

@@ -7,7 +7,7 @@ A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the i
 from collections.abc import Iterable
 
 from raysim.codecs.bounded import ErrorBounded
-from raysim.codecs.codec import Codec, NonFiniteError, Packet
+from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
 from raysim.codecs.floats import MX, Cast, Identity
 from raysim.codecs.lossless import Entropy
 from raysim.codecs.lowrank import LowRank
@@ -57,6 +57,7 @@ def warm(codecs: Iterable[Codec] = ()) -> None:
 
 __all__ = [
     "CODECS",
+    "DTYPES",
     "MX",
     "QSGD",
     "Cast",
@@ -81,6 +82,9 @@ __all__ = [
     "TernGrad",
     "Threshold",
     "TopK",
+    "check_finite",
     "derive_key",
+    "to_bytes",
+    "to_tensor",
     "warm",
 ]

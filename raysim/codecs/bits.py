@@ -27,7 +27,7 @@ def packed_bytes(count: int, width: int) -> int:
 
 def pack_bits(flags: Tensor) -> Tensor:
     """Return the bitmap of a flat bool tensor, uint8."""
-    if kernels.gpu_serve(flags):
+    if kernels.gpu_serves(flags.device, flags.numel()):
         return pack(flags.view(torch.uint8), 1)
     if flags.device.type == "cpu":
         return torch.from_numpy(np.packbits(flags.numpy()))

@@ -114,5 +114,7 @@ class ErrorBounded(Codec):
         values[~raw] = (codes[~raw].double() + from_least) * step
         values[raw] = held.view(-1, _BLOCK).double()
         flat = layout.flat(values)
-        values = flat if dtype == torch.float64 else cast_saturating(flat, torch.float32)  # 16-bit types by way of float32
+        values = (
+            flat if dtype == torch.float64 else cast_saturating(flat, torch.float32)
+        )  # 16-bit types by way of float32
         return cast_saturating(values, dtype).view(packet.shape)

@@ -112,8 +112,8 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
 def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
     """Return the sum over each group of `layout` of a term of every x - center, float64; `_TERMS` lists the terms.
 
-    The difference is rounded to float32, so that kernel and reference have the same terms. No thread count changes a sum: blocks of 4,096
-    values are added up in order, and within a block neighbours at half its length are added until one value is left.
+    The difference is rounded to float32, so that kernel and reference have the same terms. No thread count changes a sum: blocks of
+    4,096 values are added up in order, and within a block neighbours at half its length are added until one value is left.
 
     >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), "magnitudes")
     tensor([3., 7.], dtype=torch.float64)

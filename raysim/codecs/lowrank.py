@@ -184,7 +184,9 @@ def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
     backend = kernels.backend("lowrank", m)
     if backend:
         out = np.empty((len(m), left.shape[2], m.shape[2]))
-        backend.transposed_times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
+        backend.transposed_times(
+            m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out
+        )
         return torch.from_numpy(out).transpose(1, 2)
     if m.device.type != "cpu":
         return m.double().transpose(1, 2) @ left.double()

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from raysim.codecs import CODECS, Codec, Identity, Packet
-from raysim.codecs.base import DTYPES
+from raysim.codecs.codec import DTYPES
 from raysim.notation import MAX_LENGTH, parse
 
 Message: TypeAlias = "tuple[bytes, *tuple[np.ndarray, ...]]"  # a header, and the arrays as flat uint8

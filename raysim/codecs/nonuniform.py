@@ -65,7 +65,9 @@ class NonUniform(Codec):
         sums = np.concatenate([[0.0], np.add.accumulate(sample)])
         count = 1 << self.bits
         distinct = np.unique(sample)
-        levels = distinct[np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)]  # of the distinct values, so that a heap of zeros does not take all levels
+        levels = distinct[
+            np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)
+        ]  # of the distinct values, so that a heap of zeros does not take all levels
         for _ in range(_SWEEPS):
             ends = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
             first, last = np.concatenate([[0], ends]), np.concatenate([ends, [len(sample)]])

@@ -280,14 +280,17 @@ def _dequantize(
     error: ValueError,
 ) -> Tensor:
     """Return the flat values of packed codes."""
-    center, span = _center_and_span(*(to_tensor(end, torch.float32, device) for end in (low, high)), levels)
+    least, greatest = (to_tensor(end, torch.float32, device) for end in (low, high))
+    center, span = _center_and_span(least, greatest, levels)
     unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, levels.bits)
     if not torch.isfinite(span).all() or (span < 0).any() or (unpacked > levels.last).any():
         raise error
     step = span / _steps(span, levels)
     steps = layout.view(unpacked - levels.middle).double()
     values = layout.flat(steps.mul_(layout.spread(step)).add_(layout.spread(center)))
-    return cast_saturating(values if dtype == torch.float64 else values.float(), dtype)  # by way of float32, as the kernels go
+    return cast_saturating(
+        values if dtype == torch.float64 else values.float(), dtype
+    )  # by way of float32, as the kernels go
 
 
 def _ranges(x: Tensor, layout: Layout, absmax: bool) -> Ends:

@@ -104,7 +104,11 @@ class OneBit(Codec):
         others = group_sizes(layout, x.device) - counts
         high = group_sums(x, layout, "positive") / counts.clamp_min(1)  # an empty kind has mean 0
         low = group_sums(x, layout, "negative") / others.clamp_min(1)
-        return {"signs": to_bytes(pack_bits(x.reshape(-1) >= 0)), "low": to_bytes(low.float() + 0.0), "high": to_bytes(high.float() + 0.0)}
+        return {
+            "signs": to_bytes(pack_bits(x.reshape(-1) >= 0)),
+            "low": to_bytes(low.float() + 0.0),
+            "high": to_bytes(high.float() + 0.0),
+        }
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
@@ -127,7 +131,9 @@ class Mean(Codec):
         check_finite(x)
         if not x.numel():
             return {"mean": np.empty(0, np.uint8)}
-        mean = torch.tensor([total(x, "sum") / x.numel() + 0.0], dtype=torch.float64)  # of the two zeros the positive one
+        mean = torch.tensor(
+            [total(x, "sum") / x.numel() + 0.0], dtype=torch.float64
+        )  # of the two zeros the positive one
         return {"mean": to_bytes(cast_saturating(mean, torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:

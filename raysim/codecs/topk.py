@@ -94,7 +94,9 @@ class TopK(Codec):
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         rows, length, kept = self._rows(packet.shape)
         all_sent = kept == length
-        positions = torch.arange(rows * kept, device=device) if all_sent else decode_positions(packet, rows * kept, device)
+        positions = (
+            torch.arange(rows * kept, device=device) if all_sent else decode_positions(packet, rows * kept, device)
+        )
         return Support(positions.view(rows, kept), packet.shape)
 
     def _rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:

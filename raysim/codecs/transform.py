@@ -98,4 +98,6 @@ class Hadamard(Codec):
             x = backend.turn(mixed.contiguous().view(-1), self.tile, 1.0, _GREATEST, mixed.numel())[: packet.numel]
             return cast_saturating(x, dtype).view(packet.shape)
         x = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]
-        return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype).view(packet.shape)
+        return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype).view(
+            packet.shape
+        )

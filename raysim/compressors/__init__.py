@@ -2,13 +2,11 @@
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC
-from raysim.compressors.at_support import AtSupport
-from raysim.compressors.base import Compressor, Context, Decision, Plain, State
+from raysim.compressors.compressor import AtSupport, Compressor, Context, Decision, Plain, State, share_indices
 from raysim.compressors.delta import AQSGD, LinkEF21
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.gravac import LinkGraVAC
-from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation
-from raysim.compressors.warmstart import WarmStart
+from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation, WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 
@@ -67,4 +65,5 @@ __all__ = [
     "State",
     "WarmStart",
     "parse",
+    "share_indices",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, ErrorBounded, Identity, Packet
 from raysim.codecs.message import wire_bytes
-from raysim.compressors.base import Compressor, Context, Decision, State
+from raysim.compressors.compressor import Compressor, Context, Decision, State
 from raysim.notation import check_real
 from raysim.on_demand import torch
 

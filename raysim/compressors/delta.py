@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import Cast, Codec, Identity, Packet
-from raysim.codecs.base import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
+from raysim.codecs.codec import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.codecs.message import Entry
-from raysim.compressors.base import (
+from raysim.compressors.compressor import (
     KEYS,
     Compressor,
     Context,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Nonzero, Packet, TopK
+from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
-from raysim.codecs.random import uniform
 from raysim.codecs.selection import kept_of, select_topk
-from raysim.compressors.base import (
+from raysim.compressors.compressor import (
     KEYS,
     Compressor,
     Context,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
-from raysim.compressors.base import (
+from raysim.compressors.compressor import (
     KEYS,
     Compressor,
     Context,
@@ -64,7 +64,7 @@ class LinkGraVAC(Compressor):
         probe_every: Messages of a step between two on which both codecs are tried.
         ewma_alpha: Weight of a step in the moving averages.
         budget: Fidelity that all links of a direction keep together, as a product, in place of `epsilon`. Compression goes to the
-            slowest links first (`raysim.compressors.budget`), by the fidelities of the step before.
+            slowest links first (`raysim.compressors.controller`), by the fidelities of the step before.
 
     >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))

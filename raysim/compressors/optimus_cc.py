@@ -1,5 +1,5 @@
-"""Backward messages of Optimus-CC (Song et al. 2023, 2301.09830): lazy error propagation, and compression of the epilogue
-only."""
+"""Optimus-CC on links (Song et al. 2023, 2301.09830): low rank with a warm start, lazy error propagation, and compression of the
+epilogue only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from raysim.codecs import Codec, Identity, Packet
+from raysim.codecs import Codec, Identity, LowRank, Packet
+from raysim.codecs.lowrank import orthonormal
 from raysim.codecs.message import Entry
-from raysim.compressors.base import Compressor, Context, Decision, Plain, State
+from raysim.compressors.compressor import Compressor, Context, Decision, Plain, State
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compressor inside, are smaller
 
@@ -188,3 +190,43 @@ def _compressor(inner: object) -> Compressor:
 def _without(state: State) -> State:
     """Return the state of the compressor inside."""
     return {key: row for key, row in state.items() if key != RESIDUAL}
+
+
+_PLACE = 0  # of Q in the state: all messages of a link share it
+
+
+@dataclass(frozen=True, repr=False)
+class WarmStart(Compressor):
+    """Sends P = orth(M Q) and M^T P, and keeps M^T P: made orthonormal it is the Q of the link's next message (PowerSGD, Vogels et
+    al. 2019, 1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
+
+    Where messages change little, this is a subspace iteration that tends to the best approximation of the rank. The sender alone
+    remembers Q. It is drawn from the key for the first message and for one of another shape, and so are columns of it that a
+    message left at zero, which would stay there. Wrap it in an error feedback that takes compressors for Optimus-CC whole.
+
+    >>> WarmStart(LowRank(16))
+    WarmStart(LowRank(16))
+    """
+
+    codec: LowRank
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, LowRank):
+            raise ValueError(f"`codec` must be a LowRank, whose Q is kept, but got {self.codec!r}.")
+
+    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+        matrices = self.codec.matrices(tuple(x.shape))
+        if matrices is None or context.key is None:
+            return self.codec.encode(x, context.key), {}
+        number, _, columns, rank = matrices
+        start = self.codec.start(context.key, columns, rank, x.device)
+        held = state.get(_PLACE)
+        if held is not None and held.shape == (number, columns, rank):
+            kept = orthonormal(held.to(x.device))
+            start = torch.where(kept.any(dim=1, keepdim=True), kept, start)
+        packet, right = self.codec.encode_from(x, start)
+        return packet, {_PLACE: right}
+
+    def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
+        matrices = self.codec.matrices(message)
+        return 0 if matrices is None else math.prod(matrices) // matrices[1]

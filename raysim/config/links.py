@@ -12,9 +12,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from raysim.compressors import Compressor
+from raysim.compressors import Compressor, share_indices
 from raysim.compressors import parse as parse_compressor
-from raysim.compressors.at_support import share_indices
 from raysim.config.fields import MOST_STAGES
 from raysim.notation import shown
 

@@ -32,7 +32,7 @@ from raysim.network.transport import parse_transport
 from raysim.notation import shown, suggestion
 from raysim.quality import LOSSES, MEASURES
 from raysim.replication import parse_replica_method
-from raysim.replication.base import ReplicaMethod
+from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import Schedule, parse_schedule
 from raysim.schedules.unflushed import Unflushed
 from raysim.weights import WeightPolicy, parse_weights

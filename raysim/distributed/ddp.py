@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raysim.distributed.exchange import Channel, ReplicaError, build_alike, replica_group, run_rounds
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
 from raysim.replication import parse_replica_method
-from raysim.replication.base import ReplicaContext, ReplicaMethod
+from raysim.replication.method import ReplicaContext, ReplicaMethod
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,8 +24,8 @@ from raysim.pipeline.link import pack_state, unpack_state
 from raysim.pipeline.replicas import Exchange
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
-from raysim.replication.base import Received, Round
 from raysim.replication.gathered import Gathered
+from raysim.replication.method import Received, Round
 
 _NAME = "shard"
 

@@ -13,11 +13,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from raysim.codecs import derive_key
-from raysim.codecs.base import DTYPES
+from raysim.codecs import derive_key, warm
+from raysim.codecs.codec import DTYPES, work_bytes
 from raysim.codecs.message import wire_bytes
-from raysim.codecs.warm import warm
-from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
@@ -26,7 +24,7 @@ from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
-from raysim.replication.base import Memory, ReplicaContext, ReplicaMethod
+from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.values import UNNAMED, Boundary
 
 T = TypeVar("T")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from raysim.codecs.selection import Support
-from raysim.compressors import Compressor, Context, parse
-from raysim.compressors.at_support import share_indices
+from raysim.codecs.codec import Support
+from raysim.compressors import Compressor, Context, parse, share_indices
 from raysim.nn.ends import DIRECTIONS, Ends, own_memory
 from raysim.pipeline.link import EVALUATION_MODES
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError
-from raysim.codecs.warm import warm as warm_codecs
+from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.exchanges import takes_part
 from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
@@ -29,7 +29,7 @@ from raysim.pipeline.replicas import (
 )
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
-from raysim.replication.base import (
+from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,

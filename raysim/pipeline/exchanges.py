@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from raysim.config import RunConfig
-from raysim.replication.base import ReplicaMethod
+from raysim.replication.method import ReplicaMethod
 
 
 def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:

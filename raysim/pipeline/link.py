@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import Message, wire_bytes
-from raysim.codecs.work import work_bytes
 from raysim.compressors import Compressor, Context, Decision, State
 from raysim.pipeline.stopwatch import Moment, Stopwatch
 from raysim.values import UNNAMED
@@ -28,7 +28,7 @@ class LinkAccount(NamedTuple):
     wire_bytes: int = 0
     dense_bytes: int = 0
     codec_s: float = 0.0  # encoding at the sender, decoding at the receiver
-    coded_bytes: int = 0  # the work of that, see `raysim.codecs.work`
+    coded_bytes: int = 0  # the work of that, see `raysim.codecs.codec`
     sent_norm2: float | None = None  # of the tensors to send
     received_norm2: float | None = None  # of the tensors that arrive
     error_norm2: float | None = None  # of their difference

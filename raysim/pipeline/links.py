@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError, derive_key, transfers
-from raysim.codecs.base import DTYPES
+from raysim.codecs.codec import DTYPES, Support
 from raysim.codecs.message import Message
-from raysim.codecs.selection import Support
 from raysim.compressors import Context
 from raysim.pipeline.ends import BoundaryEnd
 from raysim.pipeline.errors import DivergedError

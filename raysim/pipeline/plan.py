@@ -23,7 +23,7 @@ from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.parameters import TiedOwners, tied_owners
 from raysim.pipeline.replicas import Group
 from raysim.pipeline.stage_memory import stage_memories
-from raysim.replication.base import ReplicaMethod
+from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import Boundary
 from raysim.weights import WeightPolicy

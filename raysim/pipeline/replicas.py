@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import Identity, Packet
+from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import CodecTable, Message, wire_bytes
-from raysim.codecs.work import work_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import DIRECTIONS, Transfer
 from raysim.pipeline.mail import Parts
-from raysim.replication.base import Packets, Received, Round, RoundDriver, Rounds
+from raysim.replication.method import Packets, Received, Round, RoundDriver, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -54,7 +54,7 @@ class GroupAccount(NamedTuple):
     dense_bytes: int  # of an uncompressed all-reduce of the same gradients
     num_rounds: int
     codec_s: float
-    coded_bytes: int  # the work of its codecs, see `raysim.codecs.work`
+    coded_bytes: int  # the work of its codecs, see `raysim.codecs.codec`
     decisions: tuple[Decision, ...] = ()
 
     @property

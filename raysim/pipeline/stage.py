@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raysim.codecs.base import DTYPES
+from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, directions, make_optimizer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from raysim.codecs.base import DTYPES
+from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.config.links import Pairs
 from raysim.network.memory import Needs, StageMemory, packets_in_flight, worst_moment

@@ -16,7 +16,7 @@ from raysim.pipeline.link import Link, LinkAccount
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
 from raysim.probing.sample import Measured, Sent
 from raysim.replication import parse_replica_method
-from raysim.replication.base import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod
 
 DENSE = "Identity"
 

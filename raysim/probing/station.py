@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from raysim.codecs import NonFiniteError
-from raysim.codecs.warm import warm
+from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
 from raysim.nn.samples import UNKNOWN, Samples, current, of_microbatch
@@ -23,7 +22,7 @@ from raysim.probing.candidates import GradientCandidate, LinkCandidate
 from raysim.probing.sample import Measured, Sample, joined
 from raysim.probing.stopwatch import PipelineStage, Seconds, Stopwatch
 from raysim.random import derive_key
-from raysim.replication.base import ReplicaContext
+from raysim.replication.method import ReplicaContext
 from raysim.schedules.families import parse_schedule
 
 

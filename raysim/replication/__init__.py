@@ -8,21 +8,15 @@ from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
-from raysim.replication.base import ReplicaMethod
-from raysim.replication.demo import DeMo
-from raysim.replication.dgc import DGC
+from raysim.replication.blocks import DeMo, SparseLoCo
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
-from raysim.replication.gathered import Gathered, as_method
+from raysim.replication.gathered import Gathered, SignSGD, as_method
 from raysim.replication.gravac import ReplicaGraVAC
-from raysim.replication.gtopk import GTopK
-from raysim.replication.local import DiLoCo, MuLoCo
+from raysim.replication.local import SPARTA, DiLoCo, MuLoCo, StreamingDiLoCo
+from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, Round, average_together
 from raysim.replication.powergossip import PowerGossip
 from raysim.replication.powersgd import PowerSGD
-from raysim.replication.redsync import RedSync
-from raysim.replication.signsgd import SignSGD
-from raysim.replication.sparseloco import SparseLoCo
-from raysim.replication.sparta import SPARTA
-from raysim.replication.streaming import StreamingDiLoCo
+from raysim.replication.sparsified import DGC, GTopK, RedSync
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
@@ -65,4 +59,12 @@ def parse_replica_method(text: str) -> ReplicaMethod:
     return method
 
 
-__all__ = ["METHODS", "ReplicaMethod", "parse_replica_method"]
+__all__ = [
+    "METHODS",
+    "Averaged",
+    "ReplicaContext",
+    "ReplicaMethod",
+    "Round",
+    "average_together",
+    "parse_replica_method",
+]

@@ -11,15 +11,15 @@ from raysim.codecs import Codec, Identity, LowRank
 from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
 from raysim.codecs.selection import kept_of
-from raysim.compressors.base import Decision
+from raysim.compressors.compressor import Decision
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
-from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
 from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
 from raysim.replication.powersgd import PowerSGD, matrix_of
-from raysim.replication.selection import energy
+from raysim.replication.sparsified import energy
 
 if TYPE_CHECKING:
     from torch import Tensor

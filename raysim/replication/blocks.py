@@ -1,9 +1,21 @@
-"""Square blocks of matrices, within which methods select values."""
+"""Methods that select values within square blocks of a matrix: DeMo and SparseLoCo."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
+from raysim.codecs import Codec, NonUniform, TopK
+from raysim.codecs.codec import count_work
+from raysim.codecs.message import Entry
+from raysim.notation import check_integer, check_real
+from raysim.on_demand import torch
+from raysim.replication.layers import Layered, gather_mean, key_of, remembered
+from raysim.replication.local import LocalSteps
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, ReplicaMethod, Round
 from raysim.replication.powersgd import matrix_of
 
 if TYPE_CHECKING:
@@ -39,3 +51,181 @@ def from_blocks(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
     _, height, width = blocks.shape
     cut = blocks.reshape(rows // height, columns // width, height, width)
     return cut.transpose(1, 2).reshape(shape)
+
+
+@dataclass(frozen=True, repr=False)
+class DeMo(ReplicaMethod):
+    """Sends the `kept` greatest frequencies of each block of the momentum, and steps by the sign of their mean (decoupled momentum,
+    Peng et al. 2024, 2411.19870, and bloc97/DeMo).
+
+    With r the learning rate, F the orthonormal cosine transform of blocks of `side` x `side`, T the selection::
+
+        m = decay m + r g;   send q = T(F(m));   m = m - F^-1(q)
+        step by sign(F^-1(mean of q))
+
+    The mean of a frequency is that over the replicas that sent it. The optimiser is plain SGD, without a momentum of its own.
+    Blocks have the greatest divisors of a matrix's sides up to `side`; all tensors are compressed.
+    """
+
+    optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
+
+    kept: int = 32
+    decay: float = 0.999
+    side: int = 64
+
+    def __post_init__(self) -> None:
+        side = check_integer("side", self.side, 1, 4096)
+        self._coerce(
+            side=side,
+            kept=check_integer("kept", self.kept, 1, side * side),
+            decay=check_real("decay", self.decay, 0, 1),
+        )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"learning_rate"})
+
+    def codec(self, block_values: int) -> TopK:
+        """Return the codec of blocks of so many values."""
+        return TopK(min(1.0, self.kept / block_values))
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(self.codec(self.side * self.side)),)
+
+    def num_rounds(self, num_replicas: int) -> int:
+        return 1
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if momentum:
+            raise ValueError(
+                f"`optimizer.momentum` must be 0 with {self!r}, which keeps a momentum itself, but got {momentum:g}."
+            )
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * sum(math.prod(shape) for shape in shapes.values())
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        packets, moved = {}, dict(memory)
+        for name, x in gradients.items():
+            momentum = self.decay * remembered(memory, "momentum", name, x) + context.learning_rate * x.detach()
+            frequencies = transformed(to_blocks(momentum, self.side)).flatten(1)
+            count_work(2 * x.nbytes)  # the transform, there and back
+            packets[name] = self.codec(frequencies.shape[1]).encode(frequencies)
+            moved[f"momentum/{name}"] = momentum - self._whole(packets[name].decode(x.device), x)
+        received = yield Round(everyone=packets)
+        steps = {}
+        for name, x in gradients.items():
+            sent = torch.stack([packets[name].decode(x.device) for packets in received])
+            mean = sent.sum(dim=0) / sent.count_nonzero(dim=0).clamp(min=1)
+            steps[name] = self._whole(mean, x).sign()
+        return Averaged(steps, moved)
+
+    def _whole(self, frequencies: Tensor, like: Tensor) -> Tensor:
+        """Return the tensor whose blocks have these frequencies."""
+        shape = tuple(like.shape)
+        blocks = frequencies.view(len(frequencies), *block_of(shape, self.side))
+        return from_blocks(transformed(blocks, back=True), shape)
+
+
+def transformed(blocks: Tensor, *, back: bool = False) -> Tensor:
+    """Return the orthonormal cosine transform (type II) of blocks (count, rows, columns), or of that `back` the blocks."""
+    rows, columns = (cosines(size).to(blocks.device, blocks.dtype) for size in blocks.shape[1:])
+    if back:
+        return rows.T @ blocks @ columns
+    return rows @ blocks @ columns.T
+
+
+@lru_cache(maxsize=64)
+def cosines(size: int) -> Tensor:
+    """Return the matrix of the cosine transform of `size` values, float64; its transpose is its inverse."""
+    angles = torch.outer(torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64) + 0.5)
+    matrix = torch.cos(angles * (math.pi / size)) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+TWO_BITS = NonUniform(2, fit="deviation")
+
+
+@dataclass(frozen=True, repr=False)
+class SparseLoCo(LocalSteps):
+    """Local steps whose changes are sent as the `kept` greatest values of each block of `side` x `side`, under error feedback
+    (Sarfi et al. 2025, 2508.15706; block size and codec as in the code of templar).
+
+    With W - W_r the change of replica r in `steps` steps, C the codec, and no momentum::
+
+        e = decay e + (W - W_r);   send C(e);   e = e - C(e)
+        W = W - rate (mean over replicas of C(e))
+
+    Values are sent by the codec `values`: by default in two bits, buckets within three standard deviations of the mean, each
+    decoded as the mean of its values. Blocks have the greatest divisors of a matrix's sides up to `side`. Tensors of one
+    dimension, or of fewer than `min_values` values, are sent uncompressed (ours).
+    """
+
+    rate: float = 0.6
+    decay: float = 0.95
+    kept: int = 64
+    side: int = 64
+    values: Codec = TWO_BITS
+    min_values: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        blocks = self.changes
+        assert isinstance(blocks, BlockTopK)
+        self._coerce(decay=blocks.decay, kept=blocks.kept, side=blocks.side, min_values=blocks.min_values)
+
+    @property
+    def changes(self) -> ReplicaMethod:
+        return BlockTopK(self.kept, self.side, self.decay, self.values, min_values=self.min_values)
+
+
+@dataclass(frozen=True, repr=False)
+class BlockTopK(Layered):
+    """Sends the `kept` greatest values of each block of `side` x `side` values, of the input plus `decay` times the residual."""
+
+    kept: int
+    side: int
+    decay: float
+    values: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        side = check_integer("side", self.side, 1, 4096)
+        self._coerce(
+            side=side,
+            kept=check_integer("kept", self.kept, 1, side * side),
+            decay=check_real("decay", self.decay, 0, 1),
+        )
+        self.codec(side * side)  # refuses unfit `values`
+
+    def codec(self, block_values: int) -> TopK:
+        """Return the codec of blocks of so many values."""
+        return TopK(min(1.0, self.kept / block_values), values=self.values)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(self.codec(self.side * self.side)),)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 1
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes)
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        packets, moved = {}, dict(memory)
+        for name, x in gradients.items():
+            fed = to_blocks(self.decay * remembered(memory, "residual", name, x) + x, self.side).flatten(1)
+            packets[name] = self.codec(fed.shape[1]).encode(fed, key_of(name, context))
+            moved[f"residual/{name}"] = self._whole(fed - packets[name].decode(fed.device), x)
+        means = yield from gather_mean(packets, next(iter(gradients.values())).device)
+        return Averaged({name: self._whole(means[name], x) for name, x in gradients.items()}, moved)
+
+    def _whole(self, blocks: Tensor, like: Tensor) -> Tensor:
+        """Return flat blocks as the tensor that they were cut from."""
+        shape = tuple(like.shape)
+        return from_blocks(blocks.view(len(blocks), *block_of(shape, self.side)), shape)

@@ -10,10 +10,10 @@ import numpy as np
 
 from raysim.codecs import Codec, derive_key
 from raysim.codecs.message import Entry
-from raysim.compressors.base import check_codec
+from raysim.compressors.compressor import check_codec
 from raysim.notation import check_choice, check_real
-from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
 
 _MANY = 1 << 30  # the same number of values for every tensor, so that all replicas and stages throw one coin
 

@@ -1,4 +1,4 @@
-"""Replica gradients by an all-gather: each replica sends its packets to all others, and all average the decoded gradients."""
+"""Replica gradients by an all-gather: each replica sends its packets to all others, and all average what they decode."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raysim.codecs import Codec, Identity
+from raysim.codecs import Codec, Identity, Sign
 from raysim.codecs.message import Entry
-from raysim.compressors.base import Compressor, Context, Plain
+from raysim.compressors.compressor import Compressor, Context, Plain
 from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
-from raysim.notation import check_choice
-from raysim.replication.base import (
+from raysim.notation import check_choice, check_real
+from raysim.on_demand import torch
+from raysim.replication.layers import (
+    Layered,
+    check_scope,
+    flatten,
+    gather_mean,
+    key_of,
+    remembered,
+    sum_values,
+    unflatten,
+)
+from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,
@@ -21,7 +32,6 @@ from raysim.replication.base import (
     Round,
     mean_dense,
 )
-from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, sum_values, unflatten
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,3 +156,46 @@ def _message(context: ReplicaContext, key: int) -> Context:
         learning_rate=context.learning_rate,
         step_s=context.step_s,
     )
+
+
+@dataclass(frozen=True, repr=False)
+class SignSGD(ReplicaMethod):
+    """Takes +1 or -1 for each value, as most replicas have it; of a tie, and of zero, +1 (Bernstein et al. 2018, 1802.04434).
+
+    The learning rate alone sets the size of a step, so no tensor is exempt. `beta`: takes the sign of a moving average of the
+    replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no momentum of its own.
+    """
+
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._coerce(beta=check_real("beta", self.beta, 0, 1))
+        if self.beta == 1:
+            raise ValueError("`beta` must be below 1, or no gradient is ever seen, but got 1.")
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Sign(scaled=False)),)
+
+    def num_rounds(self, num_replicas: int) -> int:
+        return 1
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if not gradients:
+            return Averaged({}, memory)
+        moved = dict(memory)
+        if self.beta:
+            for name, x in gradients.items():
+                moved[f"average/{name}"] = (
+                    self.beta * remembered(memory, "average", name, x) + (1 - self.beta) * x.detach()
+                )
+        packets = {
+            name: Sign(scaled=False).encode(moved[f"average/{name}"] if self.beta else x.detach())
+            for name, x in gradients.items()
+        }
+        means = yield from gather_mean(packets, next(iter(gradients.values())).device)
+        return Averaged({name: torch.where(mean >= 0, 1.0, -1.0) for name, mean in means.items()}, moved)
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * sum(torch.Size(shape).numel() for shape in shapes.values()) if self.beta else 0

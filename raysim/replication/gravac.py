@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.message import Entry
-from raysim.compressors.base import Decision
+from raysim.compressors.compressor import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors, check_factors
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
-from raysim.replication.base import (
-    Averaged,
-    Gradients,
-    Memory,
-    Received,
-    ReplicaContext,
-    Round,
-    mean_dense,
-)
 from raysim.replication.layers import (
     Layered,
     flatten,
@@ -30,7 +21,26 @@ from raysim.replication.layers import (
     sum_values,
     unflatten,
 )
-from raysim.replication.selection import ESTIMATED, EXACT, Kept, codec_of, count_of, energy, pack, select, select_within
+from raysim.replication.method import (
+    Averaged,
+    Gradients,
+    Memory,
+    Received,
+    ReplicaContext,
+    Round,
+    mean_dense,
+)
+from raysim.replication.sparsified import (
+    ESTIMATED,
+    EXACT,
+    Kept,
+    codec_of,
+    count_of,
+    energy,
+    pack,
+    select,
+    select_within,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

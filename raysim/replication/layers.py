@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raysim.codecs import Identity, Packet, derive_key
-from raysim.codecs.base import nest, to_tensor
+from raysim.codecs.codec import nest, to_tensor
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
-from raysim.replication.base import (
+from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,

@@ -1,4 +1,4 @@
-"""Local steps: replicas train apart, and agree on new parameters once in many steps."""
+"""Local steps: replicas train separately, and agree on new parameters once in many steps, or average a few parameters in each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.codecs import RandomK
+from raysim.codecs.codec import count_work
 from raysim.codecs.message import Entry
-from raysim.codecs.work import count_work
 from raysim.notation import check_integer, check_real
-from raysim.replication.base import (
+from raysim.on_demand import torch
+from raysim.replication.gathered import Dense, as_method
+from raysim.replication.layers import key_of
+from raysim.replication.method import (
     AGREED,
     Averaged,
     Gradients,
@@ -20,8 +24,8 @@ from raysim.replication.base import (
     ReplicaContext,
     ReplicaMethod,
     Round,
+    all_reduce,
 )
-from raysim.replication.gathered import Dense, as_method
 
 CHANGES = "changes/"  # prefix of the memory of the method that averages changes
 
@@ -177,3 +181,110 @@ class MuLoCo(DiLoCo):
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"muon"})
 
     momentum: float = 0.6
+
+
+@dataclass(frozen=True, repr=False)
+class StreamingDiLoCo(DiLoCo):
+    """DiLoCo whose tensors are divided into `fragments`, each of which is exchanged once in `steps` steps, in turn (Douillard et
+    al. 2025, 2501.18512).
+
+    So an exchange takes a share of the bytes, and the peak falls by as much. The mean of a fragment is used `delay` steps after
+    it was sent, in which training goes on: W takes its outer step, and the replica's own parameters become
+    W + blend (W_r - W). Arrivals are spread evenly over the steps, and the last one falls on the last step of the run. Each tensor
+    goes to the fragment that has the fewest values so far, the largest tensors first.
+    """
+
+    fragments: int = 2
+    delay: int = 0
+    blend: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            fragments=check_integer("fragments", self.fragments, 1, self.steps),
+            delay=check_integer("delay", self.delay, 0, self.steps - 1),
+            blend=check_real("blend", self.blend, 0, 1),
+        )
+
+    @property
+    def steps_under_way(self) -> int:
+        return self.delay
+
+    def part(self, step: int) -> int | None:
+        arrivals = {(place * self.steps) // self.fragments: place for place in range(self.fragments)}
+        return arrivals.get((step + 1 + self.delay) % self.steps)
+
+    def fragment(self, shapes: Mapping[str, tuple[int, ...]], part: int) -> list[str]:
+        """Return the names of the tensors of a fragment."""
+        filled = [0] * self.fragments
+        names: list[str] = []
+        for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):  # of one size in the module's order
+            place = filled.index(min(filled))
+            filled[place] += max(1, math.prod(shapes[name]))
+            if place == part:
+                names.append(name)
+        return [name for name in shapes if name in names]
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        waiting = 4 * sum(math.prod(shape) for shape in shapes.values()) if self.delay else 0
+        return super().memory_bytes(shapes) + waiting
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        shapes = {name: tuple(x.shape) for name, x in gradients.items()}
+        moved = memory
+        sent, arrived = self.part(context.step), self.part(context.step - self.delay)
+        if sent is not None:
+            fragment = {name: gradients[name] for name in self.fragment(shapes, sent)}
+            mean, moved = yield from self.mean_change(fragment, memory, context, f"{CHANGES}{sent}/")
+            moved |= {f"waiting/{name}": x for name, x in mean.items()}
+        if arrived is None or context.step < self.delay:
+            return Averaged({}, moved)
+        names = self.fragment(shapes, arrived)
+        mean = {name: moved[f"waiting/{name}"].view_as(gradients[name]) for name in names}
+        after, outer = self.outer_step(mean, moved)
+        left = {name: x for name, x in moved.items() if name.removeprefix("waiting/") not in names}
+        blended = {name: x + self.blend * (gradients[name] - x) if self.blend else x for name, x in after.items()}
+        return Averaged({}, {**left, **outer}, parameters=blended)
+
+
+@dataclass(frozen=True, repr=False)
+class SPARTA(ReplicaMethod):
+    """Replicas step by their own gradients, and after each step average the share `share` of the parameters (`sparta.py` of
+    exo-explore/gym).
+
+    Positions are drawn anew in each step and for each tensor, at least one, from a seed that replicas share; so values alone are sent,
+    and summed on the way. Replicas differ elsewhere, and their mean is evaluated.
+
+    >>> SPARTA(0.01)
+    SPARTA(share=0.01)
+    """
+
+    after_update: ClassVar[bool] = True
+    decentralized: ClassVar[bool] = True
+
+    share: float = 0.005
+
+    def __post_init__(self) -> None:
+        self._coerce(share=check_real("share", self.share, 0, 1, open_low=True))
+
+    def num_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        drawn = {
+            name: RandomK(self.share, per="tensor").draw(key_of(name, context, shared=True), tuple(x.shape), x.device)
+            for name, x in gradients.items()
+        }
+        if not drawn:
+            return Averaged({}, memory)
+        values = torch.cat([x.reshape(-1)[drawn[name]] for name, x in gradients.items()])
+        total = yield from all_reduce("share of parameters", values, context.replica, context.num_replicas)
+        means = torch.split(total / context.num_replicas, [len(positions) for positions in drawn.values()])
+        after = {}
+        for (name, x), mean in zip(gradients.items(), means, strict=True):
+            after[name] = x.reshape(-1).clone().index_copy_(0, drawn[name], mean).view_as(x)
+        return Averaged({}, memory, parameters=after)

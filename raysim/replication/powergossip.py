@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Identity, derive_key
-from raysim.codecs.base import cast_saturating, check_finite
+from raysim.codecs.codec import cast_saturating, check_finite, count_work
+from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
-from raysim.codecs.random import uniform
-from raysim.codecs.work import count_work
 from raysim.notation import check_integer
 from raysim.on_demand import torch
-from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.replication.layers import Layered
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round
 from raysim.replication.powersgd import matrix_of, orthonormal, revived
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raysim.codecs import derive_key, lowrank
-from raysim.codecs.base import cast_saturating, check_finite
+from raysim.codecs.codec import cast_saturating, check_finite, count_work
+from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
-from raysim.codecs.random import uniform
-from raysim.codecs.work import count_work
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
-from raysim.replication.base import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
 from raysim.replication.layers import Layered, remembered
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
 
 if TYPE_CHECKING:
     from torch import Tensor

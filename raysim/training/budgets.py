@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysim.compressors.budget import Way, floors
+from raysim.compressors.controller import Way, floors
 from raysim.config import ConfigError
 from raysim.network.placement import Placement
 from raysim.network.topology import Network

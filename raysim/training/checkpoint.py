@@ -20,7 +20,7 @@ from torch import Tensor
 from raysim.files import write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
 from raysim.records import RecordsError
-from raysim.replication.base import AGREED
+from raysim.replication.method import AGREED
 
 FORMAT = 2
 KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails

@@ -16,7 +16,6 @@ from raysim.codecs import (
     MX,
     QSGD,
     Cast,
-    Codec,
     Entropy,
     ErrorBounded,
     EstimatedTopK,
@@ -35,11 +34,9 @@ from raysim.codecs import (
     TopK,
     kernels,
 )
-from raysim.codecs.layout import layout_of
+from raysim.codecs.groups import group_sums, layout_of
 from raysim.codecs.lowrank import orthonormal
-from raysim.codecs.sums import group_sums
 from raysim.codecs.transform import hadamard
-
 
 # Fixed point and blocks
 

@@ -212,11 +212,11 @@ def test_encoding_waits_once_and_decoding_never(codec: Codec, monkeypatch) -> No
 
 def test_without_triton_torch_serves_and_says_so_once(monkeypatch) -> None:
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    kernels._found_triton.cache_clear()
+    kernels._has_triton.cache_clear()
     with pytest.warns(UserWarning, match="Triton is not installed"):
         assert not kernels.gpu_serves("cuda")
     assert not kernels.gpu_serves("cuda")  # warnings are errors here: it was said once
-    kernels._found_triton.cache_clear()
+    kernels._has_triton.cache_clear()
 
 
 @pytest.mark.slow

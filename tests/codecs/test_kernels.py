@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import subprocess
 import sys
@@ -10,15 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from codec_laws import assert_alike, bits_of, content
+from codec_laws import assert_alike, bits_of
 from codec_variants import KEY, LAW_TENSORS, VARIANTS, Variant, normal, student
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from raysim.codecs import CODECS, Codec, LowRank, NonFiniteError, Quantize, TopK, kernels
-from raysim.codecs.random import bits64 as random_bits
-from raysim.codecs.warm import warm
+from raysim.codecs import CODECS, LowRank, NonFiniteError, Quantize, TopK, kernels, warm
+from raysim.codecs.draws import bits64 as random_bits
 from raysim.notation import parse
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
@@ -239,7 +236,5 @@ def test_cuda_is_the_reference(variant: Variant) -> None:
         here, there = variant.codec.encode(x, KEY), variant.codec.encode(x.cuda(), KEY)
         assert there.decode("cuda").is_cuda
         assert torch.allclose(there.decode("cuda").cpu().float(), there.decode().float(), rtol=1e-6, atol=1e-6), name
-        if (
-            "LowRank" not in variant.notation
-        ):  # QR differs in the last digit
+        if "LowRank" not in variant.notation:  # QR differs in the last digit
             assert all(here.arrays[key].tobytes() == there.arrays[key].tobytes() for key in here.arrays), name

@@ -17,7 +17,6 @@ from torch import Tensor
 from raysim.codecs import CODECS, Quantize, TopK
 
 
-
 @laws_over(VARIANTS)
 def test_law(law, variant) -> None:
     law(variant)
@@ -149,4 +148,6 @@ def test_stochastic_minmax_is_unbiased_with_its_exact_variance() -> None:
 if __name__ == "__main__":  # `make golden` writes the digests again, after an intended change of a format
     written = {variant.notation: digests(variant) for variant in (*VARIANTS, *CONTRIB)}
     known = json.loads(GOLDEN.read_text())  # keeps the order of the file
-    GOLDEN.write_text(json.dumps({name: written[name] for name in {**known, **written} if name in written}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({name: written[name] for name in {**known, **written} if name in written}, indent=1) + "\n"
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from link_ends import Sender, same
 
 from raysim.compressors import parse
-from raysim.compressors.budget import Way, floors, spend
+from raysim.compressors.controller import Way, floors, spend
 from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.network.topology import Network

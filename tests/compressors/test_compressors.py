@@ -45,7 +45,7 @@ from raysim.compressors import (
     State,
     parse,
 )
-from raysim.compressors.base import as_rows, memory_keys
+from raysim.compressors.compressor import as_rows, memory_keys
 from raysim.pipeline.link import EVALUATION_MODES, Link
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import codec_variants
 import compressor_variants
 import pytest
 from hypothesis import given, settings

@@ -20,7 +20,7 @@ from raysim.compressors import COMPRESSORS, Compressor
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.base import ReplicaMethod
+from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import SCHEDULES, Custom, Schedule, parse_schedule
 from raysim.weights import POLICIES, WeightPolicy, parse_weights
 

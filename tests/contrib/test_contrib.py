@@ -10,22 +10,22 @@ import gpu
 import numpy as np
 import plain_zfp
 import pytest
+import raysim_contrib
 import torch
 from codec_laws import bits_of, check_unbiased, content, error_of, laws_over
 from codec_variants import KEY, LAW_TENSORS, normal, student
 from contrib_variants import VARIANTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raysim_contrib import DAQ, MPC, ZFP, MeanStd, Outliers, TAHQuant, TinyScript
+from raysim_contrib.zfp import blocks_of
 
-import raysim_contrib
 from raysim import plugins
 from raysim.codecs import CODECS, ErrorBounded, FixedPoint, Quantize
-from raysim.codecs.random import uniform
+from raysim.codecs.draws import uniform
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
 from raysim.testing import check_replica_method
-from raysim_contrib import DAQ, MPC, ZFP, MeanStd, Outliers, TAHQuant, TinyScript
-from raysim_contrib.zfp import blocks_of
 
 CLASSES = [getattr(raysim_contrib, name) for name in raysim_contrib.__all__]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -20,16 +20,14 @@ ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication",
 EXEMPT = (*ROOMS_OF_METHODS, "raysim/bench")
 # What every method is built on, in the rooms of methods.
 FOUNDATIONS = (
-    "raysim/codecs/base.py",
-    "raysim/codecs/layout.py",
+    "raysim/codecs/codec.py",
+    "raysim/codecs/groups.py",
     "raysim/codecs/message.py",
     "raysim/codecs/positions.py",
-    "raysim/codecs/sums.py",
-    "raysim/codecs/work.py",
     "raysim/codecs/kernels/__init__.py",
-    "raysim/compressors/base.py",
+    "raysim/compressors/compressor.py",
     "raysim/compressors/controller.py",
-    "raysim/replication/base.py",
+    "raysim/replication/method.py",
     "raysim/replication/layers.py",
     "raysim/weights/base.py",
 )

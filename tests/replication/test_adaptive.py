@@ -14,7 +14,7 @@ from raysim.codecs import TopK
 from raysim.compressors.controller import Rules, Standing, candidate_factors
 from raysim.replication import parse_replica_method
 from raysim.replication.gravac import ReplicaGraVAC
-from raysim.replication.selection import select, select_within
+from raysim.replication.sparsified import select, select_within
 
 RULES = Rules(epsilon=0.7, omega=0.01, window=1, alpha=0.32)
 NINE = candidate_factors(10, 2000, "geometric")

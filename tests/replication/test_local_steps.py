@@ -15,11 +15,9 @@ from raysim.config import ConfigError
 from raysim.network.memory import format_bytes
 from raysim.pipeline.plan import prepare
 from raysim.replication import parse_replica_method
-from raysim.replication.base import AGREED, agreed
-from raysim.replication.blocks import from_blocks, to_blocks
-from raysim.replication.demo import cosines, transformed
-from raysim.replication.local import LocalSteps
-from raysim.replication.streaming import StreamingDiLoCo
+from raysim.replication.blocks import cosines, from_blocks, to_blocks, transformed
+from raysim.replication.local import LocalSteps, StreamingDiLoCo
+from raysim.replication.method import AGREED, agreed
 from raysim.show.training import exchange_words
 from raysim.training.checkpoint import load_weights
 from raysim.training.run import train

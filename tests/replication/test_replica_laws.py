@@ -12,12 +12,10 @@ from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, de
 from raysim.codecs import QSGD, Mean, Natural, RandomK, TernGrad, TopK
 from raysim.codecs.selection import select_topk
 from raysim.replication import parse_replica_method
-from raysim.replication.base import average_together
-from raysim.replication.dgc import DGC
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
-from raysim.replication.gtopk import GTopK, partners
+from raysim.replication.method import average_together
 from raysim.replication.powersgd import PowerSGD
-from raysim.replication.redsync import RedSync
+from raysim.replication.sparsified import DGC, GTopK, RedSync, partners
 
 MATRIX = {"weight": (40, 60)}
 

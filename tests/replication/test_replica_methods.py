@@ -22,7 +22,7 @@ from replica_variants import (
 
 from raysim.codecs import NonFiniteError
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.base import average_together
+from raysim.replication.method import average_together
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 replicas = pytest.mark.parametrize("count", [2, 3, 4])

@@ -21,7 +21,7 @@ from packet_fuzz import fuzz
 from torch import Tensor
 
 from raysim.codecs import CODECS, Codec, Packet, kernels
-from raysim.codecs.work import work_bytes
+from raysim.codecs.codec import work_bytes
 from raysim.compressors import Plain
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import parse

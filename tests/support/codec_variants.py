@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import CODECS, Codec
-from raysim.codecs.random import bits64, uniform
+from raysim.codecs.draws import bits64, uniform
 from raysim.notation import parse
 
 KEY = 20260  # of the random codecs, wherever a test does not vary it

@@ -10,8 +10,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from raysim.codecs.groups import layout_of
 from raysim.codecs.kernels.triton import fields, hadamard, positions, select, uniform
-from raysim.codecs.layout import layout_of
+from raysim.codecs.quantize import Levels
 
 TYPES = {
     torch.float32: "*fp32",
@@ -24,6 +25,7 @@ TYPES = {
     torch.uint8: "*u8",
 }
 compiled = set()
+ERROR = ValueError("never raised")
 
 
 def compile_only(kernel, programs, *arguments, **constants):
@@ -50,28 +52,22 @@ for module in (fields, hadamard, positions, select, uniform):
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     x = torch.zeros(4, 6000, dtype=dtype)
     for kept in (10, 1000):
-        select.select_rows(x, kept)
-        select.select_rows(x[:, :300].contiguous(), 10)
+        select.select_rows(x, kept, ERROR)
+        select.select_rows(x[:, :300].contiguous(), 10, ERROR)
     for bits in (1, 3, 8):
-        for per, rounding in (("tensor", "nearest"), ("channel", "stochastic")):
+        for per, key in (("tensor", None), ("channel", 5)):
             layout = layout_of(tuple(x.shape), per, 0)
-            low, high = uniform.ranges(x, layout)
-            for absmax in (False, True):
-                levels, bad = uniform.grid(low, high, 3, absmax, ordered=True)
-                levels, bad = uniform.grid(low, high, 3, absmax, ordered=False)
-            codes = (0, 2**bits - 1, bits)
-            packed = uniform.quantize(x, layout, levels, codes, 5 if rounding == "stochastic" else None)
-            uniform.dequantize(packed, layout, levels, codes, dtype, bad)
+            for levels in (Levels(bits, 3, 0, 2**bits - 1), Levels(bits, 3, 1, 2**bits - 1)):
+                packet = uniform.quantize(x, layout, levels, key, ERROR)
+                uniform.dequantize(*packet, layout, levels, dtype, "cpu", ERROR)
 x, memory = torch.zeros(4, 6000), torch.zeros(4, 6000)
 for rows in (x, x[:, :300].contiguous()):
     for clear in (False, True):
-        select.add_and_select(rows, torch.zeros_like(rows), 10, clear)
+        select.add_and_select(rows, torch.zeros_like(rows), 10, clear, ERROR)
 for per in ("tensor", "row", "channel"):
     layout = layout_of((40, 60, 10), per, 0)
     flat, held = torch.zeros(24_000), torch.zeros(24_000)
-    low, high = uniform.ranges(flat, layout, held, held)
-    levels, _ = uniform.grid(low, high, 15, False, ordered=True)
-    uniform.quantize(held, layout, levels, (0, 15, 4), None, held)
+    uniform.quantize(flat, layout, Levels(4, 15, 0, 15), None, ERROR, memory=held, residual=torch.zeros(24_000))
 for width in (*range(1, 9), 11, 20, 32):
     packed = fields.pack(torch.zeros(1000, dtype=torch.int64), width)
     fields.pack(torch.zeros(1000, dtype=torch.uint8), min(8, width))

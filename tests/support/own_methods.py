@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from raysim.codecs import Codec, Identity, Packet
-from raysim.codecs.base import check_finite, to_bytes, to_tensor
+from raysim.codecs.codec import check_finite, to_bytes, to_tensor
 from raysim.codecs.message import Entry
 from raysim.compressors import ErrorFeedback
 from raysim.notation import check_integer
-from raysim.replication.base import Averaged, ReplicaMethod, Round
+from raysim.replication.method import Averaged, ReplicaMethod, Round
 from raysim.schedules.families import GPipe, Schedule
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from codec_variants import KEY, Variant, normal
 
 from raysim.codecs import Packet
-from raysim.codecs.base import DTYPES
+from raysim.codecs.codec import DTYPES
 
 SHAPES = [(4, 60), (3, 7, 8), (2, 130), (1, 1), (0, 5), (257,), (2, 3, 5, 4)]
 DAMAGES = ["cut", "grow", "flip", "fill", "random", "drop", "swap", "shape", "dtype", "stretch"]

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from raysim_contrib.zfp import ZFP, planes_of
+from torch import Tensor
 
 _PLANES = 32  # of a coefficient
 _NEGABINARY = 0xAAAAAAAA

@@ -15,8 +15,8 @@ from codec_variants import normal, student
 from raysim.codecs.message import CodecTable
 from raysim.pipeline.state import pack_tensors, unpack_tensors
 from raysim.replication import parse_replica_method
-from raysim.replication.base import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Round, exchange
 from raysim.replication.layers import WHOLE, unflatten
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Round, exchange
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (24, 3, 5, 5),

@@ -4,14 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from codec_variants import VARIANTS, normal
 from configurations import SMALL
 
 from raysim import train
 from raysim.analysis import Replay
-from raysim.codecs import Identity, TopK
-from raysim.codecs.work import work_bytes
+from raysim.codecs import TopK
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.forecast import forecast

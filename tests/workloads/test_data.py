@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.codecs.random import bits64
+from raysim.codecs.draws import bits64
 from raysim.workloads.data import DATASETS, DataShape, ImageSplit, TextSplit, batch_ids, load_data, steps_per_epoch
 from raysim.workloads.splits import draws
 

@@ -1,10 +1,10 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
 A module of kernels, such as `uniform`, exists in numba, for tensors in host memory, and in the package `triton`, for tensors on GPUs,
-with the same functions. `backend` returns the one for a tensor. Codecs have a torch reference beside each call, for float64 and for
-whatever no kernel serves; kernels equal it bit for bit. Numba is imported when a kernel is first needed, and compiled kernels are cached
-on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split between as many threads as torch may use, with the
-same result.
+with the same functions; `backend` returns the one for a tensor. Codecs have a torch reference beside each call, for float64 and for
+whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first needed, and compiled kernels
+are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split between as many threads as torch
+may use, with the same result.
 """
 
 from __future__ import annotations

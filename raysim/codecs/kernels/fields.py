@@ -46,7 +46,8 @@ def unpack(packed, count, width):
 
 @njit(cache=True, nogil=True)
 def copy(source, target):
-    for i in range(len(target)):  # assigning a slice goes byte by byte
+    """Copy to all of `target`, in whole words: assigning a slice goes byte by byte."""
+    for i in range(len(target)):
         target[i] = source[i]
 
 

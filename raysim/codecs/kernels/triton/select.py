@@ -168,9 +168,7 @@ def add_and_select(
     return total, positions, values
 
 
-def _select(
-    x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return positions, values, and a flag that is set by NaN and infinity."""
     rows, length = x.shape
     bits, mask, infinity, top = _Patterns.of(x)
@@ -232,7 +230,10 @@ def count_at_least(x: Tensor, floor: int) -> int:
 
 
 def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
-    """Return the positions, increasing, and the values that `count_at_least` counts; waits for the device, which alone knows how many there are."""
+    """Return the positions, increasing, and the values that `count_at_least` counts.
+
+    Waits for the device, which alone knows how many there are.
+    """
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)
     counts = _counted(bits, mask, thresholds)

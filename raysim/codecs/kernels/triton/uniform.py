@@ -193,8 +193,8 @@ def quantize(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
 
-    What the codes withhold is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`, when the
-    open flight lands.
+    What the codes withhold is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`
+    when the open flight lands.
     """
     if ends is None:
         low, high = _ranges(x, layout, None if memory is None else memory.contiguous(), residual)

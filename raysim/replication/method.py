@@ -1,4 +1,4 @@
-"""Replica methods: how the replicas of a stage average its gradients, in rounds.
+"""`ReplicaMethod`: how the replicas of a stage average its gradients, in rounds.
 
 A method is a generator. It yields the packets of this replica in a round, receives the packets of the other replicas, and
 returns the average and its new memory. So a method of several rounds reads from top to bottom, and no memory changes before
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
-from raysim.compressors.base import Decision
+from raysim.compressors.compressor import Decision
 from raysim.notation import Notation
 from raysim.on_demand import torch
 

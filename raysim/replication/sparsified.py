@@ -1,0 +1,319 @@
+"""Methods that send the greatest values of gradient plus residual: DGC, RedSync and gTop-k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from raysim.codecs import Codec, EstimatedTopK, Identity, Mean, Nonzero, Packet, TopK
+from raysim.codecs.codec import count_work, dtype_name, nest
+from raysim.codecs.groups import total
+from raysim.codecs.message import Entry
+from raysim.codecs.positions import encode_positions, smallest_form
+from raysim.codecs.selection import kept_of, select_topk, select_with_values
+from raysim.notation import check_choice, check_integer, check_real
+from raysim.on_demand import torch
+from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, remembered, unflatten
+from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+EXACT = "exact"
+ESTIMATED = ("sampled", "bisect")  # DGC's and RedSync's
+
+
+class Kept(NamedTuple):
+    """Values that a selection keeps of a flat row, and their positions there, increasing."""
+
+    positions: Tensor
+    values: Tensor
+
+
+def select(row: Tensor, count: int, how: str, key: int) -> Kept:
+    """Return about `count` greatest magnitudes of a flat row: "exact" just as many, or estimated as `EstimatedTopK` does.
+
+    Raises NonFiniteError on NaN or infinity.
+    """
+    count_work(row.nbytes)
+    if how == EXACT:
+        return Kept(*select_with_values(row.view(1, -1), count))
+    return Kept(*EstimatedTopK(min(1.0, count / len(row)), how).select(row.contiguous(), key))
+
+
+def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
+    """Return about `count` of the values that are kept already: multi-level compression; "exact" gives the result of `select`."""
+    if len(kept.values) <= count:
+        return kept
+    positions, values = select(kept.values, count, how, key)
+    return Kept(kept.positions[positions], values)
+
+
+def count_of(factor: float, row: Tensor) -> int:
+    """Return the number of values of a row that a compression factor leaves."""
+    return kept_of(1 / factor, row.numel())
+
+
+def codec_of(factor: float, how: str, values: Codec) -> TopK | EstimatedTopK:
+    """Return the codec of the packets that `pack` makes."""
+    return TopK(1 / factor, values=values) if how == EXACT else EstimatedTopK(1 / factor, how, values=values)
+
+
+def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
+    """Return the packet of the kept values of `row`, (1, n), encoded by the codec `values`."""
+    shape, total = tuple(row.shape), row.numel()
+    codec = codec_of(factor, how, values)
+    if isinstance(codec, EstimatedTopK):
+        return Packet(codec, codec.arrays_of(kept.positions, kept.values, total, key), shape, dtype_name(row))
+    arrays = dict(nest("values", values.encode(kept.values.view(1, -1), key)))
+    if len(kept.positions) < total:
+        arrays |= encode_positions(kept.positions, total, smallest_form(len(kept.positions), total))
+    return Packet(codec, arrays, shape, dtype_name(row))
+
+
+def energy(x: Tensor) -> float:
+    """Return the squared norm, the same on any number of threads."""
+    return total(x, "squares")
+
+
+@dataclass(frozen=True, repr=False)
+class DGC(Layered):
+    """Sends the greatest of v = v + u, where u = m u + g is the velocity at this replica, and clears both where it sent (deep
+    gradient compression, Lin et al. 2018, 1712.01887).
+
+    m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` lets u go on where it was
+    sent; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` bounds the norm of all gradients of the
+    stage to clip_norm/sqrt(replicas), before all else; `optimizer.clip_norm` would clip the sums of velocities that are sent, and is
+    refused. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal factors to `density`. `select` "exact" or
+    "sampled", the threshold estimated from a sample. Where masking is on and all is sent, the step is dense, with the optimiser's
+    momentum.
+
+    >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
+    [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]
+    """
+
+    density: float
+    select: str = EXACT
+    ramp: int = 0
+    clip_norm: float | None = None
+    masking: bool = True
+    correction: bool = True
+    scope: str = "tensor"
+    values: Codec = Identity()  # noqa: RUF009  a frozen codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            density=check_real("density", self.density, 0, 1, open_low=True), ramp=check_integer("ramp", self.ramp, 0)
+        )
+        check_choice("select", self.select, [EXACT, *ESTIMATED])
+        if self.clip_norm is not None:
+            self._coerce(clip_norm=check_real("clip_norm", self.clip_norm, 0, 1e30, open_low=True))
+        for field in ("masking", "correction"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"`{field}` must be True or False, but got {getattr(self, field)!r}.")
+        check_scope(self.scope)
+        if not isinstance(self.values, Codec):
+            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+
+    @property
+    def keeps_momentum(self) -> bool:
+        return self.correction
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"epochs"} if self.ramp else ())
+
+    def density_of(self, epoch: int) -> float:
+        """Return the density of an epoch: it falls while it ramps."""
+        return float(self.density ** min(1.0, (epoch + 1) / (self.ramp + 1)))
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(
+            Entry.of(codec_of(1 / self.density_of(epoch), self.select, self.values)) for epoch in range(self.ramp + 1)
+        )
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        if self.correction and not momentum:
+            raise ValueError(
+                "`DGC` corrects the optimiser's momentum, but the optimiser has none. Use `optimizer.name=sgd` with "
+                "`optimizer.momentum`, or `correction=False`."
+            )
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes) * (2 if self.correction else 1)
+
+    def average(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        if self.clip_norm is not None:
+            norm = math.sqrt(sum(energy(gradient) for gradient in gradients.values()))
+            limit = self.clip_norm / math.sqrt(context.num_replicas)
+            if norm > limit:  # NaN is found where it is sent
+                gradients = {name: gradient * (limit / norm) for name, gradient in gradients.items()}
+        return (yield from super().average(gradients, memory, context))
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        density = self.density_of(context.epoch)
+        if density == 1 and self.masking:
+            return Averaged((yield from mean_dense("dense layers", gradients, context)), memory)
+        packets, moved = {}, dict(memory)
+        for name, row in flatten(gradients, self.scope).items():
+            waiting = remembered(memory, "residual", name, row)
+            if self.correction:
+                velocity = context.momentum * remembered(memory, "velocity", name, row) + row
+                waiting = waiting + velocity
+            else:
+                waiting = waiting + row
+            key = key_of(name, context)
+            kept = select(waiting.view(-1), count_of(1 / density, row), self.select, key)
+            packets[name] = pack(kept, row, 1 / density, self.select, self.values, key)
+            moved[f"residual/{name}"] = waiting - packets[name].decode(row.device)
+            if self.correction:
+                if self.masking:
+                    velocity.view(-1)[kept.positions] = 0
+                moved[f"velocity/{name}"] = velocity
+        means = yield from gather_mean(packets, next(iter(gradients.values())).device)
+        with_momentum = frozenset(gradients) if self.correction else frozenset()
+        return Averaged(unflatten(means, gradients), moved, with_momentum=with_momentum)
+
+
+@dataclass(frozen=True, repr=False)
+class RedSync(Layered):
+    """Sends about the share `density` of gradient plus residual, above a threshold found by search (Fang et al. 2019, 1808.04357).
+
+    `search` "binary": between mean and greatest magnitude, until k to 2k values pass. "trimmed": the threshold is lowered until
+    k pass, of which the k greatest are kept; the result is TopK's, which is what runs. `same_sign`: only positive values are sent
+    in even steps and negative ones in odd steps, all as their mean: positions and one value.
+    """
+
+    density: float
+    search: str = "binary"
+    same_sign: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
+        check_choice("search", self.search, ["binary", "trimmed"])
+        if not isinstance(self.same_sign, bool):
+            raise ValueError(f"`same_sign` must be True or False, but got {self.same_sign!r}.")
+
+    @property
+    def _codec(self) -> Codec:
+        return EstimatedTopK(self.density, "bisect") if self.search == "binary" else TopK(self.density)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Nonzero(Mean()) if self.same_sign else self._codec),)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 1
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes)
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        packets, moved = {}, dict(memory)
+        for name, gradient in gradients.items():
+            fed = (gradient + remembered(memory, "residual", name, gradient)).view(1, -1)
+            key = key_of(name, context)
+            if self.same_sign:
+                one_sign = fed.clamp_min(0) if context.step % 2 == 0 else fed.clamp_max(0)
+                selected = self._codec.encode(one_sign, key).decode(fed.device)
+                packets[name] = Nonzero(Mean()).encode(selected)
+            else:
+                packets[name] = self._codec.encode(fed, key)
+            moved[f"residual/{name}"] = (fed - packets[name].decode(fed.device)).view_as(gradient)
+        means = yield from gather_mean(packets, next(iter(gradients.values())).device)
+        averaged = {name: means[name].view_as(gradient) for name, gradient in gradients.items()}
+        return Averaged(averaged, moved)
+
+
+@dataclass(frozen=True, repr=False)
+class GTopK(Layered):
+    """Averages the k values that are greatest over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
+
+    In round t replica i swaps its k values with replica i XOR 2^t, adds, and keeps the k greatest of the sum; so all end up
+    with the same k. A replica's value is sent where it survived every round; elsewhere it stays in the residual. If the number of
+    replicas is no power of two, missing replicas count as empty, and a replica with the same sum sends in their place.
+    """
+
+    density: float
+    scope: str = "tensor"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
+        check_scope(self.scope)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(Nonzero()),)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return (num_replicas - 1).bit_length()
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.compressed_values(shapes)
+
+    def compress(
+        self, gradients: Gradients, memory: Memory, context: ReplicaContext
+    ) -> Generator[Round, Received, Averaged]:
+        fed = {
+            name: row + remembered(memory, "residual", name, row)
+            for name, row in flatten(gradients, self.scope).items()
+        }
+        survives = {name: self._greatest(row) for name, row in fed.items()}
+        held = {name: torch.where(survives[name], row, 0.0) for name, row in fed.items()}
+        for group in (1 << t for t in range(self.compressed_rounds(context.num_replicas))):
+            source, targets = partners(context.replica, group, context.num_replicas)
+            packets = {name: Nonzero().encode(row) for name, row in held.items()}
+            received = yield Round(each=dict.fromkeys(targets, packets))
+            if source is None:
+                continue
+            for name, packet in received[source].items():
+                if name not in held:  # of other methods that share the round
+                    continue
+                row = packet.decode(held[name].device)
+                # in the same order on both sides, so that sums have the same bits
+                total = held[name] + row if context.replica & group == 0 else row + held[name]
+                kept = self._greatest(total)
+                survives[name] &= kept
+                held[name] = torch.where(kept, total, 0.0)
+        moved = dict(memory)
+        for name, row in fed.items():
+            moved[f"residual/{name}"] = torch.where(survives[name], 0.0, row)
+        means = {name: row / context.num_replicas for name, row in held.items()}
+        return Averaged(unflatten(means, gradients), moved)
+
+    def _greatest(self, row: Tensor) -> Tensor:
+        """Return which of a row, (1, n), are its k greatest."""
+        count_work(row.nbytes)
+        mask = torch.zeros_like(row, dtype=torch.bool)
+        mask.view(-1)[select_topk(row, kept_of(self.density, row.numel()))] = True
+        return mask
+
+
+def partners(replica: int, group: int, count: int) -> tuple[int | None, list[int]]:
+    """Return from whom a replica receives, and to whom it sends, where groups of `group` replicas hold the same and merge.
+
+    >>> [partners(replica, 2, 3) for replica in range(3)]  # there is no replica 3: replica 2 sends to 1 as well
+    [(2, [2]), (2, []), (0, [0, 1])]
+    """
+
+    def source(target: int) -> int | None:
+        partner = target ^ group
+        if partner < count:
+            return partner
+        first = partner & ~(group - 1)  # of the partner's group
+        return first if first < count else None
+
+    return source(replica), [target for target in range(count) if target != replica and source(target) == replica]
