@@ -5,7 +5,7 @@ Imported lazily, so that `from raysim import analysis` brings in neither pandas 
 >>> from raysim.analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
 Traceback (most recent call last):
-analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+raysim.analysis.data.ReplayError: There is no run in results/none: it has no run.parquet.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ if TYPE_CHECKING:
     from raysim.analysis.claims.verdicts import findings
     from raysim.analysis.comparison.choice import break_even, safe_set
     from raysim.analysis.comparison.importances import importance
-    from raysim.analysis.comparison.pareto import frontier, natural_direction
-    from raysim.analysis.comparison.targets import Target
-    from raysim.analysis.data.errors import AnalysisError, ReplayError
-    from raysim.analysis.data.loading import load
-    from raysim.analysis.data.pack import Packed, pack
-    from raysim.analysis.data.results import Results
-    from raysim.analysis.pricing.company import beside, in_company
+    from raysim.analysis.comparison.pareto import frontier
+    from raysim.analysis.data import AnalysisError, ReplayError
+    from raysim.analysis.data.studies import natural_direction
     from raysim.analysis.pricing.estimates import Estimate
-    from raysim.analysis.pricing.replay import dense_partners, replay
+    from raysim.analysis.pricing.pooled import beside, in_company
     from raysim.analysis.pricing.step import Replay
+    from raysim.analysis.pricing.targets import Target
+    from raysim.analysis.runs.loading import load
+    from raysim.analysis.runs.pack import Packed, pack
+    from raysim.analysis.runs.prices import dense_partners, replay
+    from raysim.analysis.runs.results import Results
 
 _HOMES = {
     **dict.fromkeys(("break_even", "safe_set"), "raysim.analysis.comparison.choice"),
-    **dict.fromkeys(("AnalysisError", "ReplayError"), "raysim.analysis.data.errors"),
-    "load": "raysim.analysis.data.loading",
-    **dict.fromkeys(("Packed", "pack"), "raysim.analysis.data.pack"),
+    **dict.fromkeys(("AnalysisError", "ReplayError"), "raysim.analysis.data"),
+    "load": "raysim.analysis.runs.loading",
+    **dict.fromkeys(("Packed", "pack"), "raysim.analysis.runs.pack"),
     "Estimate": "raysim.analysis.pricing.estimates",
     "importance": "raysim.analysis.comparison.importances",
-    **dict.fromkeys(("frontier", "natural_direction"), "raysim.analysis.comparison.pareto"),
-    **dict.fromkeys(("beside", "in_company"), "raysim.analysis.pricing.company"),
+    "frontier": "raysim.analysis.comparison.pareto",
+    "natural_direction": "raysim.analysis.data.studies",
+    **dict.fromkeys(("beside", "in_company"), "raysim.analysis.pricing.pooled"),
     "Replay": "raysim.analysis.pricing.step",
-    **dict.fromkeys(("dense_partners", "replay"), "raysim.analysis.pricing.replay"),
-    "Results": "raysim.analysis.data.results",
-    "Target": "raysim.analysis.comparison.targets",
+    **dict.fromkeys(("dense_partners", "replay"), "raysim.analysis.runs.prices"),
+    "Results": "raysim.analysis.runs.results",
+    "Target": "raysim.analysis.pricing.targets",
     **dict.fromkeys(("CLAIMS", "Claim"), "raysim.analysis.claims"),
     **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "raysim.analysis.claims.finding"),
     "findings": "raysim.analysis.claims.verdicts",

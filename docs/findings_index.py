@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raysim.analysis import CLAIMS, Finding, Results
-from raysim.analysis.comparison.evidence import Setting, contexts
+from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.statistics import bounds
+from raysim.analysis.data.settings import Setting
 
 
 def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:

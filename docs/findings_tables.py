@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from raysim.analysis import Finding, Results, replay, safe_set
-from raysim.analysis.comparison.evidence import MODES, Mode, Setting, contexts, setting_of
+from raysim.analysis.comparison.contexts import MODES, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
+from raysim.analysis.data.settings import Setting, setting_of
 from raysim.quality import Measure, measures_of
 
 HEADS: dict[Mode, str] = {

@@ -1,16 +1,15 @@
-"""A claim: a paper's wording, and the comparisons of settings by which runs are asked about it."""
+"""A claim: a paper's wording, and the comparisons of settings that test it on runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raysim.analysis.claims.measures import Degradation, Measure
-from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.comparison.statistics import Side
-from raysim.analysis.data.notations import Method
-
-DENSE_RUN = Setting()
+from raysim.analysis.data.settings import DENSE_SETTING, Setting
 
 
 @dataclass(frozen=True)
@@ -33,44 +32,75 @@ class Claim:
     name: str
     text: str
     quote: str
-    """The paper's own words; empty where they were not read, and `reading` says what the claim rests on."""
+    """The paper's own words; empty if they were not read, and `reading` says what the claim rests on."""
     source: str
     reading: str
-    """The margin, and what would support or contradict the claim: a choice of raysim's where the paper gives no figure."""
+    """The margin, and what would support or contradict the claim: raysim's choice if the paper gives no figure."""
     contrasts: Callable[[Context, Iterable[Setting]], Iterator[Contrast]]
-    """The comparisons that the settings there are allow."""
+    """The comparisons that the recorded settings allow, for instance `Parts`."""
     examples: tuple[Setting, ...]
-    """Settings that would bear on it, where there are none."""
+    """Settings that would bear on it, if none were recorded."""
     pooled: bool = False
     """True if the claim is about the mean over its comparisons, not about each comparison."""
     language: bool = False
-    """True where the claim is about language models alone."""
+    """True if the claim is about language models only."""
     num_replicas: int = 1
     """Replicas that the examples need at least."""
     recipe: tuple[str, ...] = ("digits-cnn",)
-    """The run to train where nothing is recorded, and changes to it."""
+    """The run to train if nothing is recorded, and changes to it."""
 
 
-def both_ways(text: str) -> Setting:
-    """Return the setting that compresses activations and gradients alike."""
-    return Setting(text, text)
+class Margins(NamedTuple):
+    """A threshold in margins of the context: half a point of accuracy, or one per cent of the loss."""
+
+    times: float
 
 
-def keeps_quality(context: Context, setting: Setting, part: str = "no harm") -> Contrast:
-    """Return the contrast that a setting's degradation beside dense is below the margin."""
-    return Contrast(part, setting, DENSE_RUN, Degradation(), "below", context.margin)
+HARM = Degradation()
+MARGIN = Margins(1.0)
 
 
-def wrapping(name: str, field: str, settings: Iterable[Setting]) -> Iterator[tuple[Setting, Method]]:
-    """Yield the settings whose method in a field has this name and wraps another, each with the wrapped method."""
-    for setting in settings:
-        method = setting.method(field)
-        if method is not None and method.name == name and method.inner is not None:
-            yield setting, method.inner
+class Part(NamedTuple):
+    """One part of a claim, a contrast of two roles: a claim's `match` says which setting plays which role."""
+
+    text: str
+    measure: Measure
+    side: Side
+    threshold: float | Margins
+    one: str = "setting"
+    other: str = "dense"
 
 
-def alone(field: str, settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Yield the settings that change no other field: beside dense, the harm of other compression would be taken for this one's."""
-    for setting in settings:
-        if setting == DENSE_RUN._replace(**{field: getattr(setting, field)}):
-            yield setting
+def no_harm(text: str) -> Part:
+    """Return the part that a setting's harm against dense is below the margin."""
+    return Part(text, HARM, "below", MARGIN)
+
+
+class Parts:
+    """The contrasts of a claim: its parts, for each recorded setting that `match` finds fit.
+
+    `match` returns the further settings by role that a setting is compared with, or None for a setting outside of the
+    claim. The roles "setting" and "dense" are always there; parts with an unfilled role are left out.
+    """
+
+    def __init__(self, match: Callable[[Setting], Mapping[str, Setting] | None], *parts: Part) -> None:
+        self.match = match
+        self.parts = parts
+
+    def __call__(self, context: Context, settings: Iterable[Setting]) -> Iterator[Contrast]:
+        """Yield each contrast of the settings once."""
+        yielded: set[Contrast] = set()
+        for setting in settings:
+            matched = self.match(setting)
+            if matched is None:
+                continue
+            roles = {"setting": setting, "dense": DENSE_SETTING, **matched}
+            for part in self.parts:
+                if not {part.one, part.other} <= set(roles):
+                    continue
+                limit = part.threshold
+                threshold = limit.times * context.margin if isinstance(limit, Margins) else limit
+                contrast = Contrast(part.text, roles[part.one], roles[part.other], part.measure, part.side, threshold)
+                if contrast not in yielded:
+                    yielded.add(contrast)
+                    yield contrast

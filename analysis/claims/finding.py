@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 import pandas as pd
 
 from raysim.analysis.claims import Claim
-from raysim.analysis.claims.commands import Cost
-from raysim.analysis.comparison.evidence import Setting
+from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.comparison.rule import Sample
 from raysim.analysis.comparison.statistics import LOOKS, Side
+from raysim.analysis.data.settings import Setting
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 

@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.comparison.evidence import Context, Mode, Setting
+from raysim.analysis.comparison.contexts import Context, Mode
+from raysim.analysis.data.settings import DENSE_SETTING, Setting
 from raysim.analysis.pricing.estimates import Estimate
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
-"""Models that must be surely above chance: of each group, at least one."""
-
-
-class Measure(Protocol):
-    """A quantity of a pair of runs, positive where the first has more of it."""
-
-    def unit(self, context: Context) -> str:
-        """Return the unit of the effect."""
-
-    def step(self, context: Context) -> float | None:
-        """Return the least effect that can be shown; None for the resolution of an evaluation."""
-
-    def text(self, one: str, other: str) -> str:
-        """Return the comparison in words."""
-
-    def trained(self, one: Setting, other: Setting) -> Trained:
-        """Return the models without whose skill the effect means nothing."""
-
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float | Estimate:
-        """Return the effect at one seed, with the interval of its price where it is priced; not a number where not measured."""
+"""Models that must be clearly better than chance: of each group, at least one."""
+Run: TypeAlias = "pd.Series[Any]"
 
 
 @dataclass(frozen=True)
-class Degradation:
+class Measure:
+    """A quantity of a pair of runs, positive if the first has more of it; by default of quality, in the unit of harm."""
+
+    def unit(self, context: Context) -> str:
+        """Return the unit of the effect."""
+        return context.unit
+
+    def step(self, context: Context) -> float | None:
+        """Return the least effect that can be shown; None for the resolution of an evaluation."""
+        return None
+
+    def text(self, one: str, other: str) -> str:
+        """Return the comparison in words."""
+        raise NotImplementedError
+
+    def trained(self, one: Setting, other: Setting) -> Trained:
+        """Return the models without whose skill the effect means nothing."""
+        raise NotImplementedError
+
+    def __call__(self, context: Context, one: Run, other: Run) -> float | Estimate:
+        """Return the effect at one seed, with its price's interval if it has a price; not a number if it was not measured."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Degradation(Measure):
     """The loss of quality of the first against the second, each evaluated with its compression on or off."""
 
     one: Mode = "on"
     other: Mode = "on"
-
-    def unit(self, context: Context) -> str:
-        return context.unit
-
-    def step(self, context: Context) -> float | None:
-        return None
 
     def text(self, one: str, other: str) -> str:
         if one == other:
@@ -53,23 +55,17 @@ class Degradation:
         return f"harm of {one} against {other}"
 
     def trained(self, one: Setting, other: Setting) -> Trained:
-        if one == other or other == Setting():
+        if one == other or other == DENSE_SETTING:
             return (((other, self.other),),)
         return (((one, self.one), (other, self.other)),)
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
         return context.harm(one, self.one, other, self.other)
 
 
 @dataclass(frozen=True)
-class Freed:
+class Freed(Measure):
     """The degradation from switching compression off at inference: the second run's less the first's."""
-
-    def unit(self, context: Context) -> str:
-        return context.unit
-
-    def step(self, context: Context) -> float | None:
-        return None
 
     def text(self, one: str, other: str) -> str:
         return f"harm of switching compression off that {one} is spared beside {other}"
@@ -77,22 +73,16 @@ class Freed:
     def trained(self, one: Setting, other: Setting) -> Trained:
         return (((one, "on"),), ((other, "on"),))
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
         return context.harm(other, "off", other, "on") - context.harm(one, "off", one, "on")
 
 
 @dataclass(frozen=True)
-class OfStatistics:
+class SparedByStatistics(Measure):
     """The part of the degradation from switching compression off that BatchNorm statistics, estimated under each mode, spare.
 
     Not a number for a model without BatchNorm, whose evaluations with estimated statistics are those without.
     """
-
-    def unit(self, context: Context) -> str:
-        return context.unit
-
-    def step(self, context: Context) -> float | None:
-        return None
 
     def text(self, one: str, other: str) -> str:
         return f"harm of switching compression off that BatchNorm statistics of each mode spare {one}"
@@ -100,7 +90,7 @@ class OfStatistics:
     def trained(self, one: Setting, other: Setting) -> Trained:
         return (((one, "on"),),)
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
         name = context.quality.name
         if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
             return math.nan
@@ -108,8 +98,8 @@ class OfStatistics:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Base of quantities that no quality enters: they are counted or priced, and need no trained model."""
+class Counted(Measure):
+    """Base of counted or priced quantities, which need no trained model."""
 
     def step(self, context: Context) -> float | None:
         return 0.0
@@ -130,8 +120,8 @@ class Saving(Counted):
     def text(self, one: str, other: str) -> str:
         return f"compression factor of {self.direction.replace('_', ' ')}s by {one} over the factor by {other}"
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
-        factor = context.measures.factor
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
+        factor = context.quantities.factor
         return factor(str(one["run"]), self.direction) / factor(str(other["run"]), self.direction)
 
 
@@ -145,14 +135,14 @@ class FewerBytes(Counted):
     def text(self, one: str, other: str) -> str:
         return f"bytes of a step of {other} over bytes of a step of {one}"
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
-        sent = context.measures.step_bytes
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
+        sent = context.quantities.step_bytes
         return sent(str(other["run"])) / sent(str(one["run"]))
 
 
 @dataclass(frozen=True)
 class ValueFactor(Counted):
-    """Dense values over values sent, positions not counted, as an adaptive method chose them over a run."""
+    """Dense values over values sent, without positions, as an adaptive method chose them over a run."""
 
     def unit(self, context: Context) -> str:
         return "x fewer values"
@@ -160,22 +150,22 @@ class ValueFactor(Counted):
     def text(self, one: str, other: str) -> str:
         return f"dense values over values sent by {one}"
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> float:
-        return context.measures.values(str(one["run"]))
+    def __call__(self, context: Context, one: Run, other: Run) -> float:
+        return context.quantities.values(str(one["run"]))
 
 
 @dataclass(frozen=True)
 class Slowdown(Counted):
-    """The time by which the first's step is longer than the second's on the network asked for, both with one compute.
+    """The time that the first's step takes longer than the second's on the network of the context, both with one compute.
 
     The price's interval is part of the bounds: it is common to all seeds, so that more seeds do not narrow it.
     """
 
     def unit(self, context: Context) -> str:
-        return f"% of a step on {context.measures.network}"
+        return f"% of a step on {context.quantities.network}"
 
     def text(self, one: str, other: str) -> str:
         return f"time that {one} adds to a step of {other}"
 
-    def __call__(self, context: Context, one: pd.Series[Any], other: pd.Series[Any]) -> Estimate:
-        return context.measures.slowdown(str(one["run"]), str(other["run"]))
+    def __call__(self, context: Context, one: Run, other: Run) -> Estimate:
+        return context.quantities.slowdown(str(one["run"]), str(other["run"]))

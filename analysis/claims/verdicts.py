@@ -15,14 +15,15 @@ from dataclasses import replace
 import pandas as pd
 
 from raysim.analysis.claims import CLAIMS, Claim, Contrast
-from raysim.analysis.claims.commands import cost_of, train_commands
 from raysim.analysis.claims.finding import Comparison, Finding, Verdict
-from raysim.analysis.comparison.evidence import Context, Setting, contexts
+from raysim.analysis.claims.train_commands import cost_of, train_commands
+from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Sample, Where, judge
 from raysim.analysis.comparison.statistics import MOST_SEEDS, Bounds, Side, seeds_to_decide
-from raysim.analysis.data.errors import AnalysisError
-from raysim.analysis.data.results import Results
+from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.settings import Setting
 from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.results import Results
 from raysim.plugins import from_record
 from raysim.quality import MEASURES
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.evidence import Context, Setting, contexts
+from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
 from raysim.analysis.comparison.statistics import p_value
-from raysim.analysis.data.errors import AnalysisError, ReplayError
-from raysim.analysis.data.results import Results
+from raysim.analysis.data import AnalysisError, ReplayError
+from raysim.analysis.data.settings import Setting
 from raysim.analysis.pricing.estimates import Estimate
-from raysim.analysis.pricing.replay import dense_partners
+from raysim.analysis.runs.prices import dense_partners
+from raysim.analysis.runs.results import Results
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 

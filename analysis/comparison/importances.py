@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from raysim.analysis.comparison.pareto import column_of
-from raysim.analysis.data.results import Results
+from raysim.analysis.runs.results import Results
 
 if TYPE_CHECKING:
     import optuna

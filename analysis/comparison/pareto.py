@@ -7,32 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from raysim.analysis.data.errors import AnalysisError
-from raysim.quality import MEASURES, Measure, measures_of
+from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.studies import natural_direction
+from raysim.quality import Measure, measures_of
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
-MAXIMIZED = ("compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
 PREFIXES = ("objective.", "constraint.", "param.")
 
 _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
-
-
-def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:
-    """Return whether a quantity is minimised or maximised, by its name; `measures` adds your own measures of the runs.
-
-    >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
-    ('maximize', 'minimize', 'maximize')
-    """
-    bare = name.removeprefix("objective.").removeprefix("final_").partition("@")[0]
-    quality = re.sub("_(on|off|on_direct)(_estimated)?$", "", bare)
-    measure = {**MEASURES, **(measures or {})}.get(quality)
-    if measure is not None:
-        return "maximize" if measure.higher else "minimize"
-    return "maximize" if bare.startswith(MAXIMIZED) else "minimize"
 
 
 def frontier(

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from raysim.analysis.comparison.evidence import Setting, contexts
+from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED
 from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
-from raysim.analysis.data.results import Results
+from raysim.analysis.data.settings import Setting
+from raysim.analysis.runs.results import Results
 
 DECIDES = 0.8  # chance of a verdict with which seeds count as enough
 

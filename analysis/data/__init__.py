@@ -1,1 +1,9 @@
-"""Records of runs and studies as pandas frames."""
+"""Records of runs and studies: folders, files, settings and recordings, and the errors if they cannot answer a question."""
+
+
+class AnalysisError(ValueError):
+    """The records cannot answer a question; the message is one sentence with the cause."""
+
+
+class ReplayError(AnalysisError):
+    """A run cannot be replayed as asked; the message is one sentence with the cause."""

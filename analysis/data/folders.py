@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data import AnalysisError
 from raysim.places import ListedPath, Place, walk
 from raysim.records import RecordsError
 from raysim.records.packs import open_pack

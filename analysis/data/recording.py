@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data import ReplayError
+from raysim.analysis.data.checks import check_actions, check_finite, check_tables
 from raysim.analysis.data.jobs import Job, device_kind, job_of
 from raysim.analysis.data.settings import SYNCHRONOUS
-from raysim.analysis.data.soundness import check_actions, check_finite, check_tables
+from raysim.analysis.data.work import (
+    NO_KIND,
+    UPDATE,
+    Floats,
+    Kind,
+    WorkCodes,
+    compressors_of,
+    extra_work_of,
+    octaves_of,
+    work_codes,
+)
 from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
 from raysim.network.recorded import profiles_from_actions
@@ -22,21 +33,12 @@ from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
-from raysim.schedules.arrays import OPS
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
 from raysim.weights import parse_weights
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int32]
-Kind: TypeAlias = tuple[Any, ...]
-"""A kind of work that has one price in a job. The first item is its family: "compute", "encode", "decode", "average" or "update"."""
-
-UPDATE: Kind = ("update",)
-
-WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced where others are profiled
+WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced if others are profiled
 CLOCKS = ("auto", "cpu", "wall")
-NO_KIND = -1  # of an action that is not there, or has no packet
 
 
 class Samples(NamedTuple):
@@ -150,24 +152,19 @@ class Recording:
         return np.stack([getattr(profile, name) for profile in self.profiles.values()])
 
     @cached_property
-    def kinds(self) -> list[Kind]:
-        """The kinds of work that the codes below stand for."""
-        return list(self._coded[0])
-
-    @property
-    def compute_codes(self) -> Codes:
-        """The kind of each action's compute, as a place in `kinds`; `NO_KIND` where there is no such action."""
-        return self._coded[1]["compute"]
-
-    @property
-    def encode_codes(self) -> Codes:
-        """The kind of work that encodes each action's output."""
-        return self._coded[1]["encode"]
-
-    @property
-    def decode_codes(self) -> Codes:
-        """The kind of work that decodes each action's input."""
-        return self._coded[1]["decode"]
+    def work(self) -> WorkCodes:
+        """The kind of work of each action."""
+        return work_codes(
+            self.step_numbers.tolist(),
+            self.stacked("wire_bytes"),
+            self.stacked("dense_bytes"),
+            split_backwards={
+                (action.stage, action.microbatch) for row in self.rows for action in row if action.op == "W"
+            },
+            extra_work=extra_work_of(self._columns),
+            compressors=compressors_of(self.links),
+            shared_indices=bool(self.row.get("shared_indices")),
+        )
 
     @cached_property
     def samples(self) -> dict[Kind, Samples]:
@@ -175,46 +172,39 @@ class Recording:
         wall, cpu = self.stacked("compute_s"), self.stacked("cpu_s") / self.threads
         decode, encode = self.stacked("decode_s"), self.stacked("encode_s")
         compute = wall if self.clock == "wall" else np.where(np.isnan(cpu), wall, np.minimum(cpu, wall))
-        compute = compute + np.where(self.decode_codes == NO_KIND, decode, 0.0)  # reading the data is compute
+        compute = compute + np.where(self.work.decode == NO_KIND, decode, 0.0)  # reading the data is compute
         steps = np.broadcast_to(self.step_numbers[:, None, None, None, None], wall.shape)
-        found = {}
-        for codes, seconds in (
-            (self.compute_codes, compute),
-            (self.encode_codes, encode),
-            (self.decode_codes, decode),
-        ):
+        samples = {}
+        for codes, seconds in ((self.work.compute, compute), (self.work.encode, encode), (self.work.decode, decode)):
             for code in np.unique(codes[codes != NO_KIND]):
-                here = codes == code
-                found[self.kinds[code]] = Samples(seconds[here], steps[here])
+                same = codes == code
+                samples[self.work.kinds[code]] = Samples(seconds[same], steps[same])
         averages = self._averages
         for kind, rows in averages.groupby("kind") if len(averages) else ():
             known = self.step_numbers
             nearest = np.searchsorted(known, rows["step"].to_numpy(np.int64)).clip(max=len(known) - 1)
-            found[kind] = Samples(rows["encode_s"].to_numpy(np.float64), known[nearest])
-        return found | self._updates
+            samples[kind] = Samples(rows["encode_s"].to_numpy(np.float64), known[nearest])
+        return samples | self._updates
 
     def average_kinds(self, step: int) -> dict[int, Kind]:
-        """Return by stage the kind of work that its replicas did to average their gradients in a step."""
+        """Return by stage the kind of its replicas' work to average gradients in a step."""
         rows = self._averages
-        here = rows[rows["step"] == step] if len(rows) else rows
-        return {int(stage): kind for stage, kind in zip(here["stage"], here["kind"], strict=True)} if len(here) else {}
+        rows = rows[rows["step"] == step] if len(rows) else rows
+        return {int(stage): kind for stage, kind in zip(rows["stage"], rows["kind"], strict=True)} if len(rows) else {}
 
     @cached_property
     def _averages(self) -> pd.DataFrame:
         """One row for each priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
-        links, nothing = self.links, pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
-        if "replica_gradient" not in set(links["direction"]):
-            return nothing
-        mine = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
-        mine = mine[mine["rounds"] != 0]
-        if mine.empty:
-            return nothing
-        rows = mine.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
+        links = self.links
+        averages = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
+        averages = averages[averages["rounds"] != 0]
+        if averages.empty:
+            return pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
+        rows = averages.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
+        octaves = octaves_of(rows["dense_bytes"], rows["wire_bytes"]).tolist()
         kinds = [
-            ("average", codec, int(stage), _octave(dense, wire))
-            for codec, stage, dense, wire in zip(
-                rows["codec"], rows["stage"], rows["dense_bytes"], rows["wire_bytes"], strict=True
-            )
+            ("average", codec, int(stage), octave)
+            for codec, stage, octave in zip(rows["codec"], rows["stage"], octaves, strict=True)
         ]
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
 
@@ -265,68 +255,6 @@ class Recording:
             for step, spent_s in zip(spent.index.tolist(), spent.tolist(), strict=True):
                 seconds[step] -= spent_s
         return seconds
-
-    @cached_property
-    def _coded(self) -> tuple[dict[Kind, int], Mapping[str, Codes]]:
-        """Return all kinds with their codes, and the codes of every action by family."""
-        kinds: dict[Kind, int] = {}
-
-        def code(kind: Kind) -> int:
-            return kinds.setdefault(kind, len(kinds))
-
-        apart = {(action.stage, action.microbatch) for row in self.rows for action in row if action.op == "W"}
-        shape = self.stacked("wire_bytes").shape
-        compute = np.full(shape, NO_KIND, np.int32)
-        works = self._works()
-        for place, step in enumerate(self.step_numbers.tolist()):
-            for stage in range(shape[2]):
-                work = works.get((step, stage), "")
-                for op in range(shape[3]):
-                    for microbatch in range(shape[4]):
-                        parted = (stage, microbatch) in apart
-                        if op < 2 or parted:
-                            kind = ("compute", stage, OPS[op], parted and op > 0, work)
-                            compute[place, :, stage, op, microbatch] = code(kind)
-        wire, dense = self.stacked("wire_bytes"), self.stacked("dense_bytes")
-        encode, decode = np.full(shape, NO_KIND, np.int32), np.full(shape, NO_KIND, np.int32)
-        notations = self._notations()
-        shared = bool(self.row.get("shared_indices"))
-        for stage in range(shape[2]):
-            for op, direction, boundary, target in (
-                (0, "forward", stage, stage + 1),
-                (1, "backward", stage - 1, stage - 1),
-            ):
-                if not 0 <= target < shape[2]:
-                    continue
-                for replica in range(shape[1]):
-                    here = wire[:, replica, stage, op] > 0
-                    sizes = dense[:, replica, stage, op]
-                    octaves = _octaves(sizes, wire[:, replica, stage, op])
-                    notation = notations.get((replica, direction, boundary), "")
-                    for size, octave in {(a, b) for a, b in zip(sizes[here], octaves[here], strict=True)}:
-                        alike = here & (sizes == size) & (octaves == octave)
-                        message = (notation, direction, shared, int(size), int(octave))
-                        encode[:, replica, stage, op][alike] = code(("encode", *message))
-                        decode[:, replica, target, op][alike] = code(("decode", *message))
-        return kinds, {"compute": compute, "encode": encode, "decode": decode}
-
-    def _works(self) -> dict[tuple[int, int], str]:
-        """Return, by step and stage, the work of actions beyond a forward or a backward, where there is any."""
-        if "work" not in self._columns:
-            return {}
-        columns = (self._columns[name] for name in ("step", "stage", "work"))
-        return {
-            (int(step), int(stage)): work for step, stage, work in zip(*columns, strict=True) if isinstance(work, str)
-        }
-
-    def _notations(self) -> dict[tuple[int, str, int], str]:
-        """Return the compressors of each replica, direction and boundary, of all its tensors."""
-        columns = (self.links[name].tolist() for name in ("replica", "direction", "boundary", "tensor", "codec"))
-        found: dict[tuple[int, str, int], dict[str, str]] = {}
-        for replica, direction, boundary, tensor, codec in zip(*columns, strict=True):
-            if boundary is not None and boundary == boundary:  # not of a group that ends a step
-                found.setdefault((int(replica), str(direction), int(boundary)), {}).setdefault(str(tensor), str(codec))
-        return {link: " + ".join(codecs.values()) for link, codecs in found.items()}
 
     @cached_property
     def knows_totals_alone(self) -> bool:
@@ -382,14 +310,3 @@ def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
     warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
     places = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)
     return [warm[place] for place in places]
-
-
-def _octaves(dense: Floats, wire: Floats) -> NDArray[np.int64]:
-    """Return compression factors rounded to powers of two, which tell an adaptive method's branches apart."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        octaves = np.round(np.log2(dense / wire))
-    return np.where(np.isfinite(octaves), octaves, 0).astype(np.int64)
-
-
-def _octave(dense: float, wire: float) -> int:
-    return int(_octaves(np.array([float(dense)]), np.array([float(wire)]))[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from raysim.network.presets import parse_network
 from raysim.network.transport import TRANSPORTS
 from raysim.places import Place
+from raysim.quality import MEASURES, Measure
 
 USUAL_TRANSPORT = "ray"  # where neither the caller nor a study names one
 
@@ -33,6 +35,23 @@ def network_and_transport(objective: str) -> tuple[str, str]:
     where = objective.partition("@")[2]
     network, _, transport = where.rpartition("/")
     return (network, transport) if transport in TRANSPORTS else (where, USUAL_TRANSPORT)
+
+
+MAXIMIZED = ("compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
+
+
+def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:
+    """Return whether a quantity is minimised or maximised, by its name; `measures` adds your own measures of the runs.
+
+    >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
+    ('maximize', 'minimize', 'maximize')
+    """
+    bare = name.removeprefix("objective.").removeprefix("final_").partition("@")[0]
+    quality = re.sub("_(on|off|on_direct)(_estimated)?$", "", bare)
+    measure = {**MEASURES, **(measures or {})}.get(quality)
+    if measure is not None:
+        return "maximize" if measure.higher else "minimize"
+    return "maximize" if bare.startswith(MAXIMIZED) else "minimize"
 
 
 class StudyFile:

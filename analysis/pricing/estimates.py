@@ -1,8 +1,8 @@
-"""Estimates with their intervals, and the words that these allow."""
+"""Estimates with their intervals, and the random weights and factors of the resamples behind these."""
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 INTERVAL = 0.9
-"""Share of the resamples that an interval holds."""
+"""Share of the resamples in an interval."""
 BOUNDS = ((1 - INTERVAL) / 2, (1 + INTERVAL) / 2)
+RESAMPLES = 60
 
 
 class Estimate(NamedTuple):
@@ -24,7 +25,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, value: float, resamples: Floats) -> Estimate:
-        """Return the interval that holds nine tenths of the resamples, and the estimate in any case."""
+        """Return the interval of nine tenths of the resamples, widened to hold the estimate."""
         low, high = np.quantile(resamples, BOUNDS)
         return cls(value, min(value, float(low)), max(value, float(high)))
 
@@ -34,7 +35,7 @@ class Estimate(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The verdict on a speed-up: "faster" or "slower" where the whole interval does, else "not distinguishable".
+        """The verdict on a speed-up: "faster" or "slower" if the whole interval is, else "not distinguishable".
 
         >>> Estimate(1.3, 1.2, 1.4).verdict, Estimate(1.3, 0.9, 1.7).verdict
         ('faster', 'not distinguishable')
@@ -42,13 +43,26 @@ class Estimate(NamedTuple):
         return "faster" if self.low > 1 else "slower" if self.high < 1 else "not distinguishable"
 
 
-def crossing(grid: Floats, ratios: Floats) -> float:
-    """Return the greatest bandwidth at which a ratio is above 1, between the places of the grid by a line through their logarithms."""
-    above = np.flatnonzero(ratios > 1)
-    if not len(above):
-        return 0.0
-    last = int(above[-1])
-    if last == len(grid) - 1:
-        return math.inf
-    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
-    return float(np.exp(np.log(grid[last]) + share * (np.log(grid[last + 1]) - np.log(grid[last]))))
+def random_weights(seed: tuple[int, ...], count: int) -> Floats:
+    """Return random weights of a Bayesian bootstrap (Rubin 1981): a row of ones for the estimate, then a row a resample."""
+    weights = np.random.default_rng(seed).exponential(size=(1 + RESAMPLES, count))
+    weights[0] = 1.0
+    return weights
+
+
+@lru_cache
+def random_factors(seed: tuple[int, ...], spread: float) -> Floats:
+    """Return 1 for the estimate, then a random factor a resample, whose logarithm has this standard deviation."""
+    factors = np.exp(spread * np.random.default_rng(seed).standard_normal(1 + RESAMPLES))
+    factors[0] = 1.0
+    factors.flags.writeable = False
+    return factors
+
+
+def weighted_quantile(values: Floats, weights: Floats, quantiles: Floats) -> Floats:
+    """Return a quantile of values (1 or rows, n) under each row of weights (rows, n): the least value that reaches it."""
+    order = np.argsort(values, axis=1, kind="stable")
+    values, weights = np.take_along_axis(values, order, 1), np.take_along_axis(weights, order, 1)
+    reached = np.cumsum(weights, axis=1) >= quantiles[:, None] * weights.sum(axis=1, keepdims=True)
+    result: Floats = np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
+    return result

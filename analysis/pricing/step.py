@@ -1,12 +1,13 @@
 """The price of a recorded run's step on any network, without training again.
 
 A run's `actions.parquet` holds the bytes of every packet of its profiled steps, and the seconds of every action. Bytes are the
-run's own; seconds are the job's, pooled over the runs in company (see `analysis.pricing.costs`). The simulator combines both
-with a network. Training steps alone are priced: evaluations and checkpoints are left out. All figures are seconds and bytes.
+run's own; seconds are the job's, pooled over its runs (see `raysim.analysis.pricing.job_costs`). The simulator combines both
+with a network. Only training steps are priced, not evaluations or checkpoints. All figures are seconds and bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,13 +18,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raysim.analysis.comparison.targets import Target
-from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data import ReplayError
 from raysim.analysis.data.jobs import PRICED, Job
-from raysim.analysis.data.recording import NO_KIND, Floats, Recording
-from raysim.analysis.pricing.costs import RESAMPLES, Costs
-from raysim.analysis.pricing.estimates import BOUNDS, Estimate, crossing
-from raysim.analysis.pricing.notes import notes_of
+from raysim.analysis.data.recording import Recording
+from raysim.analysis.data.work import Floats
+from raysim.analysis.pricing.estimates import BOUNDS, Estimate
+from raysim.analysis.pricing.job_costs import Costs
+from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_profiles
+from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
 from raysim.network.calibrate import Overheads
 from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS
@@ -37,10 +39,10 @@ from raysim.network.trace import trace_events
 from raysim.network.uncertainty import with_model_error
 from raysim.places import Place
 from raysim.records import Run
+from raysim.schedules import Unflushed
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
-MODES = ("on", "off")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ class Replay:
 
     >>> Replay("results/none")
     Traceback (most recent call last):
-    analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+    raysim.analysis.data.ReplayError: There is no run in results/none: it has no run.parquet.
     """
 
     def __init__(
@@ -85,21 +87,14 @@ class Replay:
             raise ReplayError(str(error)) from None
         self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
         self.costs = costs if costs is not None else Costs([self.recording], profile)
-        one = self.recording
-        self.run, self.row, self.schedule, self.rows = one.run, one.row, one.schedule, one.rows
-        self.num_stages, self.num_microbatches, self.num_replicas = (
-            one.num_stages,
-            one.num_microbatches,
-            one.num_replicas,
-        )
+        recording = self.recording
+        self.run, self.row, self.schedule, self.rows = recording.run, recording.row, recording.schedule, recording.rows
+        self.num_stages, self.num_microbatches = recording.num_stages, recording.num_microbatches
+        self.num_replicas = recording.num_replicas
         self._step_s: dict[tuple[Network, ...], Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
         self.overheads = Overheads(**self.transport.host.overheads(self.num_workers))
-        seconds = self.costs.seconds(one.kinds)[0]
-        recorded = list(one.profiles.values())
-        self.profiles = {
-            step: self._at(step, recorded[place], seconds, place) for step, place in one.priced_steps.items()
-        }
+        self.profiles = priced_profiles(recording, self.costs, self.transport, self.num_workers)
 
     def __repr__(self) -> str:
         return f"Replay({str(self.run.folder)!r})"
@@ -111,7 +106,7 @@ class Replay:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers over all replicas, each of which has a host of its own where the network has as many."""
+        """Number of workers over all replicas, each of which has a host of its own if the network has as many."""
         return self.num_replicas * len(self.rows)
 
     @property
@@ -135,54 +130,52 @@ class Replay:
         """Bytes of the tensors in them."""
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
-    def _at(self, step: int, profile: Profile, seconds: Floats, place: int) -> Profile:
-        """Return a recorded step's profile with the prices of its kinds of work, and the collectives that end it."""
-        one = self.recording
-        compute, encode, decode = (
-            np.where(codes[place] == NO_KIND, 0.0, seconds[codes[place]])
-            for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
-        )
-        kinds = one.average_kinds(step)
-        method_s = np.zeros(self.num_stages)
-        if kinds:
-            method_s[list(kinds)] = self.costs.seconds(list(kinds.values()))[0]
-        own = replace(
-            profile,
-            compute_s=compute,
-            encode_s=encode,
-            decode_s=decode,
-            update_s=self.costs.updates()[0],
-            method_s=method_s,
-            transfers=one.transfers(step),
-        )
-        return own.over(self.transport, self.num_workers)
-
     @cached_property
     def resampled(self) -> list[Profile]:
         """The mean step at the estimate, then at each resample of the prices."""
-        one, mean = self.recording, self.mean_profile
-        seconds = self.costs.seconds(one.kinds)
-        costs = [
-            np.mean(np.where(codes == NO_KIND, 0.0, seconds[:, codes]), axis=1)
-            for codes in (one.compute_codes, one.encode_codes, one.decode_codes)
-        ]
-        steps = [self.recording.average_kinds(step) for step in self.profiles]
-        averages = np.zeros((1 + RESAMPLES, self.num_stages))
-        for kinds in steps:
-            for stage, kind in kinds.items():
-                averages[:, stage] += self.costs.seconds([kind])[:, 0] / len(steps)
-        overheads = {name: value * self.costs.host_factors() for name, value in self.overheads._asdict().items()}
-        overheads["update_s"] = np.broadcast_to(self.costs.updates()[:, None], averages.shape)
-        compute, encode, decode = costs
-        return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **overheads)
+        return resampled_profiles(
+            self.recording, self.costs, self.mean_profile, self.overheads._asdict(), list(self.profiles)
+        )
 
     @property
     def notes(self) -> list[str]:
         """Limits of the figures, a sentence each."""
-        return notes_of(self)
+        notes = [f"Transport {self.transport}."]
+        waits = self.recording.waits
+        if waits is not None:
+            packets = self.recording.stacked("wire_bytes")
+            mean_bytes = float(packets[packets > 0].mean()) if (packets > 0).any() else 0.0
+            packet_s = waits.call_s + waits.message_s + mean_bytes * waits.byte_s
+            notes.append(
+                f"Waited in this recording, and not in the price: {1000 * packet_s:.2g} ms a packet and "
+                f"{1000 * waits.step_s:.2g} ms a step, which the load of the machine lengthens."
+            )
+        if not self.costs.knows_updates:
+            notes.append(
+                "The optimiser's update is not in the price: this version of the records does not have its seconds."
+            )
+        if isinstance(self.schedule, Unflushed):
+            notes.append(
+                f"{self.row['weights']}: a step is priced as one of many without a flush, from the end of the step before to its own. "
+                "The stages of raysim's engines wait for one another between steps, so recorded seconds are longer."
+            )
+        low, high = self.wire_bytes.min(), self.wire_bytes.max()
+        if high > 1.01 * low:
+            notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")
+        if self.row.get("exchange_delay"):
+            notes.append(
+                f"An exchange of replicas may last {self.row['exchange_delay']} steps more: of a step's seconds the part that these "
+                "hide is left out, but its shares by worker and the break-even are those of exchanges that are waited for."
+            )
+        if self.num_replicas > 1:
+            known = "by the transfers recorded"
+            if self.recording.knows_totals_alone:
+                known = "and the bytes recorded are spread evenly over rounds and peers, as the run has no table of transfers"
+            notes.append(f"{self.num_replicas} replicas average their gradients once all pipelines are done, {known}.")
+        return notes
 
     def placement(self, network: Network) -> Placement:
-        """Return the hosts of the workers: spread evenly over the network's hosts, or one each where it names none."""
+        """Return the hosts of the workers: spread evenly over the network's hosts, or one each if it names none."""
         return Placement.spread(self.num_workers, network.num_hosts)
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:
@@ -220,9 +213,9 @@ class Replay:
         """
         key = tuple(networks)
         if key not in self._resampled_s:
-            found = self._seconds(self.resampled, [FREE, *networks])
+            seconds = self._seconds(self.resampled, [FREE, *networks])
             mean = self.step_seconds([FREE, *networks]).mean(axis=1, keepdims=True)
-            drawn = mean * found[:, 1:] / found[:, :1]
+            drawn = mean * seconds[:, 1:] / seconds[:, :1]
             self._resampled_s[key] = with_model_error(drawn[1:], drawn[:1])
         return self._resampled_s[key]
 
@@ -271,55 +264,32 @@ class Replay:
         )
 
     def steps_to_target(self, target: Target) -> dict[str, int | None]:
-        """Return the steps after which an evaluation first reached `target`, by mode: links "on" and "off"; None where none did.
+        """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.
 
-        Evaluations are every `evaluate_every_steps` steps, so that is how fine the answer is.
+        Evaluations are every `evaluate_every_steps` steps, so the answer is that coarse.
         """
-        evals = self.recording.evals[self.recording.evals["batchnorm"] == "running"]
-        if not len(evals):
-            raise ReplayError(
-                f"The run in {self.run.folder} has no evaluations to find {target} in: it is {self.row.get('status')}."
-            )
-        if target.metric not in evals or evals[target.metric].isna().all():
-            raise ReplayError(
-                f"The run in {self.run.folder} does not measure {target.metric}. It has {', '.join(self.run.measures)}."
-            )
-        found: dict[str, int | None] = {}
-        for mode in MODES:
-            rows = evals[evals["mode"] == mode].sort_values("step")
-            reached = rows[target.reached(rows[target.metric])]
-            found[mode] = int(reached["step"].iloc[0]) if len(reached) else None
-        return found
+        return steps_to_target(self.recording, target)
 
     def best(self, target: Target, mode: str) -> float:
         """Return the best evaluation of the target's measure with links in `mode`."""
-        rows = self.recording.evals
-        evals = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][target.metric]
-        return float(evals.max() if target.from_below else evals.min())
+        return best_value(self.recording, target, mode)
 
     def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:
         """Return the bandwidth below which a mean step is faster than the step of `dense`, on an otherwise equal `network`.
 
-        0 where it never is, infinity where it always is (from 100 kbit/s to 1 Tbit/s). Below the interval's `low` it is faster
-        in 95 % of the resamples; above its `high`, slower in as many. None where the network has no one bandwidth.
+        0 if it never is, infinity if it always is (from 100 kbit/s to 1 Tbit/s). Below the interval's `low` it is faster
+        in 95 % of the resamples; above its `high`, slower in as many. None if the network has several bandwidths.
         """
         self._check_alike(dense)
         if isinstance(network.bandwidth_bps, tuple):
             return None
-        placement = self.placement(network)
-        even = break_even_bps(
-            self.schedule,
-            self.mixture,
-            dense.mixture,
-            network,
-            placement=placement,
-            dense_schedule=dense.schedule,
-        )
+        placement, mixtures = self.placement(network), (self.mixture, dense.mixture)
+        even = break_even_bps(self.schedule, *mixtures, network, placement=placement, dense_schedule=dense.schedule)
         grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
         low, high = np.quantile(ratios, BOUNDS, axis=1)
-        ends = [crossing(grid, bound) for bound in (low, high)]
+        ends = [_crossing(grid, bound) for bound in (low, high)]
         return Estimate(even, min(even, ends[0]), max(even, ends[1]))
 
     @cached_property
@@ -331,29 +301,43 @@ class Replay:
     def mixture(self) -> Mixture:
         """The mean of the priced steps in which replicas exchange something, and that of the others, with their shares."""
         profiles = list(self.profiles.values())
-        kinds = [
-            [one for one, there in zip(profiles, self.exchanging, strict=True) if there == of] for of in (True, False)
+        groups = [
+            [profile for profile, exchanges in zip(profiles, self.exchanging, strict=True) if exchanges == wanted]
+            for wanted in (True, False)
         ]
-        return [(len(kind) / len(profiles), mean_profile(kind)) for kind in kinds if kind]
+        return [(len(group) / len(profiles), mean_profile(group)) for group in groups if group]
 
     def trace(self, network: Network) -> tuple[int, Iterator[dict[str, Any]]]:
         """Return the priced step of median duration on `network`, and its trace events, for `raysim.network.trace.write_trace`."""
         seconds = self.step_seconds([network])[0]
-        place = int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])
-        step, profile = list(self.profiles.items())[place]
-        return step, trace_events(
-            simulate(self.schedule, profile, network, placement=self.placement(network), seed=place)
-        )
+        median = int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])
+        step, profile = list(self.profiles.items())[median]
+        timeline = simulate(self.schedule, profile, network, placement=self.placement(network), seed=median)
+        return step, trace_events(timeline)
 
     def _check_alike(self, dense: Replay) -> None:
         if self.costs is not dense.costs and dense is not self:
             raise ReplayError(
-                f"The runs in {self.run.folder} and {dense.run.folder} must be priced in company, with the same compute: "
-                "see `analysis.replay` and `analysis.in_company`."
+                f"The runs in {self.run.folder} and {dense.run.folder} must be priced together, with the same compute: "
+                "see `raysim.analysis.replay` and `raysim.analysis.in_company`."
             )
         for field in PRICED:
             mine, theirs = self.row.get(field), dense.row.get(field)
             if mine != theirs:
                 raise ReplayError(
-                    f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the one it is set against, but got {theirs!r}."
+                    f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the run that it is compared with, "
+                    f"but got {theirs!r}."
                 )
+
+
+def _crossing(bandwidths: Floats, ratios: Floats) -> float:
+    """Return the greatest bandwidth with a ratio above 1, between grid points by a line through their logarithms."""
+    above = np.flatnonzero(ratios > 1)
+    if not len(above):
+        return 0.0
+    last = int(above[-1])
+    if last == len(bandwidths) - 1:
+        return math.inf
+    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
+    low, high = np.log(bandwidths[last]), np.log(bandwidths[last + 1])
+    return float(np.exp(low + share * (high - low)))

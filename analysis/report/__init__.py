@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from raysim.analysis.data.errors import AnalysisError
-from raysim.analysis.data.loading import load
+from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.words import plural
+from raysim.analysis.runs.loading import load
 from raysim.files import write_whole
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network

@@ -13,8 +13,8 @@ from raysim.analysis.report.words import speedup
 from raysim.config.links import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
-    from raysim.analysis.data.results import Results
     from raysim.analysis.report.material import Job
+    from raysim.analysis.runs.results import Results
     from raysim.network.topology import Network
 
 DENSE = "Identity"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raysim.analysis.claims.commands import Cost
 from raysim.analysis.claims.finding import Finding
+from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from raysim.analysis.report.material import Material

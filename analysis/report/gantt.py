@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from raysim.analysis import Replay
 from raysim.analysis.data.studies import over
+from raysim.analysis.pricing.step import Replay
 from raysim.analysis.report.blocks import Section
 from raysim.analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style
 from raysim.analysis.report.material import Job, Material, SettingRuns

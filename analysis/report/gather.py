@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import safe_set
-from raysim.analysis.comparison.evidence import Setting, contexts, setting_of
-from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.comparison.contexts import contexts
+from raysim.analysis.data import ReplayError
 from raysim.analysis.data.jobs import job_of, titles
-from raysim.analysis.data.probes import candidate_name, is_probe
-from raysim.analysis.data.results import Results
-from raysim.analysis.data.settings import COMPRESSION, as_text
+from raysim.analysis.data.probe_candidates import candidate_name, is_probe
+from raysim.analysis.data.settings import COMPRESSION, Setting, as_text, setting_of
 from raysim.analysis.pricing.estimates import Estimate
-from raysim.analysis.pricing.replay import dense_partners
 from raysim.analysis.pricing.step import Replay
 from raysim.analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
+from raysim.analysis.runs.prices import dense_partners
+from raysim.analysis.runs.results import Results
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED

@@ -11,7 +11,7 @@ from raysim.analysis.report.material import Material
 
 def section(material: Material) -> Section:
     """Return a figure a study, a panel an objective."""
-    from raysim.analysis import importance
+    from raysim.analysis.comparison.importances import importance
 
     if not len(material.results.trials):
         return Section(

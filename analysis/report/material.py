@@ -16,9 +16,9 @@ from raysim.analysis.comparison.pareto import frontier
 from raysim.analysis.comparison.power import Spread as PairedSpread
 from raysim.analysis.comparison.power import seeds_needed
 from raysim.analysis.comparison.rule import SKILL
-from raysim.analysis.data.results import Results
 from raysim.analysis.data.studies import USUAL_TRANSPORT
 from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.results import Results
 from raysim.network.topology import Network
 from raysim.quality import Measure
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from raysim.analysis.data.probes import LIMIT, cost_words, smaller_runs
+from raysim.analysis.data.probe_candidates import LIMIT, cost_words, smaller_runs
 from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from raysim.analysis.report.figures import ByNetwork

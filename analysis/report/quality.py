@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.analysis.data.notations import read_method
+from raysim.analysis.data.recorded_methods import read_method
 from raysim.analysis.report.blocks import Section
 from raysim.analysis.report.figures import COLOURS, SYMBOLS, Axis, Figure, Panel, Series, Style, family, finite
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns

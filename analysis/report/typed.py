@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raysim.analysis.data.results import Results
 from raysim.analysis.data.studies import over
-from raysim.analysis.pricing.replay import dense_partners
 from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
 from raysim.analysis.report.gather import mean_price, prices_of
 from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.runs.prices import dense_partners
+from raysim.analysis.runs.results import Results
 from raysim.network.topology import Network
 from raysim.records import FINISHED
 

@@ -110,7 +110,7 @@ def replay(
 def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none of a run. Fails where the folder holds other runs."""
     from raysim.analysis.data.folders import find
-    from raysim.analysis.data.probes import is_probe
+    from raysim.analysis.data.probe_candidates import is_probe
     from raysim.places import PlaceError
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
@@ -149,7 +149,7 @@ def _replay_probe(
     """Price the candidates of a probe beside dense; `alone` are the options that are for one run."""
     from raysim.analysis import beside
     from raysim.analysis import replay as price
-    from raysim.analysis.data.probes import LIMIT, candidate_name, cost_words, smaller_runs
+    from raysim.analysis.data.probe_candidates import LIMIT, candidate_name, cost_words, smaller_runs
     from raysim.show.probes import probe_figures, show_probe
 
     for option, value in alone.items():

@@ -23,7 +23,8 @@ from raysim.analysis import (
     safe_set,
 )
 from raysim.analysis.comparison.choice import is_promising
-from raysim.analysis.comparison.evidence import Setting, contexts
+from raysim.analysis.comparison.contexts import contexts
+from raysim.analysis.data.settings import Setting
 from raysim.config import make_config
 from raysim.network.presets import parse_network
 

@@ -7,8 +7,9 @@ import pandas as pd
 from records_made import write_run
 
 from raysim.analysis import load
-from raysim.analysis.claims.commands import train_commands
-from raysim.analysis.comparison.evidence import Context, Setting
+from raysim.analysis.claims.train_commands import train_commands
+from raysim.analysis.comparison.contexts import Context
+from raysim.analysis.data.settings import Setting
 
 
 def test_long_settings_have_folders_of_their_own_within_255_bytes(tmp_path):

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
 from raysim.analysis.data.jobs import job_of, titles
-from raysim.analysis.pricing.costs import RESAMPLES
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.pricing.estimates import RESAMPLES, Estimate
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.forecast.profiling import record_profile
@@ -153,7 +152,7 @@ def test_runs_of_different_jobs_are_not_compared(runs, tmp_path):
     copy_run(runs / "dense", tmp_path / "dense")
     copy_run(runs / "topk", tmp_path / "topk")
     change_row(tmp_path / "topk", threads_per_stage=2)
-    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+    with pytest.raises(ReplayError, match="must be priced together, with the same compute"):
         replay(tmp_path / "topk", "free", against=tmp_path / "dense")
     frame = replay(load(tmp_path), "free", against="dense")
     assert frame["compute"].tolist() == ["recorded in this run alone"] * 2

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import CLAIMS, AnalysisError, Estimate, findings, findings_frame, in_company, load
 from raysim.analysis.claims import Claim
-from raysim.analysis.claims.commands import _folder
+from raysim.analysis.claims.train_commands import _folder
 from raysim.analysis.claims.verdicts import verdict_on
-from raysim.analysis.comparison.evidence import Context, Measures, Setting, contexts
-from raysim.analysis.data.notations import read_method
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.analysis.comparison.contexts import Context, Quantities, contexts
+from raysim.analysis.data.recorded_methods import read_method
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting
 from raysim.cli import app
 from raysim.config import make_config, read_config
 from raysim.quality import MEASURES
@@ -52,7 +52,7 @@ def context_of(
             origin = {"study": None, "confirms": False}
             rows.append({"run": f"{place}-s{seed}", "setting": setting, "seed": seed, **values, **origin})
     margin = {"accuracy": 0.5, "loss": 1.0}[metric]
-    return Context("made", pd.DataFrame(rows), MEASURES[metric], margin, language, measures=measures or Measures())
+    return Context("made", pd.DataFrame(rows), MEASURES[metric], margin, language, quantities=measures or Quantities())
 
 
 def both(text):
@@ -91,7 +91,7 @@ EARLY, ALL_STAGES = replicas('["PowerSGD(8)", "Identity"]'), replicas("PowerSGD(
 
 def measures(values=100.0, slowdown=1.0, factors=(), reach=0.0, sent=()):
     """Return what is measured besides quality; `factors` and `sent` bytes by the place of a setting in its context."""
-    return Measures(
+    return Quantities(
         lambda run, direction: factors[int(run.partition("-")[0])],
         lambda run: sent[int(run.partition("-")[0])],
         lambda run: values,
@@ -472,16 +472,16 @@ def test_other_measures_are_those_of_the_records(tmp_path):
     (context,) = contexts(results, network="10mbps")
     links = results.links[(results.links["run"] == "sparse") & (results.links["direction"] == "forward")]
     expected = links["dense_bytes"].sum() / links["wire_bytes"].sum()
-    assert context.measures.factor("sparse", "forward") == pytest.approx(expected)
+    assert context.quantities.factor("sparse", "forward") == pytest.approx(expected)
     from raysim.network.presets import parse_network
 
     one, dense = in_company([tmp_path / "sparse", tmp_path / "dense"])
     (speedup,) = one.speedup(dense, [parse_network("10mbps")])
-    value, low, high = context.measures.slowdown("sparse", "dense")
+    value, low, high = context.quantities.slowdown("sparse", "dense")
     assert value == pytest.approx(100 * (1 / speedup.value - 1))
     assert (low, high) == pytest.approx((100 * (1 / speedup.high - 1), 100 * (1 / speedup.low - 1)))
     assert low < value < high
-    assert context.measures.slowdown("dense", "dense") == (0, 0, 0)
+    assert context.quantities.slowdown("dense", "dense") == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -499,9 +499,9 @@ def test_steps_are_compared_on_the_first_network_of_the_study(objectives, networ
     made(tmp_path / "study" / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
     (tmp_path / "study" / "study.toml").write_text(tomli_w.dumps({"name": "study", "objectives": objectives}))
     (context,) = contexts(load(tmp_path))
-    assert context.measures.network == network
+    assert context.quantities.network == network
     (context,) = contexts(load(tmp_path), network="10mbps")
-    assert context.measures.network == "10mbps"
+    assert context.quantities.network == "10mbps"
 
 
 def test_studies_that_differ_in_their_network_are_compared_on_the_usual_one(tmp_path):
@@ -509,7 +509,7 @@ def test_studies_that_differ_in_their_network_are_compared_on_the_usual_one(tmp_
         made(tmp_path / name / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
         (tmp_path / name / "study.toml").write_text(tomli_w.dumps({"objectives": [{"name": f"step_s@{name}"}]}))
     (context,) = contexts(load(tmp_path))
-    assert context.measures.network == "1gbps"
+    assert context.quantities.network == "1gbps"
 
 
 def test_a_diverged_run_counts_as_untrained(tmp_path):

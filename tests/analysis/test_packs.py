@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from raysim import Run, train
 from raysim.analysis import AnalysisError, findings, findings_frame, load, pack, replay
-from raysim.analysis.data import pack as pack_module
 from raysim.analysis.report import compose
+from raysim.analysis.runs import pack as pack_module
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.records import SCHEMAS, write_table

@@ -244,11 +244,11 @@ def test_against_itself_nothing_is_gained(dense):
 
 
 def test_against_another_kind_of_run_is_refused(runs, sparse):
-    with pytest.raises(ReplayError, match=r"`schedule` of the run in .*gpipe must be '1F1B', as of the one it is set"):
+    with pytest.raises(ReplayError, match=r"`schedule` of the run in .*gpipe must be '1F1B', as of the run that it is"):
         replay(runs / "sparse", "8mbps", against=runs / "gpipe")
-    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+    with pytest.raises(ReplayError, match="must be priced together, with the same compute"):
         replay(runs / "sparse", "8mbps", against=runs / "tied")
-    with pytest.raises(ReplayError, match="must be priced in company, with the same compute"):
+    with pytest.raises(ReplayError, match="must be priced together, with the same compute"):
         replay(sparse, "8mbps", against=runs / "dense")
 
 

@@ -29,6 +29,8 @@ THIRD_PARTY = {
 LOW = {"file_lock", "files", "limits", "notation", "on_demand", "plugins", "quality", "random", "values"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
+RECORDS = {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "plugins", "config"}
+PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
 
 ROOMS = {
     "raysim.file_lock": (set(), set()),
@@ -79,10 +81,16 @@ ROOMS = {
     "raysim.cli.bench": ({"*"}, {"typer", "rich", "torch"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),
-    "raysim.analysis": (
-        {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "plugins", "config"},
-        THIRD_PARTY - {"torch", "ray"},
+    "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
+    "raysim.analysis.pricing": ({*RECORDS, "analysis.data"}, {"pandas"}),
+    "raysim.analysis.runs": ({*RECORDS, "analysis.data", "analysis.pricing"}, {"pandas", "pyarrow"}),
+    "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
+    "raysim.analysis.claims": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas"}),
+    "raysim.analysis.report": (
+        {*RECORDS, *PRICED_RUNS, "analysis.comparison", "analysis.claims"},
+        {"pandas", "plotly", "matplotlib"},
     ),
+    "raysim.analysis": ({"analysis"}, set()),
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raysim.analysis.pricing.company import in_company
+from raysim.analysis.pricing.pooled import in_company
 from raysim.analysis.pricing.step import Replay
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.analysis.data.checks import check_tables
-from raysim.analysis.data.errors import AnalysisError
-from raysim.analysis.data.loading import load
-from raysim.analysis.data.rows import read_whole, stacked
+from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.checks import file_problems
+from raysim.analysis.data.reading import read_whole, stacked
+from raysim.analysis.runs.loading import load
 from raysim.places import Place, in_bucket, local_path
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
@@ -73,7 +73,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    problems = check_tables(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})
+    problems = file_problems(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})
     return Packed(len(over), len(results.studies), len(results) - len(over), size, problems)
 
 

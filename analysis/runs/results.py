@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from raysim.analysis.comparison.pareto import natural_direction
-from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import Found
-from raysim.analysis.data.rows import read_whole, stack, to_frame
-from raysim.analysis.data.scanning import Filter, condition_of, labelled, only, origin_of, scan
-from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile
+from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_of, read_whole, scan, stack, to_frame
+from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile, natural_direction
 from raysim.notation import printable
 from raysim.places import Place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
 
 if TYPE_CHECKING:
-    from raysim.analysis.pricing.company import Company
+    from raysim.analysis.pricing.pooled import RunPool
     from raysim.analysis.pricing.step import Replay
 
 USUAL_NETWORK = "1gbps"  # where neither the caller nor a study names one
@@ -49,7 +47,7 @@ class Results:
         keys: Sequence[str],
         problems: list[str],
         rows: Mapping[str, Mapping[str, Any]],
-        company: Company | None = None,
+        pool: RunPool | None = None,
     ) -> None:
         self.folders = folders
         self.runs = runs
@@ -58,7 +56,7 @@ class Results:
         self.problems = problems
         self._found = found
         self._rows = rows
-        self._company = company
+        self._pool = pool
 
     def __repr__(self) -> str:
         counts = Counter(self.runs["status"].astype(str)) if len(self) else {}
@@ -108,7 +106,7 @@ class Results:
         return Results(
             *(self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems),
             self._rows,
-            self._in_company(),
+            self._pooled(),
         )
 
     def replay(
@@ -119,21 +117,21 @@ class Results:
         profile: Path | str | None = None,
         transport: str = USUAL_TRANSPORT,
     ) -> Replay:
-        """Return a run ready to be priced, in company with all runs of its job that were loaded, selected or not.
+        """Return a run ready to be priced, with the costs of all loaded runs of its job, selected or not.
 
         Raises ReplayError where it cannot be.
         """
         self.path(run)
-        return self._in_company().replay(run, compute=compute, profile=profile, transport=transport)
+        return self._pooled().replay(run, compute=compute, profile=profile, transport=transport)
 
-    def _in_company(self) -> Company:
-        if self._company is None:
-            from raysim.analysis.pricing.company import Company
+    def _pooled(self) -> RunPool:
+        if self._pool is None:
+            from raysim.analysis.pricing.pooled import RunPool
 
             over = self.runs["run"][self.runs["status"].isin(FINISHED)]
             folders = {run: self._found.runs[run] for run in over.astype(str)}
-            self._company = Company(folders, self._rows, self.complain)
-        return self._company
+            self._pool = RunPool(folders, self._rows, self.complain)
+        return self._pool
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -257,7 +255,7 @@ class Results:
                 parts.append(labelled(batch, runs, source[file]))
             elif not any(problem.startswith(f"{file} ") for problem in self.problems):  # known since it was loaded
                 self.complain(batch)
-        schema = labelled(pa.RecordBatch.from_pylist([], only(schema, wanted)), runs, 0).schema
+        schema = labelled(pa.RecordBatch.from_pylist([], pa.schema([schema.field(c) for c in wanted])), runs, 0).schema
         table = pa.Table.from_batches(parts, schema).unify_dictionaries()
         frame = to_frame(table)
         if name == "steps" and where is None:

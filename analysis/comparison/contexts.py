@@ -6,20 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from raysim.analysis.comparison.rule import Sample, at_chance, sample
-from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import is_confirmation
 from raysim.analysis.data.jobs import model_of
-from raysim.analysis.data.notations import Method, read_method
-from raysim.analysis.data.probes import are_probes
-from raysim.analysis.data.results import Results
-from raysim.analysis.data.settings import COMPRESSION, DENSE, NO_SETTING, SYNCHRONOUS, differing
+from raysim.analysis.data.probe_candidates import are_probes
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, differing, is_missing, setting_of
 from raysim.analysis.data.studies import USUAL_TRANSPORT, over
 from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.results import Results
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 
@@ -31,36 +30,13 @@ Mode = Literal["on", "off", "on_estimated", "off_estimated"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-class Setting(NamedTuple):
-    """The compression of a run: its notations for activations, gradients and replica gradients, and the keys that go with them."""
-
-    forward: str = DENSE
-    backward: str = DENSE
-    replica_gradient: str = DENSE
-    shared_indices: bool = False
-    fused_embedding: bool = False
-    weights: str = SYNCHRONOUS
-
-    def __str__(self) -> str:
-        return " ".join(f"{k}={str(v).lower() if v is True else v}" for k, v in self.changes().items()) or "dense"
-
-    def changes(self) -> dict[str, str | bool]:
-        """Return the keys of the configuration in which it differs from a dense run."""
-        usual = Setting()
-        return {key: value for key, value in self._asdict().items() if value != getattr(usual, key)}
-
-    def method(self, direction: str) -> Method | None:
-        """Return the parsed method of a direction: "forward", "backward" or "replica_gradient"."""
-        return read_method(str(getattr(self, direction)))
-
-
 @dataclass(frozen=True, eq=False)
 class Context:
     """Runs that are alike in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
-    predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `measures` are
-    quantities that are worked out only where a claim asks for them.
+    predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `quantities`
+    are worked out only if a claim asks for them.
     """
 
     label: str
@@ -70,7 +46,7 @@ class Context:
     """The largest degradation that counts as none, in the unit of the measure."""
     language: bool = False
     num_replicas: int = 1
-    measures: Measures = field(default_factory=lambda: Measures())
+    quantities: Quantities = field(default_factory=lambda: Quantities())
     plans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The seeds that each study fixed before it began."""
 
@@ -139,8 +115,8 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Measures of runs beside their quality, each by the names of runs."""
+class Quantities:
+    """Quantities of runs besides their quality, each a function of the names of runs."""
 
     factor: Callable[[str, str], float] = lambda run, direction: math.nan
     """Dense over wire bytes of a run in a direction."""
@@ -198,28 +174,9 @@ def contexts(
             label = _label(mine.iloc[0], runs, keys)
             studies = mine["study"].dropna()
             chosen = results.network_of(studies) if network is None else network
-            measures = _measures(results, chosen, transport or results.transport_of(studies))
-            found.append(Context(label, rows, measure, limit, language, replicas, measures, plans))
+            quantities = _quantities(results, chosen, transport or results.transport_of(studies))
+            found.append(Context(label, rows, measure, limit, language, replicas, quantities, plans))
     return sorted(found, key=lambda context: context.label)
-
-
-def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
-    """Return the compression of a run of `results.runs`; keys that it does not have are dense."""
-    known = {key: row[key] for key in COMPRESSION if key in row and not pd.isna(row[key])}
-    forward, backward, replica_gradient = (
-        _alike(str(known.get(key, DENSE))) for key in ("forward", "backward", "replica_gradient")
-    )
-    shared_indices, fused_embedding = (bool(known.get(key, False)) for key in ("shared_indices", "fused_embedding"))
-    weights = str(known.get("weights", SYNCHRONOUS))
-    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding, weights)
-
-
-def _alike(text: str) -> str:
-    """Return a notation; a list that gives all boundaries the same one as that one."""
-    method = read_method(text)
-    if text.startswith("[") and method is not None:
-        return str(text[2 : text.index('"', 2)])
-    return text
 
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
@@ -274,12 +231,12 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
     names = [key for key in ("model", "data") if key in runs]
     alike = runs[(runs[names] == row[names]).all(axis=1)]
     telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
-    parts = [f"{key}={row[key]}" for key in telling if not (row[key] is None or repr(row[key]) in ("nan", "<NA>"))]
+    parts = [f"{key}={row[key]}" for key in telling if not is_missing(row[key])]
     values = {str(key): value for key, value in row.items()}
     return ", ".join([" on ".join(model_of(values) if name == "model" else str(row[name]) for name in names), *parts])
 
 
-def _measures(results: Results, network: str, transport: str) -> Measures:
+def _quantities(results: Results, network: str, transport: str) -> Quantities:
     from raysim.network.presets import parse_network
 
     try:
@@ -312,4 +269,4 @@ def _measures(results: Results, network: str, transport: str) -> Measures:
         return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
     named = "" if transport == USUAL_TRANSPORT else f" {over(transport)}"
-    return Measures(factor, step_bytes, values, slowdown, f"{parsed!r}{named}")
+    return Quantities(factor, step_bytes, values, slowdown, f"{parsed!r}{named}")

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from raysim.analysis.data.checks import check_tables
-from raysim.analysis.data.errors import AnalysisError
+from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Found, find
-from raysim.analysis.data.results import Results
-from raysim.analysis.data.rows import read_whole, stack, unreadable
+from raysim.analysis.data.reading import read_whole, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
+from raysim.analysis.runs.results import Results
 from raysim.notation import printable
 from raysim.places import PlaceError
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
@@ -30,7 +30,7 @@ def load(*folders: str | Path) -> Results:
 
     >>> load("results/none")
     Traceback (most recent call last):
-    analysis.data.errors.AnalysisError: There is no folder results/none.
+    raysim.analysis.data.AnalysisError: There is no folder results/none.
     """
     if not folders:
         raise AnalysisError("`load` needs a folder or more.")
@@ -44,7 +44,7 @@ def load(*folders: str | Path) -> Results:
     kept = {name: found.runs[name] for name in runs["run"]}
     if not found.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
-    problems += _unfinished(runs) + _other_schemas(runs) + check_tables(runs, kept)
+    problems += _unfinished(runs) + _other_schemas(runs) + file_problems(runs, kept)
     return Results(roots, found._replace(runs=kept), runs, keys, [printable(one) for one in problems], rows)
 
 

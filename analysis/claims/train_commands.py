@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.comparison.evidence import Context, Setting
-from raysim.analysis.data.results import Results
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.analysis.comparison.contexts import Context
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
+from raysim.analysis.runs.results import Results
 from raysim.plugins import from_record
 
 LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255
@@ -106,23 +106,12 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
 def _differing(like: pd.Series[Any], keys: Iterable[str], flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in which a recorded configuration differs from this one, with their recorded values."""
     compared = {*keys, *(key for key in flat if "." in key)} - {*COMPRESSION, *NO_SETTING, "seed", "num_stages", "cuts"}
-    recorded = {key: _plain(like.get(key)) for key in sorted(compared)}
-    found = {key: value for key, value in recorded.items() if value != _plain(flat.get(key))}
-    where, count = _plain(like.get("cuts")), _plain(like.get("num_stages"))
+    recorded = {key: plain(like.get(key)) for key in sorted(compared)}
+    found = {key: value for key, value in recorded.items() if value != plain(flat.get(key))}
+    where, count = plain(like.get("cuts")), plain(like.get("num_stages"))
     if where is not None:  # a run records both cuts and number of stages; the cuts are exact
-        return found if _plain(flat.get("cuts")) == where else found | {"cuts": where}
+        return found if plain(flat.get("cuts")) == where else found | {"cuts": where}
     return found if (flat.get("num_stages") or 4) == count else found | {"num_stages": count}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a frame or a configuration as Python's own; None where it is not given."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if value is None or repr(value) in ("nan", "<NA>"):
-        return None
-    return value
 
 
 def _toml(value: Any) -> str:

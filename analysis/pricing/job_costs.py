@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.analysis.data.errors import ReplayError
-from raysim.analysis.data.recording import UPDATE, Floats, Kind, Recording
+from raysim.analysis.data import ReplayError
+from raysim.analysis.data.recording import Recording
+from raysim.analysis.data.work import UPDATE, Floats, Kind
+from raysim.analysis.pricing.estimates import RESAMPLES, random_factors, random_weights, weighted_quantile
 from raysim.network.profile import Profile
 from raysim.schedules.arrays import OPS
 
 QUANTILE = 0.1
 """Of the samples of a kind. In one process with the machine to itself the median of digits-cnn's compute varied by 26 %
 from run to run and the 10 % quantile by 16 %; beside three busy processes they rose by 33 % and by 8 %."""
-RESAMPLES = 60
 MOST_SAMPLES = 5_000  # of one kind: more, evenly left out, would not move a quantile
 QUANTILES = np.concatenate([[QUANTILE], np.random.default_rng(2).uniform(0.02, 0.25, RESAMPLES)])
 """Quantile of the estimate, then of each resample: the share of disturbed samples is unknown, so the interval covers several."""
 SESSION = 0.05
 """Standard deviation of the logarithm of all seconds from one session to another, which runs recorded together cannot show: three
-recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It is common to all prices of a company."""
+recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It is common to all prices of one pool."""
 UNEVEN = 0.06
 """The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
 loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
@@ -46,7 +47,7 @@ OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU'
 class Costs:
     """The cost of each kind of work in the runs of one job.
 
-    `profile` is a file of `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError where runs
+    `profile` is a file of `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError if runs
     are of different jobs, or the profile is of another job.
     """
 
@@ -104,7 +105,7 @@ class Costs:
     @staticmethod
     def host_factors() -> Floats:
         """Return the factors of a transport's host seconds: 1, then a resample each."""
-        return _factors((4,), HOST)
+        return random_factors((4,), HOST)
 
     def _table(self, kind: Kind) -> Floats:
         if kind[0] == "compute" and self._given is not None:
@@ -113,102 +114,78 @@ class Costs:
 
     def _recorded(self, kind: Kind) -> Floats:
         if kind not in self._tables:
-            uneven = _factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] in OWN_CLOCK else UNEVEN)
-            self._tables[kind] = self._pooled(kind) * _factors((3,), SESSION) * uneven
+            uneven = random_factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] in OWN_CLOCK else UNEVEN)
+            self._tables[kind] = self._pooled(kind) * random_factors((3,), SESSION) * uneven
         return self._tables[kind]
 
     def _pooled(self, kind: Kind) -> Floats:
         values, weights = [], []
-        for place, one in enumerate(self.recordings):
-            if kind not in one.samples:
+        for i, recording in enumerate(self.recordings):
+            if kind not in recording.samples:
                 continue
-            seconds, steps = one.samples[kind]
-            stretch = np.ones(1) if kind[0] in OWN_CLOCK else self._stretches[place]
+            seconds, steps = recording.samples[kind]
+            stretch = np.ones(1) if kind[0] in OWN_CLOCK else self._stretches[i]
             thin = slice(None, None, 1 + len(seconds) * len(self.recordings) // MOST_SAMPLES)
             values.append(seconds[None, thin] / stretch[:, None])
-            weights.append(self._run_weights[:, [place]] * self._step_weights(place, steps[thin]))
-        return _quantile(np.concatenate(values, axis=1), np.concatenate(weights, axis=1))
+            weights.append(self._run_weights[:, [i]] * self._step_weights(i, steps[thin]))
+        return weighted_quantile(np.concatenate(values, axis=1), np.concatenate(weights, axis=1), QUANTILES)
 
     @cached_property
     def _stretches(self) -> list[Floats]:
         """The ratio of each run's compute seconds to the pooled ones, over the kinds of work in that run."""
-        found = []
-        for place, one in enumerate(self.recordings):
-            mine, all_ = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)
-            for kind, (seconds, steps) in one.samples.items():
+        stretches = []
+        for i, recording in enumerate(self.recordings):
+            own, pooled = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)
+            for kind, (seconds, steps) in recording.samples.items():
                 if kind[0] == "compute":
                     thin = slice(None, None, 1 + len(seconds) // MOST_SAMPLES)
-                    mine += _quantile(seconds[None, thin], self._step_weights(place, steps[thin]))
-                    all_ += self._recorded(kind) / _factors((3,), SESSION)
-            found.append(np.where(all_ > 0, mine / np.where(all_ > 0, all_, 1.0), 1.0))
-        return found
+                    own += weighted_quantile(seconds[None, thin], self._step_weights(i, steps[thin]), QUANTILES)
+                    pooled += self._recorded(kind) / random_factors((3,), SESSION)
+            stretches.append(np.where(pooled > 0, own / np.where(pooled > 0, pooled, 1.0), 1.0))
+        return stretches
 
     @cached_property
     def _run_weights(self) -> Floats:
-        return _weights((0,), len(self.recordings))
+        return random_weights((0,), len(self.recordings))
 
-    def _step_weights(self, place: int, steps: NDArray[np.int64]) -> Floats:
-        """Return the weight of each sample: of its step, or of itself where there is but one step."""
-        known = self.recordings[place].step_numbers
+    def _step_weights(self, i: int, steps: NDArray[np.int64]) -> Floats:
+        """Return the weight of each sample of recording `i`: of its step, or of itself if there is but one step."""
+        known = self.recordings[i].step_numbers
         if len(known) == 1:
-            return _weights((1, place), len(steps))
-        if place not in self._of_steps:
-            self._of_steps[place] = _weights((1, place), len(known))
-        return self._of_steps[place][:, np.searchsorted(known, steps)]
+            return random_weights((1, i), len(steps))
+        if i not in self._of_steps:
+            self._of_steps[i] = random_weights((1, i), len(known))
+        return self._of_steps[i][:, np.searchsorted(known, steps)]
 
     def _read(self, profile: Profile | Path | str) -> Profile:
         try:
-            found = profile if isinstance(profile, Profile) else Profile.load(profile)
-            parts = any(kind[2] == "W" for one in self.recordings for kind in one.kinds if kind[0] == "compute")
+            given = profile if isinstance(profile, Profile) else Profile.load(profile)
+            split = any(kind[2] == "W" for one in self.recordings for kind in one.work.kinds if kind[0] == "compute")
             row = self.recordings[0].row
-            found.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
-            if parts and found.compute_s.shape[2] == 2:
-                found = found.split_backward()
+            given.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
+            if split and given.compute_s.shape[2] == 2:
+                given = given.split_backward()
         except ValueError as error:
             raise ReplayError(str(error)) from None
         stages = self.recordings[0].num_stages
-        if found.num_stages != stages:
+        if given.num_stages != stages:
             raise ReplayError(
-                f"`profile` must be of {stages} stages, as the runs that it prices, but got {found.num_stages}."
+                f"`profile` must be of {stages} stages, as the runs that it prices, but got {given.num_stages}."
             )
-        return found
+        return given
 
     def _of_profile(self, kind: Kind) -> float:
+        """Return the mean seconds of a kind of compute in the given profile."""
         assert self._given is not None
-        _, stage, letter, apart, work = kind
-        if work:
+        _, stage, letter, split, extra = kind
+        if extra:
             raise ReplayError(
-                f"`profile` holds plain steps, but runs here took {work} ones: price them without `profile`."
+                f"`profile` holds plain steps, but runs here took {extra} ones: price them without `profile`."
             )
         op, given = OPS.index(letter), self._given
         seconds = given.compute_s[:, stage, op]
-        takes = stage > 0 if op == 0 else stage < given.num_stages - 1 if op == 1 else False
-        seconds = seconds if takes else seconds + given.decode_s[:, stage, op]
-        if op == 1 and not apart and given.compute_s.shape[2] == 3:
+        receives = stage > 0 if op == 0 else stage < given.num_stages - 1 if op == 1 else False
+        seconds = seconds if receives else seconds + given.decode_s[:, stage, op]
+        if op == 1 and not split and given.compute_s.shape[2] == 3:
             seconds = seconds + given.compute_s[:, stage, 2]
         return float(seconds.mean())
-
-
-def _weights(seed: tuple[int, ...], count: int) -> Floats:
-    """Return random weights: a row of ones for the estimate, then one row for each resample."""
-    weights = np.random.default_rng(seed).exponential(size=(1 + RESAMPLES, count))
-    weights[0] = 1.0
-    return weights
-
-
-@lru_cache
-def _factors(seed: tuple[int, ...], spread: float) -> Floats:
-    """Return 1 for the estimate, then a random factor a resample."""
-    factors = np.exp(spread * np.random.default_rng(seed).standard_normal(1 + RESAMPLES))
-    factors[0] = 1.0
-    factors.flags.writeable = False
-    return factors
-
-
-def _quantile(values: Floats, weights: Floats) -> Floats:
-    """Return the quantile `QUANTILE` of values (1 or rows, n) under each row of weights (rows, n): the least that reaches it."""
-    order = np.argsort(values, axis=1, kind="stable")
-    values, weights = np.take_along_axis(values, order, 1), np.take_along_axis(weights, order, 1)
-    reached = np.cumsum(weights, axis=1) >= QUANTILES[:, None] * weights.sum(axis=1, keepdims=True)
-    found: Floats = np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
-    return found

@@ -1,4 +1,4 @@
-"""A quality to reach, and where evaluations reach it."""
+"""A quality to reach, and the first evaluation of a run that reaches it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data import ReplayError
 from raysim.quality import MEASURES
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from raysim.analysis.data.recording import Recording
+
+MODES = ("on", "off")
 
 
 class Target(NamedTuple):
@@ -50,5 +54,35 @@ class Target(NamedTuple):
         return cls(parts[1], number, None if parts[2] == "=" else parts[2] == ">=")
 
     def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
-        """Return where it is reached."""
+        """Return for each value whether it reaches the target."""
         return values >= self.value if self.from_below else values <= self.value
+
+
+def steps_to_target(recording: Recording, target: Target) -> dict[str, int | None]:
+    """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.
+
+    Evaluations are every `evaluate_every_steps` steps, so the answer is that coarse.
+    """
+    run = recording.run
+    evals = recording.evals[recording.evals["batchnorm"] == "running"]
+    if not len(evals):
+        raise ReplayError(
+            f"The run in {run.folder} has no evaluations to find {target} in: it is {recording.row.get('status')}."
+        )
+    if target.metric not in evals or evals[target.metric].isna().all():
+        raise ReplayError(
+            f"The run in {run.folder} does not measure {target.metric}. It has {', '.join(run.measures)}."
+        )
+    steps: dict[str, int | None] = {}
+    for mode in MODES:
+        rows = evals[evals["mode"] == mode].sort_values("step")
+        reached = rows[target.reached(rows[target.metric])]
+        steps[mode] = int(reached["step"].iloc[0]) if len(reached) else None
+    return steps
+
+
+def best_value(recording: Recording, target: Target, mode: str) -> float:
+    """Return the best evaluation of the target's measure with links in `mode`."""
+    rows = recording.evals
+    values = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][target.metric]
+    return float(values.max() if target.from_below else values.min())

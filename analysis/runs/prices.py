@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.comparison.evidence import Setting, setting_of
-from raysim.analysis.comparison.targets import Target
-from raysim.analysis.data.errors import ReplayError
+from raysim.analysis.data import ReplayError
 from raysim.analysis.data.jobs import job_of, price_key
-from raysim.analysis.data.results import Results
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, as_text
-from raysim.analysis.pricing.company import in_company
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, as_text, setting_of
+from raysim.analysis.pricing.pooled import in_company
 from raysim.analysis.pricing.step import PARTS, Replay
+from raysim.analysis.pricing.targets import Target
+from raysim.analysis.runs.results import Results
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.places import Place
@@ -53,7 +52,7 @@ def replay(
 
     >>> replay("results/none", "100mbps")
     Traceback (most recent call last):
-    analysis.data.errors.ReplayError: There is no run in results/none: it has no run.parquet.
+    raysim.analysis.data.ReplayError: There is no run in results/none: it has no run.parquet.
     """
     chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
     wanted = Target.parse(target) if isinstance(target, str) else target

@@ -1,4 +1,4 @@
-"""Runs priced in company: all runs of a job share one price for each kind of work."""
+"""Runs priced together: all runs of a job share one price for each kind of work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raysim.analysis.data.errors import AnalysisError, ReplayError
+from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.folders import find
 from raysim.analysis.data.jobs import Job, job_of
 from raysim.analysis.data.recording import Recording
-from raysim.analysis.pricing.costs import Costs
+from raysim.analysis.pricing.job_costs import Costs
 from raysim.analysis.pricing.step import Replay
 from raysim.network.profile import Profile
 from raysim.places import ListedPath, Place, PlaceError
@@ -25,16 +25,12 @@ def in_company(
     profile: Profile | Path | str | None = None,
     **options: Any,
 ) -> list[Replay]:
-    """Return runs ready to be priced; runs of one job share one price for each kind of work. `options`: keyword arguments of `Replay`.
+    """Return runs ready to be priced; runs of one job share one price for each kind of work.
 
-    Raises ReplayError where one of them cannot be priced.
+    `options`: keyword arguments of `Replay`. Raises ReplayError if one of the runs cannot be priced.
     """
     recordings = [Recording(run, clock=compute) for run in runs]
-    jobs: dict[Job, list[Recording]] = {}
-    for one in recordings:
-        jobs.setdefault(one.job, []).append(one)
-    costs = {job: Costs(mine, profile) for job, mine in jobs.items()}
-    return [Replay(one, costs=costs[one.job], **options) for one in recordings]
+    return _replays(recordings, recordings, profile, options)
 
 
 def beside(
@@ -46,30 +42,43 @@ def beside(
     profile: Profile | Path | str | None = None,
     **options: Any,
 ) -> list[Replay]:
-    """Return runs ready to be priced in company with all runs of their jobs in `folder` that are over.
+    """Return runs ready to be priced with the costs of all finished runs of their jobs in `folder`.
 
     `folder` defaults to the folder that holds the first run, which a study or a folder of results shares. `most` limits the
-    number of other runs that are read; the runs that ended last come first. `options` are keyword arguments of `Replay`.
-    Raises ReplayError where one of `runs` cannot be priced, AnalysisError where there is no such folder.
+    number of other runs; the runs that ended last come first. `options` are keyword arguments of `Replay`.
+    Raises ReplayError if one of `runs` cannot be priced, AnalysisError if there is no such folder.
     """
     recordings = [Recording(run, clock=compute) for run in runs]
-    own = {str(one.run.folder.resolve()) for one in recordings}
-    jobs = {one.job for one in recordings}
+    own = {str(recording.run.folder.resolve()) for recording in recordings}
+    jobs = {recording.job for recording in recordings}
     others: list[Recording] = []
-    for place in _runs_in(folder, recordings[0].run.folder):
-        if str(place.resolve()) not in own and len(others) != most:
+    for other in _runs_in(folder, recordings[0].run.folder):
+        if str(other.resolve()) not in own and len(others) != most:
             try:
-                run = Run(place)
+                run = Run(other)
                 if run.status in FINISHED and job_of(run.row) in jobs:
                     others.append(Recording(run, clock=compute))
             except ValueError:  # a run that cannot be read or priced is skipped
                 continue
-    costs = {job: Costs([one for one in (*recordings, *others) if one.job == job], profile) for job in jobs}
-    return [Replay(one, costs=costs[one.job], **options) for one in recordings]
+    return _replays(recordings, [*recordings, *others], profile, options)
+
+
+def _replays(
+    recordings: Sequence[Recording],
+    pooled: Sequence[Recording],
+    profile: Profile | Path | str | None,
+    options: Mapping[str, Any],
+) -> list[Replay]:
+    """Return recordings ready to be priced, with the costs of all `pooled` recordings of their jobs."""
+    jobs: dict[Job, list[Recording]] = {}
+    for recording in pooled:
+        jobs.setdefault(recording.job, []).append(recording)
+    costs = {job: Costs(members, profile) for job, members in jobs.items()}
+    return [Replay(recording, costs=costs[recording.job], **options) for recording in recordings]
 
 
 def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
-    """Return the runs in a folder at any depth, or, outside buckets, the runs beside a run; on this machine, the last written first."""
+    """Return the runs in a folder at any depth; without one, the runs beside a run, on this machine the last written first."""
     if folder is not None:
         try:
             return list(find([open_folder(folder)]).runs.values())
@@ -77,16 +86,16 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
             raise AnalysisError(str(error)) from None
     if isinstance(run, ListedPath):
         _, names, _ = next(run.parent.walk())
-        beside = [run.parent / name for name in names] if run.is_made else []
-        return [place for place in beside if (place / "run.parquet").is_file()]
-    found = run.resolve().parent.glob("*/run.parquet")
-    return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
+        siblings = [run.parent / name for name in names] if run.is_made else []
+        return [sibling for sibling in siblings if (sibling / "run.parquet").is_file()]
+    files = run.resolve().parent.glob("*/run.parquet")
+    return [file.parent for file in sorted(files, key=lambda file: (-file.stat().st_mtime, file))]
 
 
-class Company:
-    """The runs of a folder, each read once, to be priced with the compute of its job.
+class RunPool:
+    """The runs of a folder, each read once, to be priced with the costs of its job.
 
-    `folders`: the folders of runs that are over, by name; `rows`: their rows of `run.parquet`. `complain` is called with a
+    `folders`: the folders of finished runs, by name; `rows`: their rows of `run.parquet`. `complain` is called with a
     sentence for each run that cannot be priced.
     """
 
@@ -104,18 +113,18 @@ class Company:
     def replay(
         self, run: str, *, compute: str = "auto", profile: Path | str | None = None, transport: str = "ray"
     ) -> Replay:
-        """Return a run ready to be priced; raises ReplayError where it cannot be."""
-        found = self._read(compute)
-        if run not in found:
+        """Return a run ready to be priced; raises ReplayError if it cannot be."""
+        recordings = self._read(compute)
+        if run not in recordings:
             raise ReplayError(self._refused.get(run, f"The run {run} cannot be priced: it is not over."))
         named = None if profile is None else str(profile)
         key = (run, compute, named, transport)
         if key not in self._replays:
-            pools = self._costs.setdefault((compute, named), {})
-            job = found[run].job
-            if job not in pools:
-                pools[job] = Costs([one for one in found.values() if one.job == job], profile)
-            self._replays[key] = Replay(found[run], costs=pools[job], transport=transport)
+            costs = self._costs.setdefault((compute, named), {})
+            job = recordings[run].job
+            if job not in costs:
+                costs[job] = Costs([other for other in recordings.values() if other.job == job], profile)
+            self._replays[key] = Replay(recordings[run], costs=costs[job], transport=transport)
         return self._replays[key]
 
     def _read(self, compute: str) -> Mapping[str, Recording]:

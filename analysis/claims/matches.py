@@ -1,0 +1,233 @@
+"""Matches of claims: the recorded settings that bear on each, and the settings that these are compared with, by role.
+
+A match takes a setting and returns the other settings of its comparison, by the roles that the parts of the claim name, or
+None if the setting does not bear on the claim.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from raysim.analysis.data.recorded_methods import Method, strength_of
+from raysim.analysis.data.settings import DENSE, DENSE_SETTING, Setting
+
+Roles: TypeAlias = Mapping[str, Setting]
+Match: TypeAlias = Callable[[Setting], "Roles | None"]
+
+FEEDBACK = ("ErrorFeedback", "MixedErrorFeedback", "EF21")
+NOISE = "NoiseFeedback"  # the control: noise in place of the residual
+WARMUP = ("ramp", "warmup")
+STATIC = "ErrorFeedback(TopK(0.1))"  # the 10x to which GraVAC's speed-ups are relative
+LEAST_FLOOR = 0.7  # epsilon: the paper has 0.7 and 0.9; a gradient that keeps less is no longer its claim
+FAR_FEWER = 100.0  # times fewer bytes that count as DiLoCo's; the abstract has 500, of 500 steps between exchanges
+
+
+def both_ways(text: str) -> Setting:
+    """Return the setting that compresses activations and gradients alike."""
+    return Setting(text, text)
+
+
+# --- links of a pipeline ------------------------------------------------------------------------------------------------------
+
+
+def unequal_links(setting: Setting) -> Roles | None:
+    """Match links of one codec at two strengths: "harsh" has the stronger on gradients, "mild" on activations."""
+    if not _links_alone(setting):
+        return None
+    for name in ("TopK", "Quantize"):
+        forward, backward = (strength_of(setting.method(way), name) for way in ("forward", "backward"))
+        if forward is not None and backward is not None and forward != backward:
+            swapped = Setting(setting.backward, setting.forward)
+            harsh, mild = (setting, swapped) if backward < forward else (swapped, setting)
+            return {"harsh": harsh, "mild": mild}
+    return None
+
+
+def bits_around_zero(setting: Setting) -> Roles | None:
+    """Match quantised links around zero with fewer bits on gradients; "harsh" and "mild" are of the usual range."""
+    forward, backward = (_bits_around_zero(setting.method(way)) for way in ("forward", "backward"))
+    if forward is None or backward is None or backward >= forward or not _links_alone(setting):
+        return None
+    harsh, mild = (
+        Setting(f"Quantize({a:g})", f"Quantize({b:g})") for a, b in ((forward, backward), (backward, forward))
+    )
+    return {"harsh": harsh, "mild": mild, "swapped": Setting(setting.backward, setting.forward)}
+
+
+def density_both_ways(setting: Setting) -> Roles | None:
+    """Match TopK of one density both ways, as "tenth" or "less" than a tenth."""
+    density = _density_both_ways(setting)
+    if density is None or density > 0.1:
+        return None
+    return {"tenth" if density == 0.1 else "less": setting}
+
+
+def sparse_activations(setting: Setting) -> Roles | None:
+    """Match TopK of 10 % or less on activations."""
+    density = strength_of(setting.method("forward"), "TopK")
+    return {} if density is not None and density <= 0.1 and _links_alone(setting) else None
+
+
+def with_memory(*names: str, inference: bool = False) -> Match:
+    """Match TopK under a memory of these names, one way or both; "plain" is the same without.
+
+    `inference`: only with compressed activations, which can be switched off at inference.
+    """
+
+    def match(setting: Setting) -> Roles | None:
+        forward, backward = (_without_memory(setting.method(way), names) for way in ("forward", "backward"))
+        if forward is None or backward is None or "TopK" not in forward + backward:
+            return None
+        plain = setting._replace(forward=forward, backward=backward)
+        return None if plain == setting or (inference and setting.forward == DENSE) else {"plain": plain}
+
+    return match
+
+
+def residual_by_sample(setting: Setting) -> Roles | None:
+    """Match activations with a residual for each sample; "slot" keeps it for each slot, "without" keeps none."""
+    matched = with_memory(*FEEDBACK)(setting)
+    forward = setting.method("forward")
+    if matched is None or forward is None or ("key", "sample") not in forward.options:
+        return None
+    by_slot = forward._replace(options=tuple(option for option in forward.options if option[0] != "key"))
+    without = setting._replace(forward=matched["plain"].forward)  # gradients may keep a feedback of their own
+    return {"slot": setting._replace(forward=str(by_slot)), "without": without}
+
+
+def aq_sgd(setting: Setting) -> Roles | None:
+    """Match AQ-SGD with TopK on activations, as "third" of 30 % or "less" than that."""
+    method = setting.method("forward")
+    density = strength_of(method.inner, "TopK") if method is not None and method.name == "AQSGD" else None
+    if density is None or density > 0.3 or setting.replica_gradient != DENSE:
+        return None
+    return {"third" if density == 0.3 else "less": setting}
+
+
+def shared_or_separate(setting: Setting) -> Roles | None:
+    """Match TopK of one density both ways: "separate" indices for gradients, or "shared" with the activations."""
+    if _density_both_ways(setting) is None:
+        return None
+    return {
+        "separate": both_ways(setting.forward),
+        "shared": Setting(setting.forward, shared_indices=True),
+    }
+
+
+def _links_alone(setting: Setting) -> bool:
+    return setting[2:] == DENSE_SETTING[2:]
+
+
+def _bits_around_zero(method: Method | None) -> float | None:
+    """Return the bits of a uniform quantiser with a range around zero and no other option; None for any other method."""
+    around = method is not None and method.name == "Quantize" and method.options == (("range", "absmax"),)
+    return method.strength if method is not None and around else None
+
+
+def _density_both_ways(setting: Setting) -> float | None:
+    """Return the density of TopK of one density both ways, with indices of its own or shared ones; None for other settings."""
+    forward = strength_of(setting.method("forward"), "TopK")
+    backward = DENSE if setting.shared_indices else setting.forward
+    return forward if setting[1:3] == (backward, DENSE) else None
+
+
+def _without_memory(method: Method | None, names: tuple[str, ...]) -> str | None:
+    """Return the notation of plain TopK or dense, without its memory; None for any other method."""
+    if method is None:
+        return None
+    inner = method.inner if method.name in names else method
+    if inner is None or (strength_of(inner, "TopK") is None and str(inner) != DENSE):
+        return None
+    return str(inner)
+
+
+# --- one part of a run, all others dense: the harm of other compression would be taken for this one's -------------------------
+
+
+def wrapped_gradients(name: str) -> Match:
+    """Match gradients at boundaries under a method of this name; "inner" sends them by the wrapped method alone."""
+
+    def match(setting: Setting) -> Roles | None:
+        method = _alone(setting, "backward", name)
+        return (
+            None if method is None or method.inner is None else {"inner": setting._replace(backward=str(method.inner))}
+        )
+
+    return match
+
+
+def earliest_stages(setting: Setting) -> Roles | None:
+    """Match one method for the replica gradients of the earliest stages; "everywhere" has it at all stages."""
+    if not _changes_only(setting, "replica_gradient"):
+        return None
+    try:
+        by_stage = json.loads(setting.replica_gradient)
+    except ValueError:
+        return None
+    kept = [text for text in by_stage if text != DENSE] if isinstance(by_stage, list) else []
+    if len(set(kept)) != 1 or len(kept) == len(by_stage) or by_stage[: len(kept)] != kept:
+        return None
+    return {"everywhere": setting._replace(replica_gradient=str(kept[0]))}
+
+
+def fused(setting: Setting) -> Roles | None:
+    """Match fused embeddings; "apart" synchronises them in two exchanges."""
+    return {"apart": setting._replace(fused_embedding=False)} if setting.fused_embedding else None
+
+
+def published_gravac(setting: Setting) -> Roles | None:
+    """Match GraVAC with the gain of the paper's text and a floor of the paper's or higher; "static" is TopK at 10x."""
+    method = _alone(setting, "replica_gradient", "GraVAC")
+    options = {} if method is None else dict(method.options)  # GraVAC's defaults are the paper's
+    if method is None or options.get("gain", "fed") != "fed" or options.get("epsilon", LEAST_FLOOR) < LEAST_FLOOR:
+        return None
+    return {"static": setting._replace(replica_gradient=STATIC)}
+
+
+def accordion(setting: Setting) -> Roles | None:
+    """Match Accordion; "mild" uses its mild codec throughout."""
+    method = _alone(setting, "replica_gradient", "Accordion")
+    mild = None if method is None else method.inner
+    if mild is None:
+        return None
+    low_rank = mild.name == "LowRank" and mild.strength is not None
+    text = f"PowerSGD({mild.strength:g})" if low_rank else f"ErrorFeedback({mild})"
+    return {"mild": setting._replace(replica_gradient=text)}
+
+
+def warm_up(setting: Setting) -> Roles | None:
+    """Match replica gradients with a ramp or warm-up; "without" has neither."""
+    method = _alone(setting, "replica_gradient")
+    if method is None or not any(name in WARMUP for name, _ in method.options):
+        return None
+    bare = method._replace(options=tuple(option for option in method.options if option[0] not in WARMUP))
+    if bare.name == "Gathered" and not bare.options and bare.inner is not None:  # which the notation leaves out
+        bare = bare.inner
+    return {"without": setting._replace(replica_gradient=str(bare))}
+
+
+def far_fewer_local_steps(setting: Setting) -> Roles | None:
+    """Match DiLoCo whose notation promises `FAR_FEWER` times fewer bytes."""
+    method = _alone(setting, "replica_gradient", "DiLoCo")
+    if method is None:
+        return None
+    codec = next((value for name, value in method.options if name == "codec"), None)
+    bits = codec.strength if isinstance(codec, Method) and codec.name == "Quantize" else None
+    return {} if (method.strength or 1.0) * 32 / (bits or 32) >= FAR_FEWER else None
+
+
+def double_buffered(setting: Setting) -> Roles | None:
+    """Match two buffers of weights without any compression."""
+    return {} if setting == DENSE_SETTING._replace(weights="DoubleBuffered") else None
+
+
+def _changes_only(setting: Setting, field: str) -> bool:
+    return setting == DENSE_SETTING._replace(**{field: getattr(setting, field)})
+
+
+def _alone(setting: Setting, field: str, name: str | None = None) -> Method | None:
+    """Return the method of a field, of this name if one is given, in a setting that changes no other field; else None."""
+    method = setting.method(field) if _changes_only(setting, field) else None
+    return method if method is not None and name in (None, method.name) else None

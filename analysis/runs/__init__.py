@@ -1,0 +1,1 @@
+"""Runs loaded together: their frames, packs of them, and their prices."""
