@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign test-gpu lint types docs notation findings golden picture clean
+.PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist docs notation findings golden picture clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -39,6 +39,17 @@ lint: .venv/installed-dev
 
 types: .venv/installed-dev
 	$(BIN)/mypy
+
+# The distributions, from an archive of each, checked, and raysim tried in an environment that has nothing else.
+dist: .venv/installed
+	$(PIP) -e '.[release]'
+	rm -rf dist build/empty
+	for folder in . contrib benchmarks; do $(BIN)/python -m build --outdir dist $$folder || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && empty/bin/raysim train digits-cnn steps=20 forward='TopK(0.1)' --engine inline --out empty/run && empty/bin/raysim replay empty/run --network 100mbps
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

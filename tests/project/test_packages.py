@@ -1,7 +1,9 @@
 """The packages as a user finds them: names to complete, types, a user's own files beside them, and runs that say what they are."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 import raysim
 from raysim.training.run import train
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_packages_list_their_exports():
@@ -41,7 +45,7 @@ def test_a_users_own_package_of_that_name_stands_beside_ours(package, tmp_path):
 
 def test_a_clone_has_analysis_under_its_short_name_too():
     code = "import analysis, raysim; assert analysis.load is raysim.analysis.load"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 def test_a_run_says_setting_steps_status_and_quality(small, tmp_path):
@@ -89,3 +93,19 @@ def test_a_margin_that_is_no_number_is_a_sentence(within, report_runs):
     assert str(error.value).startswith(
         "`within` must be a number, in points of accuracy or per cent of the loss, but got"
     )
+
+
+def test_workflows_pin_their_actions_by_commit():
+    """A tag can be moved to other code; a commit cannot."""
+    files = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [line.strip() for path in files for line in path.read_text().splitlines() if "uses:" in line]
+    assert len(used) > 5
+    assert [line for line in used if not re.fullmatch(r"- uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+
+
+def test_the_version_is_one():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version} " in (ROOT / "CHANGELOG.md").read_text()
+    for plugin in ROOT.glob("*/pyproject.toml"):
+        assert tomllib.loads(plugin.read_text())["project"]["version"] == version, plugin
