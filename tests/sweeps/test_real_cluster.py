@@ -43,7 +43,7 @@ def shipped(hosts, wheel):
         "head_ip: 10.0.0.1": f"head_ip: {hosts.address(HEAD)}",
         "worker_ips: [10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5]": f"worker_ips: [{hosts.address(FIRST)}, {hosts.address(SECOND)}]",
         "ssh_private_key: ~/.ssh/raysim_cluster": f"ssh_private_key: {hosts.shared / 'key'}",
-        "https://example.org/raysim-0.1.0-py3-none-any.whl": f"file://{wheel}",
+        "https://example.org/raysim-0.2.0-py3-none-any.whl": f"file://{wheel}",
     }.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
