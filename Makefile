@@ -63,6 +63,7 @@ golden: .venv/installed-dev
 
 findings: .venv/installed
 	RAYSIM_CACHE=build/cache $(BIN)/python docs/make_findings.py
+	RAYSIM_CACHE=build/cache $(BIN)/python docs/draw_frontier.py
 
 notation: .venv/installed-dev
 	$(BIN)/python docs/generate_notation.py

@@ -1,8 +1,8 @@
-"""Write docs/notation.md: every codec, compressor, replica method, schedule and weight policy, from the classes themselves.
+"""Write docs/notation: every codec, compressor, replica method, schedule and weight policy, from the classes themselves.
 
-Run `make notation` after a docstring or a list of classes has changed; a test compares the committed page with this one.
-Formulas come from the docstrings and sizes from packets that are encoded here. The table `ENTRIES` of
-`notation_entries.py` adds the source and the use of each name.
+Run `make notation` after a docstring or a list of classes has changed; a test compares the committed pages with these.
+Formulas come from the docstrings, and sizes from packets encoded here. The table `ENTRIES` of `notation_entries.py` adds the source
+and the use of each name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import raysim_contrib
 import torch
-from notation_entries import ENTRIES, INTRODUCTION, SECTIONS
+from notation_entries import ENTRIES, INTRODUCTION, PAGES
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, parse
@@ -26,9 +26,7 @@ from raysim.replication.method import ReplicaContext, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
 from raysim.weights import POLICIES, parse_weights
 
-PAGE = Path(__file__).with_name("notation.md")
-
-PLUG_IN = "In the plug-in `raysim-contrib`: `pip install raysim-contrib`, or in a clone `pip install ./contrib`."
+FOLDER = Path(__file__).with_name("notation")
 
 VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
 
@@ -105,11 +103,27 @@ def prose(cls: type[Notation]) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([*_<|\[])", r"\\\1", part) for part in parts)
 
 
-def table(kind: str) -> list[str]:
-    """Return the rows of a kind's summary."""
+def names_of(page: str) -> list[str]:
+    """Return the names on a page, in the order of `ENTRIES`."""
+    kind = PAGES[page].kind
+    names = list(ENTRIES[kind])
+    if kind != "codec":
+        return names
+    return [name for name in names if is_plug_in(CLASSES[kind][name]) == (page == "rare-codecs")]
+
+
+def is_plug_in(cls: type[Notation]) -> bool:
+    """Return whether a class is of the plug-in raysim-contrib."""
+    return cls.__module__.startswith("raysim_contrib.")
+
+
+def table(page: str) -> list[str]:
+    """Return the rows of a page's summary."""
+    kind = PAGES[page].kind
     sizes = {"codec": ["activations", "gradients"], "replica method": ["factor"]}.get(kind, [])
-    lines = [" | ".join(["| example", *sizes, "when to use it |"]), "|---" * (len(sizes) + 2) + "|"]
-    for name, entry in ENTRIES[kind].items():
+    lines = ["| " + " | ".join(["example", *sizes, "use"]) + " |", "|---" * (len(sizes) + 2) + "|"]
+    for name in names_of(page):
+        entry = ENTRIES[kind][name]
         figures: tuple[str, ...] = ()
         if kind == "codec":
             figures = packet_factors(parse(entry.example).codec)
@@ -120,49 +134,62 @@ def table(kind: str) -> list[str]:
 
 
 def anchor(kind: str, name: str) -> str:
-    """Return the anchor of a name's heading, which tells a link's method from a replica method of the same name."""
+    """Return the anchor of a name's heading."""
     return heading(kind, name).lower().replace(" ", "-")
 
 
 def heading(kind: str, name: str) -> str:
-    """Return the heading of a name; names that stand for two methods say which one it is."""
+    """Return the heading of a name; a name of two methods, such as `EF21`, is followed by its kind."""
     twice = sum(name in names for names in ENTRIES.values()) > 1
     return f"{name} as a {kind}" if twice else name
 
 
-def page() -> str:
-    """Return the page."""
-    lines = [INTRODUCTION]
-    for kind, (title, introduction) in SECTIONS.items():
-        if (missing := set(CLASSES[kind]) ^ set(ENTRIES[kind])) != set():
-            raise SystemExit(
-                f"docs/generate_notation.py needs one entry a {kind}; too many or missing: {sorted(missing)}."
-            )
-        lines += [f"## {title}\n", f"{introduction}\n", *table(kind), ""]
-        for name, entry in ENTRIES[kind].items():
-            cls = CLASSES[kind][name]
-            lines += [f"### {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
-            if entry.source:
-                lines.append(f"Source: {entry.source}.\n")
-            if cls.__module__.startswith("raysim_contrib."):
-                lines.append(f"{PLUG_IN}\n")
+def text_of(page: str) -> str:
+    """Return a page."""
+    kind, title, keys, introduction = PAGES[page]
+    lines = [f"# {title}\n", f"{introduction}\n\nKeys: {keys}. See [notation](index.md).\n", *table(page), ""]
+    for name in names_of(page):
+        cls, entry = CLASSES[kind][name], ENTRIES[kind][name]
+        lines += [f"## {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
+        if entry.source:
+            lines.append(f"Source: {entry.source}.\n")
     return "\n".join(lines)
 
 
-def check_examples() -> None:
-    """Parse every example, so that none is written in a notation that is refused."""
+def index() -> str:
+    """Return the first page, which links to every name."""
+    lines = [INTRODUCTION, "| page | keys | names |", "|---|---|---|"]
+    for page, (kind, title, keys, _) in PAGES.items():
+        names = ", ".join(f"[{name}]({page}.md#{anchor(kind, name)})" for name in names_of(page))
+        lines.append(f"| [{title}]({page}.md) | {keys} | {names} |")
+    return "\n".join([*lines, ""])
+
+
+def texts() -> dict[Path, str]:
+    """Return the text of every page by its path."""
+    return {FOLDER / "index.md": index()} | {FOLDER / f"{page}.md": text_of(page) for page in PAGES}
+
+
+def check_entries() -> None:
+    """Raise SystemExit unless every class has one entry, and every example is read."""
     for kind, entries in ENTRIES.items():
-        read = READERS[kind]
+        if differ := sorted(set(CLASSES[kind]) ^ set(entries)):
+            raise SystemExit(
+                f"docs/notation_entries.py needs one entry for each {kind}; too many or missing: {differ}."
+            )
         for name, entry in entries.items():
             if name != "Custom":  # it reads a file
-                read(entry.example)
+                READERS[kind](entry.example)
 
 
 if __name__ == "__main__":
-    check_examples()
-    text = page()
+    check_entries()
+    pages = texts()
     if "--check" in sys.argv:
-        if text != PAGE.read_text(encoding="utf-8"):
-            raise SystemExit("docs/notation.md is not what the classes say: run `make notation`.")
+        for path, text in pages.items():
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                raise SystemExit(f"docs/notation/{path.name} differs from the classes: run `make notation`.")
     else:
-        PAGE.write_text(text, encoding="utf-8")
+        FOLDER.mkdir(exist_ok=True)
+        for path, text in pages.items():
+            path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Take README's picture: the top of a report, in the Chromium of the system.
+"""Take the picture of a report in docs/analysis.md: the top of its page, in the Chromium of the system.
 
 Run `make picture` after `make demo`.
 """

@@ -1,6 +1,6 @@
-"""The words of docs/notation.md that are in no class: an example, the source and the use of each name, and the sections.
+"""The parts of docs/notation that are in no class: pages, and an example, the source and the use of each name.
 
-`generate_notation.py` makes the page of them.
+`generate_notation.py` writes the pages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ class Entry(NamedTuple):
 RUDAKOV = "Rudakov et al. 2023, arXiv:2401.07788"
 OPTIMUS = "Song et al. 2023 (Optimus-CC), arXiv:2301.09830"
 HIVEMIND = "hivemind; Petals, arXiv:2209.01188"
+
+
+class Page(NamedTuple):
+    """A page of one kind of notation."""
+
+    kind: str
+    title: str
+    keys: str
+    introduction: str
+
 
 ENTRIES = {
     "codec": {
@@ -241,38 +251,53 @@ INTRODUCTION = """\
 # Notation
 
 Every codec, compressor, replica method, schedule and weight policy is written as a call, such as `ErrorFeedback(TopK(0.1))`. The
-same text is its name on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults are left out.
+same text is used on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults may be left out.
 
-This page is generated from the classes by `make notation`; a test compares the two. Sizes are counted on packets: *activations* are
-a normal tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* one without. A factor of 4 means a quarter of the bytes in float32.
-Headers of messages are not counted.
+These pages are generated from the classes. Sizes are counted on packets, without the headers of messages: *activations* are a normal
+tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* the same without the ReLU. A factor of 4 means a quarter of the bytes of
+float32.
 """
 
-SECTIONS = {
-    "codec": (
+PAGES = {
+    "codecs": Page(
+        "codec",
         "Codecs",
-        "A codec is a stateless map from a tensor to a packet and back. It may be used as it is in `forward`, `backward` and "
-        "`replica_gradient`, or inside a compressor or a replica method.",
+        "`forward`, `backward`, `replica_gradient`",
+        "A codec is a stateless map from a tensor to a packet and back. Write it on its own, or inside a compressor or a replica "
+        "method.",
     ),
-    "compressor": (
+    "rare-codecs": Page(
+        "codec",
+        "Rarely used codecs",
+        "`forward`, `backward`, `replica_gradient`",
+        "These codecs are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](codecs.md).",
+    ),
+    "compressors": Page(
+        "compressor",
         "Compressors",
-        "A compressor is a codec with a memory, for the links between stages (`forward` and `backward`). A message has the size "
-        "of a packet of the codec inside.",
+        "`forward`, `backward`",
+        "A compressor is a codec with a memory, for the links between stages. A message has the size of a packet of the codec inside.",
     ),
-    "replica method": (
+    "replica-methods": Page(
+        "replica method",
         "Replica methods",
-        "A replica method averages the gradients of a stage over replicas, or the parameters that their optimisers have stepped "
-        "(`replica_gradient`). The factor compares the bytes that one of two replicas sends with those of an all-reduce, for a "
-        "matrix of 512 x 512 in the eighth step; where replicas exchange in some steps only, in the mean of a period.",
+        "`replica_gradient`",
+        "A replica method averages the gradients of a stage over replicas, or their parameters after the optimiser's step. The factor "
+        "compares the bytes sent by one of two replicas with those of an all-reduce, for a matrix of 512 x 512 in the eighth step. For "
+        "methods that do not exchange in every step, it is the mean over a period.",
     ),
-    "schedule": (
+    "schedules": Page(
+        "schedule",
         "Schedules",
-        "A schedule orders the forwards and backwards of all microbatches (`schedule`). It changes time and memory, not the "
-        "result.",
+        "`schedule`",
+        "A schedule orders the forwards and backwards of all microbatches. It changes time and memory, not the result.",
     ),
-    "weight policy": (
+    "weights": Page(
+        "weight policy",
         "Weight policies",
-        "A weight policy says which version of a stage's weights its passes read, and when the stage updates (`weights`), see "
-        "[asynchronous pipelines](asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+        "`weights`",
+        "A weight policy says which version of a stage's weights its passes read, and when the stage updates: see "
+        "[asynchronous pipelines](../asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
     ),
 }
