@@ -84,6 +84,12 @@ def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
+def check_flag(field: str, value: object) -> None:
+    """Raise ValueError, by field and value, unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{field}` must be True or False, but got {value!r}.")
+
+
 def shown(value: object) -> str:
     """Return the `repr` of a value for a sentence, its middle left out where it is long.
 

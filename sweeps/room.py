@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.resources import room_for
+from raysim.engine.resources import GRAINS, room_for
 from raysim.pipeline.plan import prepare
 from raysim.sweeps.study import workers
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
-GRAINS = 10_000  # in which Ray counts a resource
 PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import Cast
-from raysim.codecs.codec import Codec, Key, Packet, check_finite, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, nest, nested_names
 from raysim.codecs.groups import channel_axis
 from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
 from raysim.codecs.selection import kept_of, select_topk
@@ -41,9 +41,8 @@ class Outliers(Codec):
 
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
-        for field, codec in (("codec", self.codec), ("kept", self.kept)):
-            if not isinstance(codec, Codec):
-                raise ValueError(f"`{field}` must be a codec, but got {codec!r}.")
+        check_codec("codec", self.codec)
+        check_codec("kept", self.kept)
 
     @property
     def random(self) -> bool:

@@ -13,6 +13,7 @@ from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.draws import uniform
 from raysim.codecs.groups import total
+from raysim.codecs.nonuniform import bucket_of
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -93,7 +94,7 @@ class TinyScript(Codec):
         fit = self._fit(x)
         flat, levels = x.reshape(-1), self._levels_of(fit)
         wide, magnitudes = levels.double().to(x.device), flat.double().abs()
-        below = torch.bucketize(magnitudes, wide[1:])
+        below = bucket_of(magnitudes, wide[1:]).long()
         above = (below + 1).clamp_max(self._count - 1)
         up = uniform(key or 0, len(flat), x.device) * (wide[above] - wide[below]) < magnitudes - wide[below]
         codes = torch.where(up, above, below) + self._count * (flat < 0)

@@ -258,10 +258,10 @@ class Codec(Notation, ABC):
         """Return the tensor of a packet of this codec; see `Packet.decode`."""
 
 
-def check_values(values: object) -> None:
-    """Raise ValueError if the argument `values` of a sparse codec is no codec."""
-    if not isinstance(values, Codec):
-        raise ValueError(f"`values` must be a codec, but got {values!r}.")
+def check_codec(field: str, value: object) -> None:
+    """Raise ValueError, by field and value, unless `value` is a codec."""
+    if not isinstance(value, Codec):
+        raise ValueError(f"`{field}` must be a codec, but got {value!r}.")
 
 
 def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:

@@ -41,6 +41,16 @@ def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     return _shift(bits64(key, count, device), 11).to(torch.float64).mul_(2.0**-53)
 
 
+def ranks(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return `count` random float32 above zero or zero, whose bit patterns are the lowest 30 bits of `bits64`."""
+    backend = kernels.backend_on("random", device)
+    if backend:
+        filled = np.empty(count, np.int32)
+        backend.fill_ranks(np.uint64(key % 2**64), filled)
+        return torch.from_numpy(filled).view(torch.float32)
+    return (bits64(key, count, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
+
+
 def _shift(z: Tensor, n: int) -> Tensor:
     """Return the logical right shift, which does not repeat the sign bit."""
     return (z >> n) & ((1 << (64 - n)) - 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import transfers
-from raysim.codecs.codec import Codec, Key, Packet, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_codec, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -43,8 +43,7 @@ class Entropy(Codec):
     level: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, Codec):
-            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+        check_codec("codec", self.codec)
         if isinstance(self.codec, Entropy):
             raise ValueError(f"`codec` must be one that is not compressed yet, but got {self.codec!r}.")
         self._coerce(level=check_integer("level", self.level, 1, 19))

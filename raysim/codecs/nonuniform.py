@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 1 << 14  # values that the levels are fitted to
 _SWEEPS = 30
+_FEW = 31  # borders that are faster compared one by one than searched
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,10 +91,10 @@ class NonUniform(Codec):
         else:
             borders = self._borders(flat).to(x.device)
         borders += 0.0  # of the two zeros the positive one
-        codes = torch.bucketize(flat.to(borders.dtype), borders)
+        codes = bucket_of(flat.to(borders.dtype), borders)
         if self.fit != "lloyd":
             levels = self._means(flat, codes)
-        return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "levels": to_bytes(levels)}
+        return {"codes": to_bytes(pack(codes, self.bits)), "levels": to_bytes(levels)}
 
     def _means(self, x: Tensor, codes: Tensor) -> Tensor:
         """Return the mean of the values of each code, float32; zero where there are none."""
@@ -110,3 +111,14 @@ class NonUniform(Codec):
             return torch.empty(packet.shape, dtype=DTYPES[packet.dtype], device=device)
         codes = unpack_bytes(data, packet.numel, self.bits)
         return cast_saturating(levels, DTYPES[packet.dtype])[codes.int()].view(packet.shape)
+
+
+def bucket_of(x: Tensor, borders: Tensor) -> Tensor:
+    """Return the number of `borders`, not decreasing and at most 255, that lie below each value of flat `x`, uint8."""
+    if len(borders) > _FEW:
+        return torch.bucketize(x, borders).to(torch.uint8)
+    codes = torch.zeros(len(x), dtype=torch.uint8, device=x.device)
+    above = torch.empty(len(x), dtype=torch.bool, device=x.device)
+    for border in borders.tolist():
+        codes += torch.gt(x, border, out=above).view(torch.uint8)
+    return codes

@@ -14,16 +14,16 @@ from raysim.codecs.codec import (
     Packet,
     Support,
     cast_saturating,
+    check_codec,
     check_finite,
-    check_values,
     nest,
     nested_names,
 )
-from raysim.codecs.draws import bits64
+from raysim.codecs.draws import ranks
 from raysim.codecs.floats import Identity
 from raysim.codecs.positions import scatter
 from raysim.codecs.selection import kept_of, select_topk
-from raysim.notation import check_choice, check_real
+from raysim.notation import check_choice, check_flag, check_real
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ class RandomK(Codec):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("per", self.per, ["sample", "tensor"])
-        check_values(self.values)
-        if not isinstance(self.unbiased, bool):
-            raise ValueError(f"`unbiased` must be True or False, but got {self.unbiased!r}.")
+        check_codec("values", self.values)
+        check_flag("unbiased", self.unbiased)
 
     @property
     def random(self) -> bool:
@@ -91,9 +90,8 @@ class RandomK(Codec):
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
         """Return the flat positions kept under a key; those of a lesser density are among those of a greater one."""
         rows, length, kept = self._rows(shape)
-        # the greatest of random numbers are a uniform subset; 30 bits each, and of equal ones the first
-        drawn = (bits64(key, rows * length, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
-        return select_topk(drawn.view(rows, length), kept)
+        # the greatest of random numbers are a uniform subset; of equal ones the first is kept
+        return select_topk(ranks(key, rows * length, device).view(rows, length), kept)
 
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), "key")

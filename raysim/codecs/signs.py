@@ -12,7 +12,7 @@ from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.groups import BLOCK, PER, Layout, check_block, group_sizes, group_sums, layout_of, total
 from raysim.codecs.quantize import Levels
-from raysim.notation import check_choice
+from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Sign(Codec):
     def __post_init__(self) -> None:
         check_choice("per", self.per, PER)
         self._coerce(block=check_block(self.per, self.block))
-        if not isinstance(self.scaled, bool):
-            raise ValueError(f"`scaled` must be True or False, but got {self.scaled!r}.")
+        check_flag("scaled", self.scaled)
         if not self.scaled and self.per != "tensor":
             raise ValueError(f"`per` groups the scales that `scaled=False` leaves out, but got {self.per!r}.")
 

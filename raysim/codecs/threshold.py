@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs.codec import Codec, Key, Packet, check_finite, check_values, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, nest, nested_names
 from raysim.codecs.draws import bits64
 from raysim.codecs.floats import Identity
 from raysim.codecs.groups import total
@@ -64,7 +64,7 @@ class Nonzero(Counted):
     values: Codec = Identity()  # noqa: RUF009  a frozen codec
 
     def __post_init__(self) -> None:
-        check_values(self.values)
+        check_codec("values", self.values)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is not zero: `values` finds it
@@ -85,7 +85,7 @@ class Threshold(Counted):
 
     def __post_init__(self) -> None:
         self._coerce(threshold=check_real("threshold", self.threshold, 0, 3e38, open_low=True))
-        check_values(self.values)
+        check_codec("values", self.values)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
@@ -122,7 +122,7 @@ class EstimatedTopK(Counted):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("policy", self.policy, ["sampled", "bisect", "gaussian", "exponential"])
-        check_values(self.values)
+        check_codec("values", self.values)
 
     @property
     def random(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.codec import Codec, Key, Packet, Support, check_values, count_work, dtype_name, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, Support, check_codec, count_work, dtype_name, nest, nested_names
 from raysim.codecs.floats import Identity
 from raysim.codecs.positions import (
     FORMS,
@@ -53,7 +53,7 @@ class TopK(Codec):
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("per", self.per, ["sample", "tensor"])
         check_choice("index", self.index, ["auto", *FORMS])
-        check_values(self.values)
+        check_codec("values", self.values)
         if isinstance(self.values, TopK):
             raise ValueError(
                 f"`values` must be a codec of dense values, but got {self.values!r}. Lower `density` instead."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, nest, nested_names
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_codec, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -61,8 +61,7 @@ class Hadamard(Codec):
     tile: int = 32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, Codec):
-            raise ValueError(f"`codec` must be a codec, but got {self.codec!r}.")
+        check_codec("codec", self.codec)
         self._coerce(tile=check_tile(self.tile))
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bytes
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.draws import bits64
 from raysim.codecs.groups import total
@@ -92,12 +92,11 @@ class Natural(Codec):
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
-        pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32).long()
-        draws = bits64(key or 0, x.numel(), x.device) & 0x7FFFFF
+        pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32)
+        draws = (bits64(key or 0, x.numel(), x.device) & 0x7FFFFF).to(torch.int32)
         # adding a random fraction to the fraction carries into the exponent with the right probability
-        exponents = ((pattern & 0x7FFFFFFF) + draws >> 23).clamp_(max=254)
-        flags = pack((pattern >> 31) & 1, 1)
-        return {"signs": to_bytes(flags), "exponents": to_bytes(exponents.to(torch.uint8))}
+        exponents = (draws.add_(pattern & 0x7FFFFFFF) >> 23).clamp_(max=254)
+        return {"signs": to_bytes(pack_bits(pattern < 0)), "exponents": to_bytes(exponents.to(torch.uint8))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         flags = to_tensor(packet.bytes_of("signs", packed_bytes(packet.numel, 1)), torch.uint8, device)

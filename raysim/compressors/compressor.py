@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Codec, Packet
-from raysim.codecs.codec import DTYPES, Support, check_finite
+from raysim.codecs.codec import DTYPES, Support, check_codec, check_finite
 from raysim.codecs.message import CodecTable, Entry
 from raysim.notation import Notation
 from raysim.on_demand import torch
@@ -173,12 +173,6 @@ def _table(compressor: Compressor) -> CodecTable:
     return CodecTable(compressor.entries())
 
 
-def check_codec(value: object) -> None:
-    """Raise ValueError where `value` is no codec: a compressor holds one codec, and no other compressor."""
-    if not isinstance(value, Codec):
-        raise ValueError(f"`codec` must be a codec, but got {value!r}.")
-
-
 @dataclass(frozen=True, repr=False)
 class Plain(Compressor):
     """A codec without memory; written as the bare codec.
@@ -194,7 +188,7 @@ class Plain(Compressor):
     codec: Codec
 
     def __post_init__(self) -> None:
-        check_codec(self.codec)
+        check_codec("codec", self.codec)
 
     def __repr__(self) -> str:
         return repr(self.codec)

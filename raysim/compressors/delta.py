@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.codecs import Cast, Codec, Identity, Packet
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
-from raysim.codecs.codec import DTYPES, dtype_name, nest, nested_names, to_bytes, to_tensor
+from raysim.codecs.codec import DTYPES, check_codec, dtype_name, nest, nested_names, to_bytes, to_tensor
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import (
     KEYS,
@@ -18,7 +18,6 @@ from raysim.compressors.compressor import (
     Context,
     State,
     as_rows,
-    check_codec,
     memory_keys,
     recall,
     remember,
@@ -103,7 +102,7 @@ class AQSGD(Compressor):
         self._coerce(warmup=check_integer("warmup", self.warmup, 0))
         if self.capacity is not None:
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
-        check_codec(self.codec)
+        check_codec("codec", self.codec)
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]

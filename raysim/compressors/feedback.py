@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Nonzero, Packet, TopK
+from raysim.codecs.codec import check_codec
 from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
 from raysim.codecs.selection import kept_of, select_topk
@@ -16,12 +17,11 @@ from raysim.compressors.compressor import (
     Context,
     State,
     as_rows,
-    check_codec,
     memory_keys,
     recall,
     remember,
 )
-from raysim.notation import check_choice
+from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 from raysim.random import derive_key
 
@@ -45,7 +45,7 @@ class Residual(Compressor):
 
     def __post_init__(self) -> None:
         check_choice("key", self.key, KEYS)
-        check_codec(self.codec)
+        check_codec("codec", self.codec)
         self.codec.check_feedback()
 
     def remedy(self, direction: str) -> str:
@@ -128,8 +128,7 @@ class MixedErrorFeedback(Residual):
             raise ValueError(
                 f"`index` of the TopK must be 'auto' here, as Nonzero sends positions, but got {self.codec.index!r}."
             )
-        if not isinstance(self.union, bool):
-            raise ValueError(f"`union` must be True or False, but got {self.union!r}.")
+        check_flag("union", self.union)
 
     def entries(self) -> tuple[Entry, ...]:
         assert isinstance(self.codec, TopK)

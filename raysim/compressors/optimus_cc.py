@@ -12,7 +12,7 @@ from raysim.codecs.lowrank import orthonormal
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Compressor, Context, Decision, Plain, State
 from raysim.compressors.feedback import ErrorFeedback
-from raysim.notation import check_choice
+from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Epilogue(Compressor):
 
     def __post_init__(self) -> None:
         self._coerce(inner=_compressor(self.inner))
-        if not isinstance(self.flush, bool):
-            raise ValueError(f"`flush` must be True or False, but got {self.flush!r}.")
+        check_flag("flush", self.flush)
         if self.flush and not isinstance(self.inner, LazyErrorPropagation):
             raise ValueError(f"`flush` sends the residual of a LazyErrorPropagation, but got {self.inner!r}.")
 

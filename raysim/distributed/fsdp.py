@@ -25,7 +25,7 @@ from raysim.pipeline.replicas import Exchange
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
 from raysim.replication.gathered import Gathered
-from raysim.replication.method import Received, Round
+from raysim.replication.method import Received, Round, reduce_scatter
 
 _NAME = "shard"
 
@@ -133,12 +133,10 @@ class _ReduceScatter:
         for owner, shard in enumerate(shards):
             if owner != channel.rank:
                 packet, changes = self.compressor.encode(shard, self.state, self._context(channel.rank, owner))
-                packets[owner] = {_NAME: packet}
+                packets[owner] = packet
                 changed.update(changes)
-        received = yield Round(each=packets)
-        total = torch.zeros_like(shards[channel.rank])
-        for rank, sent in enumerate(received):
-            total += shards[rank] if rank == channel.rank else sent[_NAME].decode(total.device)
+        total = yield from reduce_scatter(_NAME, packets, shards[channel.rank], channel.rank, gradients.device)
+        assert total is not None
         self.state.update(changed)
         return total.view(-1)
 

@@ -25,7 +25,6 @@ from raysim.pipeline.replicas import (
     Group,
     GroupAccount,
     ring_bytes,
-    sum_over_owners,
 )
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
@@ -38,6 +37,7 @@ from raysim.replication.method import (
     Rounds,
     agreed,
     average_together,
+    sum_over_members,
 )
 
 
@@ -151,7 +151,8 @@ class Averaging:
         module = self.stages[index].module
         if group.tied is not None:
             tied = module.get_parameter(plan.tied_name(group.tied, index))
-            rounds = sum_over_owners(tied.grad, member, len(group.members), self.device)
+            flat = None if tied.grad is None else tied.grad.reshape(-1)
+            rounds = sum_over_members("sum", flat, member, len(group.members), self.device)
             return Exchange(group, member, rounds, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
         shapes = averaged_shapes(index, module, plan.config, plan.tied)
         table = plan.replica_methods[index].table(shapes)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.codec import work_bytes
@@ -16,7 +14,7 @@ from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import DIRECTIONS, Transfer
 from raysim.pipeline.mail import Parts
-from raysim.replication.method import Packets, Received, Round, RoundDriver, Rounds
+from raysim.replication.method import Packets, Round, RoundDriver, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -80,35 +78,6 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
         packet = Packet(Identity(), {"values": values}, (size,), "float32")
         sent.append(float(wire_bytes(table.pack_round({name: packet}))))
     return sent
-
-
-def sum_over_owners(
-    gradient: Tensor | None, me: int, count: int, device: torch.device
-) -> Generator[Round, Received, Tensor | None]:
-    """Return the flat sum of the owners' gradients, the same bits at each; None where no owner has one.
-
-    An owner whose gradient is None (no sample touched the parameter) has nothing to add, but takes part.
-    """
-    chunks = None if gradient is None else gradient.reshape(-1).tensor_split(count)
-    received = yield Round(
-        each={} if chunks is None else {other: _packed(chunk) for other, chunk in enumerate(chunks) if other != me}
-    )
-    parts = [_unpacked(packets, device) for packets in received]
-    if chunks is not None:
-        parts[me] = chunks[me]
-    mine = [part for part in parts if part is not None]
-    total = sum(mine[1:], start=mine[0]) if mine else None
-    received = yield Round(everyone={} if total is None else _packed(total))
-    sums = [part for packets in received if (part := _unpacked(packets, device)) is not None]
-    return torch.cat(sums) if sums else None
-
-
-def _packed(values: Tensor) -> Packets:
-    return {"sum": Identity().encode(values)}
-
-
-def _unpacked(packets: Packets, device: torch.device) -> Tensor | None:
-    return packets["sum"].decode(device) if "sum" in packets else None
 
 
 class Exchange:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.codecs import Codec, derive_key
+from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
-from raysim.compressors.compressor import check_codec
 from raysim.notation import check_choice, check_real
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
@@ -26,7 +26,7 @@ class Differences(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_codec(self.codec)
+        check_codec("codec", self.codec)
 
     def entries(self) -> tuple[Entry, ...]:
         return (Entry.of(self.codec),)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Identity, RandomK
+from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors, check_factors
@@ -115,8 +116,7 @@ class ReplicaGraVAC(Layered):
         check_choice("gain", self.gain, GAINS)
         if self.ewma_alpha is not None:
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+        check_codec("values", self.values)
         if self.select == RANDOM and self.values != Identity():
             raise ValueError(f"`values` of the selection 'random' are summed as they are, but got {self.values!r}.")
 

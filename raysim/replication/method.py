@@ -168,21 +168,48 @@ class ReplicaMethod(Notation, ABC):
         return 0
 
 
-def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Round, Received, Tensor]:
-    """Return the sum of flat float32 `values` over `count` members of which this is `me`, the same bits at each.
+def reduce_scatter(
+    name: str, packets: Mapping[int, Packet], own: Tensor | None, me: int, device: torch.device
+) -> Generator[Round, Received, Tensor | None]:
+    """Send every other member the packet of its chunk; return the sum of the members' chunks for this one, in their order.
+
+    `own` is this member's chunk for itself: None, without packets, if it has nothing to add. The sum is None if no member has.
+    """
+    received = yield Round(each={other: {name: packet} for other, packet in packets.items()})
+    chunks = [
+        own if other == me else sent[name].decode(device) if name in sent else None
+        for other, sent in enumerate(received)
+    ]
+    given = [chunk for chunk in chunks if chunk is not None]
+    if not given:
+        return None
+    total = torch.zeros_like(given[0])
+    for chunk in given:
+        total += chunk
+    return total
+
+
+def sum_over_members(
+    name: str, values: Tensor | None, me: int, count: int, device: torch.device
+) -> Generator[Round, Received, Tensor | None]:
+    """Return the sum of flat `values` over `count` members of which this is `me`, the same bits at each; None if no member has any.
 
     Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so that each sends
-    2 (D - 1) / D of the bytes, as a ring does.
+    2 (D - 1) / D of the bytes, as a ring does. A member whose values are None takes part.
     """
-    chunks = list(values.tensor_split(count))
-    received = yield Round(
-        each={other: {name: Identity().encode(chunk)} for other, chunk in enumerate(chunks) if other != me}
-    )
-    total = torch.zeros_like(chunks[me])
-    for other, packets in enumerate(received):
-        total += chunks[me] if other == me else packets[name].decode(values.device)
-    received = yield Round(everyone={name: Identity().encode(total)})
-    return torch.cat([packets[name].decode(values.device) for packets in received])
+    chunks = () if values is None else values.tensor_split(count)
+    packets = {other: Identity().encode(chunk) for other, chunk in enumerate(chunks) if other != me}
+    total = yield from reduce_scatter(name, packets, chunks[me] if chunks else None, me, device)
+    received = yield Round(everyone={} if total is None else {name: Identity().encode(total)})
+    sums = [sent[name].decode(device) for sent in received if name in sent]
+    return torch.cat(sums) if sums else None
+
+
+def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Round, Received, Tensor]:
+    """Return the sum of flat float32 `values` over `count` members, see `sum_over_members`."""
+    total = yield from sum_over_members(name, values, me, count, values.device)
+    assert total is not None
+    return total
 
 
 def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:

@@ -11,7 +11,7 @@ from raysim.codecs import derive_key, lowrank
 from raysim.codecs.codec import cast_saturating, check_finite, count_work
 from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
 from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
@@ -52,8 +52,7 @@ class PowerSGD(Layered):
         )
         check_choice("error", self.error, ["average", "own"])
         for field in ("warm_start", "feedback", "alternate"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"`{field}` must be True or False, but got {getattr(self, field)!r}.")
+            check_flag(field, getattr(self, field))
         if self.alternate and not self.warm_start:
             raise ValueError("`alternate` goes on from the last step's matrices, so `warm_start` must be True.")
 

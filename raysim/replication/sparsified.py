@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, Mean, Nonzero, Packet, TopK
-from raysim.codecs.codec import count_work, dtype_name, nest
+from raysim.codecs.codec import check_codec, count_work, dtype_name, nest
 from raysim.codecs.groups import total
 from raysim.codecs.message import Entry
 from raysim.codecs.positions import encode_positions, smallest_form
 from raysim.codecs.selection import kept_of, select_topk, select_with_values
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, remembered, unflatten
 from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
@@ -112,12 +112,10 @@ class DGC(Layered):
         check_choice("select", self.select, [EXACT, *ESTIMATED])
         if self.clip_norm is not None:
             self._coerce(clip_norm=check_real("clip_norm", self.clip_norm, 0, 1e30, open_low=True))
-        for field in ("masking", "correction"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"`{field}` must be True or False, but got {getattr(self, field)!r}.")
+        check_flag("masking", self.masking)
+        check_flag("correction", self.correction)
         check_scope(self.scope)
-        if not isinstance(self.values, Codec):
-            raise ValueError(f"`values` must be a codec, but got {self.values!r}.")
+        check_codec("values", self.values)
 
     @property
     def keeps_momentum(self) -> bool:
@@ -203,8 +201,7 @@ class RedSync(Layered):
         super().__post_init__()
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("search", self.search, ["binary", "trimmed"])
-        if not isinstance(self.same_sign, bool):
-            raise ValueError(f"`same_sign` must be True or False, but got {self.same_sign!r}.")
+        check_flag("same_sign", self.same_sign)
 
     @property
     def _codec(self) -> Codec:

@@ -43,3 +43,12 @@ def fill_uniform(key, out):
     for i in range(len(out)):
         state += GAMMA
         out[i] = uniform_at(state)
+
+
+@njit(cache=True, nogil=True)
+def fill_ranks(key, out):
+    """Write the lowest 30 bits of each number of the stream to an array of int32."""
+    state = np.uint64(key)
+    for i in range(len(out)):
+        state += GAMMA
+        out[i] = np.int32(mixed(state) & np.uint64(0x3FFFFFFF))
