@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.records import Run
-from raysim.sweeps.rows import Rows
+from raysim.sweeps.trial_rows import Rows
 
 DENSITIES = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02, 0.01)
 BASE = "digits-cnn"

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from raysim.bench.processes import Spent, by_kind, cpu_seconds, per
 from raysim.engine.loopback import listen_on_loopback
-from raysim.sweeps.rows import Rows
+from raysim.sweeps.trial_rows import Rows
 
 STAGES = 4
 CPUS = 20  # of all nodes together: five trials at once

@@ -1,7 +1,7 @@
-"""Confirmation of a sweep's choice: the chosen settings and the dense baseline trained on seeds that chose nothing.
+"""Confirmation of a sweep's choice: the chosen settings and the dense baseline trained on held-out seeds.
 
-It is a study of its own in the folder `confirm` of the first one, whose trials are all baselines. So it is resumed, recorded and
-judged like any other, and its `study.toml` keeps the choice that was made.
+It is a study of its own in the folder `confirm` of the first one, and all its trials are baselines. So it is resumed, recorded
+and judged like any other, and its `study.toml` keeps the choice.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from optuna.trial import FixedTrial
 
 from raysim.analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.rows import Rows, TrialRow
 from raysim.sweeps.runner import Sweep
-from raysim.sweeps.show import frontier
 from raysim.sweeps.study import Baseline, Study
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial_rows import Rows, TrialRow, frontier
 
-MOST = 5  # settings that are confirmed: each more costs power, and as many runs as there are fresh seeds
+MOST = 5  # settings to confirm: each more costs power, and as many runs as there are held-out seeds
 
 
 def confirming(sweep: Sweep) -> Sweep | None:
-    """Return the sweep that confirms another's choice, to be run next; None where nothing is worth it.
+    """Return the sweep that confirms another's choice, to be run next; None if no trial is worth it.
 
-    The choice is made once: where its study lies in the folder already, that one goes on, whatever was tried since. Raises
-    ConfigError where it was begun with other seeds.
+    The choice is made once: a confirmation in the folder is resumed, whatever was tried since. Raises ConfigError if it began
+    with other seeds.
     """
     out = f"{sweep.store.out.rstrip('/')}/{CONFIRMATION}"
     sweep.store.fetch_file(f"{CONFIRMATION}/space.py")
@@ -35,47 +34,44 @@ def confirming(sweep: Sweep) -> Sweep | None:
             raise ConfigError(f"`confirm` must be {len(begun.seeds)}, as when it began, but got {sweep.study.confirm}.")
         return Sweep(begun, out=out, resume=True, address=sweep.address, wait_s=sweep.wait_s)
     picked = chosen(sweep.study, sweep.rows)
-    return (
-        Sweep(confirmation(sweep.study, picked), out=out, address=sweep.address, wait_s=sweep.wait_s)
-        if picked
-        else None
-    )
+    if not picked:
+        return None
+    return Sweep(confirmation(sweep.study, picked), out=out, address=sweep.address, wait_s=sweep.wait_s)
 
 
 def fresh_seeds(study: Study) -> list[int]:
     """Return the seeds of the confirmation, which follow the study's own."""
-    return [max(study.seeds) + 1 + place for place in range(study.confirm)]
+    return [max(study.seeds) + 1 + i for i in range(study.confirm)]
 
 
 def chosen(study: Study, rows: Rows) -> list[TrialRow]:
-    """Return the trials to confirm: the trials of the frontier whose mean quality is within the margin of dense.
+    """Return the trials to confirm: those of the frontier with a mean quality within the margin of dense.
 
-    At most `MOST`, the best ones by the first objective that is not a quality. Empty where no trial is within the margin.
+    At most `MOST`, the best ones by the first objective that is not a quality. Empty if no trial is within the margin.
     """
-    quality = next(one for one in study.objectives if one.quality is not None)
+    quality = next(objective for objective in study.objectives if objective.quality is not None)
     measure = quality.quality
     assert measure is not None
     name = study.dense.name if study.dense is not None else None
     dense = next((row for row in rows if row.name is not None and row.name == name and row.status == "finished"), None)
     if dense is None:
         return []
-    reached = {row.trial: row.figures[quality.name].value for row in [dense, *frontier(rows, study.objectives)]}
-    reference = reached[dense.trial]
+    reference = dense.value(quality.name)
     assert reference is not None
     near = []
     for row in frontier(rows, study.objectives):
-        value = reached[row.trial]
-        if row.name is None and value is not None:
-            near += [row] if measure.harm(value, reference) <= measure.margin else []
-    cost = next((one for one in study.objectives if not one.evaluates), None)
+        value = row.value(quality.name)
+        if row.name is None and value is not None and measure.harm(value, reference) <= measure.margin:
+            near.append(row)
+    cost = next((objective for objective in study.objectives if not objective.evaluates), None)
     if cost is not None:
         sign = 1 if cost.minimize else -1
-        near.sort(key=lambda row: sign * (row.figures[cost.name].value or 0.0))
+        near.sort(key=lambda row: sign * (row.value(cost.name) or 0.0))
     return near[:MOST]
 
 
 def confirmation(study: Study, picked: list[TrialRow]) -> Study:
-    """Return the study that trains the dense baseline and the picked trials on fresh seeds."""
+    """Return the study that trains the dense baseline and the picked trials on held-out seeds."""
     dense = study.dense
     assert dense is not None
     overrides = study.overrides(FixedTrial(dict(dense.params or {})), dense.name)

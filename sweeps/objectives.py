@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raysim.analysis.data.studies import USUAL_TRANSPORT, network_and_transport
+from raysim.analysis.data.studies import network_and_transport
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
@@ -25,15 +26,16 @@ KNOWN = (*(f"{name}_on" for name in MEASURES), "wire_bytes", *(f"{name}@NETWORK"
 
 
 class Figure(NamedTuple):
-    """An objective of one trial: the mean over its seeds, null where a seed has none, and the standard deviation over them.
+    """An objective of one trial: the mean over its seeds (null if a seed has none) and the standard deviation over them.
 
-    Of a price `low` and `high` are the ends of its 90 % interval. Of a step, `speedup` is how many times as fast as a dense one it
-    is, with the ends of its interval; it is known once the study's prices are settled.
+    For a price, `low` and `high` are the ends of its 90 % interval. For a step, `speedup` is the dense step's time over its own,
+    with the ends of the interval; it is known once the study's prices are settled.
     """
 
     value: float | None
     spread: float | None = None
-    reached: bool | None = None  # of a time to a target
+    reached: bool | None = None
+    """Whether a time to a target reached it."""
     low: float | None = None
     high: float | None = None
     speedup: tuple[float, float, float] | None = None
@@ -43,10 +45,10 @@ class Figure(NamedTuple):
 class Objective:
     """A figure by name: of the last evaluation, of all packets, or of a step on a network, `step_s@100mbps`.
 
-    A price may name its transport after the network, `step_s@100mbps/nccl`; it is Ray by default.
+    A price may name its transport after the network, `step_s@100mbps/nccl`; the default is Ray.
 
-    `_on` and `_off` say whether compression is on in the evaluation. A metric of your own needs a `direction`: it has no other
-    here. `target` ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are of times to a target.
+    `_on` and `_off` say whether compression is on in the evaluation. A metric of your own needs a `direction`. `target`
+    ("accuracy=0.9") and `mode` ("on" or "off": compression in the evaluation) are for times to a target. Raises ConfigError.
 
     >>> Objective("accuracy_on").direction, Objective("step_s@100mbps/nccl").network, Objective("step_s@100mbps").transport
     ('maximize', 100mbps, 'ray')
@@ -75,29 +77,14 @@ class Objective:
             )
         if self.mode not in ("on", "off"):
             raise ConfigError(f"`objectives.mode` must be on or off, but got {self.mode!r}.")
-        try:
-            if self.kind in PRICED:
-                network = network_and_transport(self.name)[0]
-                where, _, transport = network.rpartition("/")
-                if where and "." not in transport:  # no file
-                    parse_transport(transport)
-                parse_network(network)
-        except ValueError as error:
-            raise ConfigError(f"`objectives`: {self.name}: {error}") from None
         if self.kind != "time_to_target_s":
             if self.target is not None:
-                raise ConfigError(f"`objectives.target` is of time_to_target_s alone, but {self.name} has it.")
+                raise ConfigError(f"`objectives.target` is for time_to_target_s alone, but {self.name} has it.")
         elif self.target is None:
             raise ConfigError(f"`objectives.target` must be given for {self.name}, as in 'accuracy=0.9'.")
-        else:
-            self._check_target(self.target)
-
-    def _check_target(self, text: str) -> None:
-        from raysim.analysis import ReplayError
-
         try:
-            _target(text)
-        except ReplayError as error:
+            _ = self.network, self.goal
+        except ValueError as error:
             raise ConfigError(f"`objectives`: {self.name}: {error}") from None
 
     @property
@@ -107,13 +94,13 @@ class Objective:
 
     @property
     def _evaluated(self) -> str | None:
-        """The name of the measure of evaluations that it is, if it is one."""
+        """The measure of evaluations in the name, if there is one."""
         base, _, mode = self.name.rpartition("_")
         return base if base.isidentifier() and mode in ("on", "off") else None
 
     @property
     def quality(self) -> Measure | None:
-        """The measure whose value with compression on it is, which says how near a setting comes to dense; None of others."""
+        """The measure of quality with compression on, by which settings are compared with dense; None for other objectives."""
         base = self._evaluated
         if base is None or self.name.endswith("_off"):
             return None
@@ -121,21 +108,36 @@ class Objective:
 
     @property
     def evaluates(self) -> bool:
-        """True if it is a measure of the last evaluation."""
+        """True for a measure of the last evaluation."""
         return self._evaluated is not None
 
-    @property
+    @cached_property
     def network(self) -> Network | None:
-        """The network on which it is priced."""
-        return parse_network(network_and_transport(self.name)[0]) if self.kind in PRICED else None
+        """The network of a price; raises ValueError if the name has none."""
+        if self.kind not in PRICED:
+            return None
+        network = network_and_transport(self.name)[0]
+        where, _, transport = network.rpartition("/")
+        if where and "." not in transport:  # no file
+            parse_transport(transport)
+        return parse_network(network)
 
     @property
     def transport(self) -> str | None:
-        """The transport over which it is priced."""
+        """The transport of a price."""
         return network_and_transport(self.name)[1] if self.kind in PRICED else None
 
+    @cached_property
+    def goal(self) -> Target | None:
+        """The parsed `target`; raises ValueError."""
+        if self.target is None:
+            return None
+        from raysim.analysis import Target
+
+        return Target.parse(self.target)
+
     def over(self, transport: str) -> Objective:
-        """Return it priced over a transport, unless it names one, or is no price."""
+        """Return the objective priced over a transport, unless it names one, or is no price."""
         named = self.name.rpartition("/")[2] in TRANSPORTS
         return self if self.transport in (None, transport) or named else replace(self, name=f"{self.name}/{transport}")
 
@@ -148,78 +150,64 @@ class Objective:
 def figures(
     objectives: Sequence[Objective],
     runs: Sequence[Run],
-    replays: Sequence[Replay],
-    dense: Sequence[Replay | None] = (),
+    replays: Callable[[str], Sequence[Replay]],
+    dense: Callable[[str], Sequence[Replay | None]] = lambda transport: (),
 ) -> dict[str, Figure]:
-    """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError where one cannot be priced.
+    """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError if one cannot be priced.
 
-    `replays`: the runs priced in company, over the transport of the objectives, needed where one of these is a price. `dense`: the
-    dense replay to compare each with.
+    `replays` returns the runs priced over a transport, pooled with the runs of their job, and `dense` the dense replay to compare
+    each with; both are called for the transports of prices only.
     """
-    found = {}
-    for objective in objectives:
-        if objective.kind in PRICED:
-            found[objective.name] = _price(objective, replays, dense)
-            continue
-        column = "wire_bytes" if objective.kind == "wire_bytes" else f"final_{objective.kind}"
-        known = [float(run.row[column]) for run in runs if _is_known(run.row.get(column))]
-        whole = len(known) == len(runs)
-        found[objective.name] = Figure(
-            statistics.fmean(known) if whole else None,
-            statistics.stdev(known) if whole and len(known) > 1 else None,
-        )
-    return found
-
-
-def _target(text: str) -> Target:
-    from raysim.analysis import Target
-
-    return Target.parse(text)
-
-
-def _is_known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+    replays, dense = cache(replays), cache(dense)
+    return {
+        objective.name: _measured(objective, runs)
+        if objective.transport is None
+        else _price(objective, replays(objective.transport), dense(objective.transport))
+        for objective in objectives
+    }
 
 
 def priced(objectives: Sequence[Objective]) -> bool:
-    """Return whether any objective is a price, for which actions must be read."""
-    return any(objective.kind in PRICED for objective in objectives)
+    """Return whether any objective is a price."""
+    return any(objective.transport is not None for objective in objectives)
 
 
-def by_transport(objectives: Sequence[Objective]) -> dict[str, list[Objective]]:
-    """Return objectives by the transport over which they are priced; those that are no prices go with the usual one."""
-    found: dict[str, list[Objective]] = {}
-    for objective in objectives:
-        found.setdefault(objective.transport or USUAL_TRANSPORT, []).append(objective)
-    return found
+def _measured(objective: Objective, runs: Sequence[Run]) -> Figure:
+    """Return the mean of a recorded figure over a trial's runs; missing if a run lacks it."""
+    column = "wire_bytes" if objective.kind == "wire_bytes" else f"final_{objective.kind}"
+    values = [run.row.get(column) for run in runs]
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if len(known) < len(runs):
+        return Figure(None)
+    return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
 def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
-    """Return the mean price over a trial's runs; missing where one of them did not reach the target."""
+    """Return the mean price over a trial's runs; missing if one of them did not reach the target."""
     from raysim.analysis.pricing.estimates import Estimate
 
     assert objective.network is not None
     prices, dense_s, speedups = [], [], []
-    for place, one in enumerate(replays):
-        (step,) = one.step_s([objective.network])
+    for i, replay in enumerate(replays):
+        (step,) = replay.step_s([objective.network])
         count = 1
-        if objective.target is not None:
-            reached = one.steps_to_target(_target(objective.target))[objective.mode]
+        if objective.goal is not None:
+            reached = replay.steps_to_target(objective.goal)[objective.mode]
             if reached is None:
                 return Figure(None, reached=False)
             count = reached
         prices.append([count * end for end in step])
-        other = dense[place] if dense else None
-        if other is not None and objective.target is None:
+        other = dense[i] if dense else None
+        if other is not None and objective.goal is None:
             dense_s.append(other.step_s([objective.network])[0].value)
-            speedups += one.speedup(other, [objective.network])
+            speedups += replay.speedup(other, [objective.network])
     value, low, high = (statistics.fmean(ends) for ends in zip(*prices, strict=True))
     speedup = None
     if speedups and len(speedups) == len(replays):
         mean = Estimate(*(statistics.fmean(ends) for ends in zip(*speedups, strict=True)))
         speedup = mean.at(statistics.fmean(dense_s) / value)
     spread = statistics.stdev(price[0] for price in prices) if len(prices) > 1 else None
-    return Figure(value, spread, True if objective.target is not None else None, low, high, speedup)
+    return Figure(value, spread, True if objective.goal is not None else None, low, high, speedup)
 
 
 @dataclass(frozen=True)
@@ -261,16 +249,16 @@ class Constraint:
         assert bound is not None
         return float(bound)
 
-    def value(self, objective: Objective, found: float, reference: float | None) -> float:
-        """Return by how much it is broken: feasible where it is 0 or less."""
+    def value(self, objective: Objective, figure: float, reference: float | None) -> float:
+        """Return by how much the constraint is broken: feasible if it is 0 or less."""
         if self.within is None:
-            return found - self._bound if self.at_most is not None else self._bound - found
+            return figure - self._bound if self.at_most is not None else self._bound - figure
         assert reference is not None
         slack = self.within * abs(reference)
-        return found - reference - slack if objective.minimize else reference - slack - found
+        return figure - reference - slack if objective.minimize else reference - slack - figure
 
 
-def as_mapping(one: Objective | Constraint) -> dict[str, Any]:
+def as_mapping(part: Objective | Constraint) -> dict[str, Any]:
     """Return the fields that are set, as a study's file writes them."""
-    fields: Mapping[str, Any] = vars(one)
-    return {name: value for name, value in fields.items() if value is not None and (name, value) != ("mode", "on")}
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    return {name: value for name, value in values.items() if value is not None and (name, value) != ("mode", "on")}

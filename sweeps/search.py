@@ -1,4 +1,4 @@
-"""The searcher that Tune asks for configurations, and tells their outcomes: a view of the ledger.
+"""The choice and the early end of trials in Tune: a searcher that is a view of the ledger, and ASHA.
 
 Tune's own OptunaSearch has the same idea (ask, run, tell), but it tells a trial that was stopped early as complete, leaves a
 diverged trial running for ever, knows neither constraints nor names, hides Optuna's numbers, and is pickled whole.
@@ -6,55 +6,55 @@ diverged trial running for ever, knows neither constraints nor names, hides Optu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from raysim.config import RunConfig
+from raysim.places import Place
+from raysim.records import RecordsError, Run
 from raysim.sweeps.ledger import Ledger
-from raysim.sweeps.objectives import Figure
-from raysim.sweeps.rows import TrialRow
-from raysim.sweeps.trial import Outcome
+from raysim.sweeps.study import Study
+from raysim.sweeps.trial import Outcome, TrialSpec
+from raysim.sweeps.trial_rows import Rows, TrialRow
+
+LOST_PROCESSES = 3  # times that a trial starts again from its checkpoint after losing its processes
 
 
 class LedgerSearch(Searcher):
-    """Searcher of Tune: it gives configurations and takes results."""
+    """Tune's searcher: it suggests trials of the ledger, and records their results there."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        jobs: Callable[[int], int],
-        spec: Callable[[TrialRow, RunConfig], Mapping[str, Any]],
+        self, ledger: Ledger, limit: Callable[[int], int], spec: Callable[[TrialRow, RunConfig], TrialSpec]
     ) -> None:
         super().__init__()
         self.ledger = ledger
-        self._jobs = jobs  # of the number of trials that go on, the number that may
+        self._limit = limit  # by the number of running trials, the number that may run
         self._spec = spec
         self._rows: dict[str, TrialRow] = {}  # by Tune's name of a trial
-        self.progress: dict[int, float] = {}  # by Optuna's
+        self.progress: dict[int, float] = {}  # by Optuna's number
         self.stopping = False
-        self.lost: TrialRow | None = None  # given up last
-        self.refused: str | None = None  # by the operating system: the trial that met it waits for a resume
+        self.lost: TrialRow | None = None  # the last trial that was given up
+        self.disk_error: str | None = None  # the trial that met it waits for a resume
 
     def suggest(self, trial_id: str) -> Any:
-        going = len(self._rows)
+        running = len(self._rows)
         if self.stopping:
             return Searcher.FINISHED
-        if going >= self._jobs(going):
+        if running >= self._limit(running) or (running and self.ledger.awaits_baseline()):
             return None
-        if going and self.ledger.awaits_baseline():
-            return None
-        found = self.ledger.next()
-        if found is None:
-            return None if going else Searcher.FINISHED
-        row, config = found
+        suggestion = self.ledger.next()
+        if suggestion is None:
+            return None if running else Searcher.FINISHED
+        row, config = suggestion
         spec = self._spec(row, config)
-        self.ledger.begin(row, spec["runs"])
+        self.ledger.begin(row, spec.runs())
         self._rows[trial_id] = row
-        return {"spec": json.dumps(spec["spec"])}
+        return {"trial": spec}
 
     def row(self, trial_id: str) -> TrialRow | None:
         """Return the row of one of Tune's trials."""
@@ -67,27 +67,51 @@ class LedgerSearch(Searcher):
             self.ledger.report(row, result["evaluated_step"], result)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        row = self._rows.pop(trial_id)
+        row, result = self._rows.pop(trial_id), result or {}
         self.progress.pop(row.trial, None)
-        if result is not None and "refused" in result:
-            self.refused, self.stopping = result["refused"], True
-        elif result is not None and "outcome" in result:
-            status, seconds, text, figures = json.loads(result["outcome"])
-            found = {name: Figure(*figure) for name, figure in figures.items()}
-            self.ledger.end(row, Outcome(status, seconds, text, found))
+        if "disk_error" in result:
+            self.disk_error, self.stopping = result["disk_error"], True
+        elif "outcome" in result:
+            self.ledger.end(row, result["outcome"])
         else:
-            if not error and result is not None and "evaluated_step" in result:
+            if not error and "evaluated_step" in result:
                 self.ledger.report(row, result["evaluated_step"], result)
             seconds = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
-            text = "its processes were lost again and again" if error else None
+            text = f"gave up after losing its processes {LOST_PROCESSES + 1} times" if error else None
             self.lost = row if error else None
             self.ledger.end(row, Outcome("failed" if error else "pruned", seconds, text, {}))
 
     def save(self, checkpoint_path: str) -> None:
-        """Keep nothing: the rows are kept, and no resume unpickles anything."""
+        """Save nothing: the rows are kept, and no resume unpickles anything."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing was kept."""
+        """Restore nothing."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return Searcher, ()  # Tune pickles the searcher into its scratch folder: an empty one
+
+
+def make_scheduler(study: Study) -> ASHAScheduler | None:
+    """Return ASHA, which stops trials by their loss at each evaluation; None without early stopping."""
+    if study.early_stopping == "none":
+        return None
+    every = study.config({}).evaluate_every_steps
+    return ASHAScheduler(
+        *("evaluated_step", "loss_on", "min"), max_t=every * 10**6, grace_period=every, stop_last_trials=False
+    )
+
+
+def replay_evaluations(scheduler: ASHAScheduler, rows: Rows, folder: Place) -> None:
+    """Replay earlier evaluations into the scheduler when a study is resumed."""
+    controller: Any = None  # which the scheduler does not ask
+    for row in rows:
+        if row.runs and row.same_as is None and row.name is None:
+            past = Trial("past", stub=True)
+            try:
+                evals = Run(folder / row.runs[0]).evals
+            except RecordsError:
+                continue
+            scheduler.on_trial_add(controller, past)
+            shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
+            for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
+                scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})

@@ -1,9 +1,9 @@
-"""The space of a study: a grammar of configuration keys and of holes in notations, drawn by Optuna as it is read.
+"""The space of a study: a grammar of configuration keys and of placeholders in notations, drawn by Optuna as it is read.
 
-A key has one value, a list or a named table of choices, a range, or a text with holes: `"TopK({density})"`. The value of a hole
-is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A hole with a dot,
-`{.density}`, has the same value in every key. Only symbols that are reached are drawn, so the space is conditional, and a method
-with arguments of its own needs no code here.
+A key has one value, a list or a named table of choices, a range, or a text with placeholders: `"TopK({density})"`. The value of a
+placeholder is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A placeholder
+with a dot, `{.density}`, has the same value in every key. Only the symbols in use are drawn, so the space is conditional, and a
+method with arguments of its own needs no code here.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from raysim.config import ConfigError
 Choice = bool | int | float | str
 SpaceFunction = Callable[[BaseTrial], Mapping[str, Any]]
 
-HOLE = re.compile(r"\{(\.?)(\w+)\}")
+PLACEHOLDER = re.compile(r"\{(\.?)(\w+)\}")
 RANGE = {"low", "high", "log", "step"}
 VARIANTS = "variants"
 DIGITS = 3  # of a number drawn from a range, where it is written into a notation
 FIRST = ("num_stages", "cuts")  # drawn first: they decide how many boundaries there are
 MOST_POINTS = 10_000  # of a grid
-NEVER = 5  # draws of a value, none of them valid, that say that none is
+NEVER = 5  # invalid draws of a value, without a valid one, after which it counts as never valid
 
 
 @dataclass(frozen=True)
 class Space:
     """Keys and symbols, read as `sweeps/studies/*.toml` write them; call it with a trial to draw overrides.
 
-    Parameters are named after their key, or `<key>.<symbol>`, or `<symbol>` for a hole with a dot. A table `each` draws
-    for every boundary apart: `<key>.<boundary>.<symbol>`. `variants` are sets of keys, one of which is chosen. Raises
-    ConfigError, by parameter and rule, where a table is wrong.
+    Parameters are named after their key, or `<key>.<symbol>`, or `<symbol>` for a placeholder with a dot. A table `each` draws
+    for every boundary separately: `<key>.<boundary>.<symbol>`. `variants` are sets of keys, one of which is chosen. Raises
+    ConfigError, by parameter and rule, if a table is wrong.
 
     >>> space = Space({"forward": ["Identity", "TopK({density})"]}, {"density": {"low": 0.01, "high": 0.5, "log": True}})
     >>> space(FixedTrial({"forward": "TopK({density})", "forward.density": 0.123456}))
@@ -50,7 +50,7 @@ class Space:
     keys: Mapping[str, Any]
     symbols: Mapping[str, Any] = field(default_factory=dict)
     stages: int = 4
-    """Of the base, where no key decides it."""
+    """Of the base, if no key decides it."""
 
     def __post_init__(self) -> None:
         variants = self.keys.get(VARIANTS, {})
@@ -83,9 +83,9 @@ class Space:
         return {key: drawn[key] for key in keys}
 
     def _draw(self, trial: BaseTrial, name: str, spec: Any, prefix: str) -> Any:
-        """Return a value of `spec`, whose parameter is `name`; parameters of its holes begin with `prefix`."""
+        """Return a value of `spec`, whose parameter is `name`; parameters of its placeholders begin with `prefix`."""
         if isinstance(spec, str):
-            return HOLE.sub(lambda hole: self._text(trial, hole[2], "" if hole[1] else prefix), spec)
+            return PLACEHOLDER.sub(lambda match: self._text(trial, match[2], "" if match[1] else prefix), spec)
         if isinstance(spec, Mapping) and spec.keys() <= RANGE:
             return _draw_range(trial, name, spec)
         if isinstance(spec, Mapping):
@@ -104,10 +104,12 @@ class Space:
 
     def _check(self, where: str, spec: Any, inside: tuple[str, ...]) -> None:
         if isinstance(spec, str):
-            for _, name in HOLE.findall(spec):
+            for _, name in PLACEHOLDER.findall(spec):
                 if name not in self.symbols:
                     known = ", ".join(self.symbols) or "none"
-                    raise ConfigError(f"`{where}` has a hole {{{name}}}, which `symbols` must hold. Known: {known}.")
+                    raise ConfigError(
+                        f"`{where}` has the placeholder {{{name}}}, which `symbols` must define. Known: {known}."
+                    )
                 if name in inside:
                     raise ConfigError(f"`{where}` must not lead back to itself, but {{{name}}} does.")
                 self._check(where, self.symbols[name], (*inside, name))
@@ -116,14 +118,16 @@ class Space:
         elif isinstance(spec, (Mapping, list, tuple)):
             if not spec:
                 raise ConfigError(f"`{where}` must have at least one choice, but got none.")
-            if isinstance(spec, (list, tuple)) and len({(type(one), one) for one in map(_hashable, spec)}) < len(spec):
+            if isinstance(spec, (list, tuple)) and len(
+                {(type(choice), choice) for choice in map(_hashable, spec)}
+            ) < len(spec):
                 raise ConfigError(f"`{where}` must have different choices, but got {list(spec)!r}.")
-            for one in spec.values() if isinstance(spec, Mapping) else spec:
-                if not isinstance(spec, Mapping) and not isinstance(one, Choice):
+            for choice in spec.values() if isinstance(spec, Mapping) else spec:
+                if not isinstance(spec, Mapping) and not isinstance(choice, Choice):
                     raise ConfigError(
-                        f"`{where}` must list numbers, texts or truth values, but got {one!r}: name choices in a table."
+                        f"`{where}` must list numbers, texts or booleans, but got {choice!r}: name choices in a table."
                     )
-                self._check(where, one, inside)
+                self._check(where, choice, inside)
         elif not isinstance(spec, Choice):
             raise ConfigError(f"`{where}` must be a value, a list or table of choices, or a range, but got {spec!r}.")
 
@@ -159,7 +163,7 @@ def _draw_range(trial: BaseTrial, name: str, spec: Mapping[str, Any]) -> int | f
 
 
 class _Walk(FixedTrial):
-    """A trial that takes the choices of `path`, then always the first; remembers how many there were."""
+    """A trial that takes the choices of `path`, then always the first; counts the options at each."""
 
     def __init__(self, path: Sequence[int]) -> None:
         super().__init__({})
@@ -184,21 +188,21 @@ class _Walk(FixedTrial):
     ) -> float:
         if step is None:
             raise ConfigError(f"A grid needs a `step` or a list of choices for `{name}`, but got a range.")
-        return float(self._take(name, [low + index * step for index in range(int((high - low) / step + 1e-9) + 1)]))
+        return float(self._take(name, [low + i * step for i in range(int((high - low) / step + 1e-9) + 1)]))
 
 
 def points(space: SpaceFunction) -> list[dict[str, Choice]]:
-    """Return the parameters of every point of a grid, in the order in which the space is written.
+    """Return the parameters of every point of a grid, in the order of the space.
 
-    Raises ConfigError where a range has no step, or there are too many.
+    Raises ConfigError if a range has no step, or if there are too many points.
 
     >>> points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
     [{'forward': 'TopK({density})', 'forward.density': 0.5}, {'forward': 'TopK({density})', 'forward.density': 0.1}]
     """
-    found = list(islice(_walks(space), MOST_POINTS + 1))
-    if len(found) > MOST_POINTS:
+    grid = list(islice(_walks(space), MOST_POINTS + 1))
+    if len(grid) > MOST_POINTS:
         raise ConfigError(f"A grid must have at most {MOST_POINTS:,} points, but this one has more.")
-    return found
+    return grid
 
 
 def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
@@ -220,7 +224,7 @@ def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
 def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
     """Yield the parameters and the overrides of `count` random points, the same every time.
 
-    Some come again with a number at either end of its range, `NEVER` times each.
+    Some are repeated with a number at either end of its range, `NEVER` times each.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

@@ -1,10 +1,12 @@
-"""The place of a study: a folder that all machines see, or one in a bucket that each machine copies to and from."""
+"""The folder of a study: one that all machines see, or one in a bucket that each machine copies to and from."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,23 +17,25 @@ from pyarrow import fs
 from raysim.config import ConfigError
 from raysim.file_lock import NAME as LOCK
 from raysim.file_lock import FolderLock
+from raysim.files import os_sentence
 from raysim.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
 MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 class Store:
-    """A study's folder by path or URI (`s3://`, `gs://`, `abfs://`): `local` is where to write.
+    """A study's folder by path or URI (`s3://`, `gs://`, `abfs://`), written under `local`.
 
-    For a URI, `local` is a scratch folder of this machine, and files that were sent are in the bucket too.
+    For a URI, `local` is a scratch folder of this machine, whose files are sent to the bucket.
     """
 
     def __init__(self, out: str | Path) -> None:
         self.remote = in_bucket(out)
         self.out = str(out) if self.remote else str(local_path(out))
         self._sent: dict[str, list[int]] = {}  # the step of the last checkpoint in the bucket, by run
-        self._files_sent: dict[str, tuple[int, int]] = {}  # when a file that was sent had been written, and its bytes
+        self._files_sent: dict[str, tuple[int, int]] = {}  # times of writing and bytes of sent files
         if not self.remote:
             self.local = Path(self.out)
             return
@@ -42,7 +46,7 @@ class Store:
 
     @classmethod
     def checked(cls, out: str | Path) -> Store:
-        """Return the store of a bucket that answers; raises ConfigError, within seconds, where it does not."""
+        """Return the store of a bucket that answers; raises ConfigError, within seconds, if it does not."""
         if in_bucket(out):
             try:
                 open_system(str(out))
@@ -51,7 +55,7 @@ class Store:
         return cls(out)
 
     def place(self) -> Place:
-        """Return the study's folder to read runs in: that of the bucket, to which every node sends its runs.
+        """Return the folder to read runs from: the bucket's, to which every node sends its runs.
 
         Raises PlaceError if the bucket cannot be listed.
         """
@@ -60,9 +64,9 @@ class Store:
         return ListedPath.listed(f"{self.out.partition('://')[0]}://", self._system, self._root)
 
     def fetch(self, name: str) -> Path:
-        """Return the local folder of a run, as the bucket has it: another machine may have gone on with it since.
+        """Return the local folder of a run, copied from the bucket: another machine may have continued it.
 
-        A run that the bucket lacks is removed here: it is of an earlier study with this URI.
+        A run that the bucket lacks is removed here: it belongs to an earlier study with this URI.
         """
         folder = self.local / name
         if self.remote:
@@ -72,20 +76,20 @@ class Store:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 fs.copy_files(f"{self._root}/{key}", str(file), source_filesystem=self._system)
             for step in folder.glob("checkpoints/step-*"):
-                if not (step / "manifest.json").is_file():  # sent last: the copy was broken off
+                if not (step / "manifest.json").is_file():  # sent last: the copy is incomplete
                     shutil.rmtree(step)
         return folder
 
     def send_run(self, name: str) -> None:
-        """Copy a run that goes on, where it has a checkpoint that the bucket lacks."""
+        """Copy a running run to the bucket if it has a new checkpoint."""
         if self.remote:
-            newest = [one.step for one in checkpoints(self.local / name / "checkpoints")][-1:]
+            newest = [checkpoint.step for checkpoint in checkpoints(self.local / name / "checkpoints")][-1:]
             if newest != self._sent.get(name, []):
                 self.send(name)
                 self._sent[name] = newest
 
     def fetch_file(self, name: str) -> bool:
-        """Download a file of the bucket, replacing the local one; return whether the bucket has it."""
+        """Download a file from the bucket, replacing the local one; return whether the bucket has it."""
         if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
             return (self.local / name).is_file()
         file = self.local / name
@@ -96,25 +100,27 @@ class Store:
         return True
 
     def send(self, name: str) -> None:
-        """Copy a file, or the files in a folder, to the bucket; files that are gone here go there."""
+        """Copy a file, or the files in a folder, to the bucket; files removed here are removed there."""
         if not self.remote:
             return
         source = self.local / name
         if source.is_file():
             self._send_file(name)
             return
-        here = {
+        files = {
             str(path.relative_to(self.local))
             for path in source.rglob("*")
             if path.is_file() and not path.name.startswith(".")
         }
-        for file in sorted(here, key=lambda file: (file.endswith("run.parquet"), file.endswith("manifest.json"), file)):
+        for file in sorted(
+            files, key=lambda file: (file.endswith("run.parquet"), file.endswith("manifest.json"), file)
+        ):
             self._send_file(file)
-        self._remove(name, [file for file in self._files(name) if file not in here], here)
+        self._remove(name, [file for file in self._files(name) if file not in files], files)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the local folder, since one sweep at a time writes it; remove it at the end if it is empty.
+        """Lock the local folder, since one sweep at a time writes it; remove it at the end if it is empty.
 
         Raises ConfigError if another process holds it, or it cannot be written.
         """
@@ -143,18 +149,18 @@ class Store:
                 path.unlink()
 
     def is_empty(self) -> bool:
-        """Return whether nothing is there yet."""
+        """Return whether there are no files yet."""
         if self.remote:
             return not self._files("")
         return not self.local.is_dir() or not any(self.local.iterdir())
 
     def is_unbegun(self) -> bool:
-        """Return whether the folder holds no more than the first moments of a sweep that was killed in them."""
+        """Return whether the folder holds only the first files of a sweep that was killed at its start."""
         if self.remote or not self.local.is_dir():
             return False
-        found = {path.name for path in self.local.iterdir()}
-        drafts = {name for name in found if name.startswith(".study.toml.")}
-        return LOCK in found and found - drafts <= {LOCK, "space.py"}
+        names = {path.name for path in self.local.iterdir()}
+        drafts = {name for name in names if name.startswith(".study.toml.")}
+        return LOCK in names and names - drafts <= {LOCK, "space.py"}
 
     def _send_file(self, name: str) -> None:
         stat = (self.local / name).stat()
@@ -168,15 +174,17 @@ class Store:
         self._files_sent[name] = version
 
     def _remove(self, name: str, gone: list[str], kept: set[str]) -> None:
-        """Remove files, whole folders at once where nothing in them is kept.
+        """Remove files, and whole folders if nothing in them is kept.
 
-        pyarrow writes an empty key for the folder that it has removed something from, so that it goes on being a folder:
-        the highest folder without files has to go, or its key would stay and be a folder wherever it is copied.
+        pyarrow writes an empty key for a folder after removing something from it, to preserve the folder. So the highest folder
+        without files is removed: otherwise its key would stay and become a folder in every copy.
         """
         tops = set()
         for file in gone:
             top = file
-            while (parent := top.rpartition("/")[0]) != name and not any(one.startswith(f"{parent}/") for one in kept):
+            while (parent := top.rpartition("/")[0]) != name and not any(
+                other.startswith(f"{parent}/") for other in kept
+            ):
                 top = parent
             tops.add(top)
         for file in gone:
@@ -188,7 +196,7 @@ class Store:
                 self._system.delete_dir(f"{self._root}/{top}")
 
     def _files(self, name: str) -> list[str]:
-        """Return the files of the bucket in a folder, by their names in the study's."""
+        """Return the files in a folder of the bucket, by their names in the study's."""
         top = f"{self._root}/{name}".rstrip("/")
         infos = self._system.get_file_info(fs.FileSelector(top, recursive=True, allow_not_found=True))
         return [info.path.removeprefix(f"{self._root}/") for info in infos if info.type == fs.FileType.File]
@@ -199,3 +207,30 @@ def _with_whole_files(uri: str) -> str:
     if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
+
+
+def find_disk_error(error: BaseException, folder: Path) -> str | None:
+    """Return a sentence on the disk's error behind `error`, None if there is none.
+
+    It ends a sweep, since every other trial would meet it: the disk is full or read-only, or the study's `folder` is missing or
+    cannot be written.
+    """
+    writable = folder.is_dir() and os.access(folder, os.W_OK)
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and (cause.errno in DISK_ERRORS or not writable):
+            return os_sentence(cause)
+    return None
+
+
+def find_database_error(error: BaseException, database: Path) -> str | None:
+    """Return a sentence on the error of sqlite behind `error`, None if there is none."""
+    cause = next((cause for cause in _causes(error) if isinstance(cause, sqlite3.Error)), None)
+    return None if cause is None else os_sentence(OSError(None, str(cause), str(database)))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then its causes and contexts in turn."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -14,7 +14,8 @@ from typing import Any
 import tomli_w
 from optuna.trial import FixedTrial
 
-from raysim.config import ConfigError, RunConfig, apply_override, as_written, keys_of, make_config
+from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
+from raysim.config.overrides import merge
 from raysim.files import write_whole
 from raysim.plugins import modules_in
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
@@ -36,7 +37,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Study:
-    """A checked study. `sweeps.reading.read_study` makes it."""
+    """A checked study, made by `sweeps.study_file.read_study`; its fields are those of `StudyKeys`, resolved."""
 
     name: str
     base: Mapping[str, Any]
@@ -68,21 +69,27 @@ class Study:
 
     def overrides(self, trial: Any, baseline: str | None = None) -> Mapping[str, Any]:
         """Return the overrides of a trial: a baseline's `set`, or the draw of the space."""
-        chosen = next((one for one in self.baselines if one.name == baseline), None)
-        return chosen.set if chosen is not None and chosen.set is not None else self.space(trial)
+        chosen = next((each for each in self.baselines if each.name == baseline), None)
+        return chosen.set if chosen is not None and chosen.set is not None else self._draw(trial)
+
+    def _draw(self, trial: Any) -> Mapping[str, Any]:
+        overrides = self.space(trial)
+        if isinstance(overrides, Mapping):
+            return overrides
+        raise ConfigError(f"The function `space` must return a table of keys and values, but got {overrides!r}.")
 
     @cached_property
     def dense(self) -> Baseline | None:
         """The baseline without compression."""
-        for one in self.baselines:
-            trial = FixedTrial(dict(one.params or {}))
-            flat = _canonical(self.config(self.overrides(trial, one.name)))
+        for baseline in self.baselines:
+            trial = FixedTrial(dict(baseline.params or {}))
+            flat = _canonical(self.config(self.overrides(trial, baseline.name)))
             if all(flat.get(key) == "Identity" for key in COMPRESSORS):
-                return one
+                return baseline
         return None
 
     def notation(self, config: RunConfig) -> str:
-        """Return the canonical configuration, seed apart: both directions, and every key that is not the base's."""
+        """Return the canonical configuration without its seed: both directions, and every key that differs from the base."""
         base, flat = _canonical(self.config({})), _canonical(config)
         keys = [key for key in sorted({*base, *flat} - keys_of("place", "seed")) if base.get(key) != flat.get(key)]
         shown = ["forward", "backward", *(key for key in keys if key not in ("forward", "backward"))]
@@ -90,30 +97,35 @@ class Study:
 
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
-        """The points of a grid, shuffled by the seed of the sampler: the first of them are a sample of the whole."""
-        found = points(self.space) if self.sampler == "grid" else []
-        Random(self.sampler_seed).shuffle(found)
-        return found
+        """The points of a grid, shuffled by the sampler's seed: the first of them are a sample of the whole."""
+        grid = points(self.space) if self.sampler == "grid" else []
+        Random(self.sampler_seed).shuffle(grid)
+        return grid
 
     def drawn(self) -> list[tuple[Mapping[str, Choice], Mapping[str, Any]]]:
         """Return points of the space, each with its changes to the base: all points of a grid, or the same random ones."""
         if self.sampler == "grid":
-            return [(point, self.space(FixedTrial(point))) for point in self.grid]
-        return list(draws(self.space, DRAWS))
+            return [(point, self._draw(FixedTrial(point))) for point in self.grid]
+        return list(draws(self._draw, DRAWS))
 
     @cached_property
     def configs(self) -> list[RunConfig]:
         """The valid configurations of the points of `drawn`, and of the baselines outside the space."""
-        found = []
-        outside = [one.set for one in self.baselines if one.set is not None]
+        configs = []
+        outside = [baseline.set for baseline in self.baselines if baseline.set is not None]
         for overrides in [*(overrides for _, overrides in self.drawn()), *outside]:
             with suppress(ConfigError):
-                found.append(self.config(overrides))
-        return found
+                configs.append(self.config(overrides))
+        return configs
+
+    @property
+    def most_workers(self) -> int:
+        """The most workers of any trial, over `configs`."""
+        return max(map(workers, self.configs), default=1)
 
     @cached_property
     def modules(self) -> set[str]:
-        """The modules that its file names, whose classes its own records may name too."""
+        """The modules named in its file, whose classes its own records may name too."""
         return modules_in(repr(self.as_mapping()), self.source or "")
 
     @property
@@ -125,72 +137,35 @@ class Study:
             return self.trials
         return whole if self.trials is None else min(whole, self.trials)
 
-    def with_budget(
-        self,
-        *,
-        trials: int | None = None,
-        seeds: int | None = None,
-        jobs: int | None = None,
-        confirm: int | None = None,
-    ) -> Study:
-        """Return it with other trials, seeds from 0 on, or trials at once; raises ConfigError where one is too small."""
-        if seeds is not None and seeds < 1:
-            raise ConfigError(f"`seeds` must be at least 1, but got {seeds}.")
-        for option, value, most in (("seeds", seeds, 10_000), ("jobs", jobs, 10_000), ("trials", trials, 1_000_000)):
-            if value is not None and value > most:
-                raise ConfigError(f"`{option}` must be at most {most}, but got {value}.")
-        found = replace(
-            self,
-            trials=self.trials if trials is None else trials,
-            seeds=self.seeds if seeds is None else tuple(range(seeds)),
-            jobs=self.jobs if jobs is None else jobs,
-            confirm=self.confirm if confirm is None else confirm,
-        )
-        if found.jobs is not None and found.jobs < 1:
-            raise ConfigError(f"`jobs` must be at least 1, but got {found.jobs}.")
-        if found.trials is None and found.sampler != "grid":
-            raise ConfigError(f"`trials` must be given with `sampler` = {found.sampler!r}, which has no end.")
-        if found.trials is not None and found.trials < max(1, len(found.baselines)):
-            least = f"the baselines ({len(found.baselines)})" if found.baselines else "1"
-            raise ConfigError(f"`trials` must be at least {least}, but got {found.trials}.")
-        return found
-
-    def with_transport(self, transport: str | None) -> Study:
-        """Return it with its prices over a transport, but for those that name one; raises ConfigError without a price."""
-        if transport is None:
-            return self
+    def over(self, transport: str) -> Study:
+        """Return the study with its prices over a transport, unless they name one; raises ConfigError without a price."""
         if not priced(self.objectives):
-            raise ConfigError("`transport` is of prices such as step_s@1gbps, but `objectives` have none.")
-        objectives = tuple(one.over(transport) for one in self.objectives)
+            raise ConfigError("`transport` is for prices such as step_s@1gbps, but `objectives` have none.")
+        objectives = tuple(objective.over(transport) for objective in self.objectives)
         names = {old.name: new.name for old, new in zip(self.objectives, objectives, strict=True)}
-        constraints = tuple(replace(one, objective=names[one.objective]) for one in self.constraints)
+        constraints = tuple(replace(each, objective=names[each.objective]) for each in self.constraints)
         return replace(self, objectives=objectives, constraints=constraints)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return it as a study's file would write it, base and overrides resolved."""
-        space: dict[str, Any] = {"space": "space.py"}
-        if isinstance(self.space, Space):
-            space = {"space": dict(self.space.keys), "symbols": dict(self.space.symbols)}
-        found = {
-            "name": self.name,
-            "trials": self.trials,
-            "sampler": self.sampler,
-            "sampler_seed": self.sampler_seed,
-            "startup_trials": self.startup_trials if self.sampler == "tpe" else None,
-            "population": self.population if self.sampler == "nsga2" else None,
+        """Return the study as its file would write it, base and overrides resolved."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["source"]
+        if self.sampler != "tpe":
+            del values["startup_trials"]
+        if self.sampler != "nsga2":
+            del values["population"]
+        values |= {
             "seeds": list(self.seeds),
-            "early_stopping": self.early_stopping,
-            "engine": self.engine,
-            "jobs": self.jobs,
             "confirm": self.confirm or None,
-            "compute": self.compute,
             "base": copied(self.base),
-            "objectives": [as_mapping(one) for one in self.objectives],
-            "constraints": [as_mapping(one) for one in self.constraints],
-            "baselines": [{k: v for k, v in vars(one).items() if v is not None} for one in self.baselines],
-            **space,
+            "objectives": [as_mapping(objective) for objective in self.objectives],
+            "constraints": [as_mapping(constraint) for constraint in self.constraints],
+            "baselines": [{k: v for k, v in vars(each).items() if v is not None} for each in self.baselines],
+            "space": "space.py",
         }
-        return {key: value for key, value in found.items() if value not in (None, [], {})}
+        if isinstance(self.space, Space):
+            values |= {"space": dict(self.space.keys), "symbols": dict(self.space.symbols)}
+        return {key: value for key, value in values.items() if value not in (None, [], {})}
 
     def write(self, folder: Path) -> None:
         """Write `study.toml` into its folder, whole or not at all, and the Python source beside it."""
@@ -199,12 +174,12 @@ class Study:
         write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
 
     def check_same(self, folder: Path) -> None:
-        """Raise ConfigError, by field, where the study in `folder` is another one; budget and jobs may change."""
+        """Raise ConfigError, by field, if the study in `folder` differs; budget and jobs may change."""
         try:
             old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"Nothing to resume: {folder / 'study.toml'} cannot be read ({error}).") from None
-        new = tomllib.loads(tomli_w.dumps(self.as_mapping()))
+        new = copied(self.as_mapping())
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
             _check_same(key, old.get(key), new.get(key))
         if self.source is not None and (folder / "space.py").read_text(encoding="utf-8") != self.source:
@@ -213,37 +188,37 @@ class Study:
             )
 
 
-def most_workers(study: Study) -> int:
-    """Return the most workers that a trial of the study has, over the draws that are checked."""
-    return max((workers(config) for config in study.configs), default=1)
-
-
 def workers(config: RunConfig) -> int:
     """Return the number of workers over all replicas, each a process of its own on Ray."""
     return config.num_replicas * (max(config.parsed_schedule.workers(config.stages)) + 1)
 
 
 def override(values: dict[str, Any], key: str, value: Any) -> None:
-    """Change nested values by a key and a value, as `key=value` on a command line would."""
-    text = tomli_w.dumps({"v": value}).partition("=")[2].strip() if not isinstance(value, Mapping) else None
-    if text is None:
+    """Change nested values by a key and a value, as `key=value` on a command line would; a table changes each of its keys."""
+    if isinstance(value, Mapping):
         for inner, inner_value in value.items():
             override(values, f"{key}.{inner}", inner_value)
     else:
-        apply_override(values, f"{key}={text}")
+        merge(values, key, _plain(value))
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values, the tables among them copied."""
-    return {key: copied(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    """Return nested values with the types of TOML, tables and lists copied."""
+    return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return copied(value)
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _canonical(config: RunConfig) -> dict[str, Any]:
-    """Return the flat configuration, one compressor for all boundaries where they are alike."""
+    """Return the flat configuration, one compressor for all boundaries if they are alike."""
     flat = config.flat()
     for key in COMPRESSORS:
         if isinstance(flat[key], tuple):
-            flat[key] = flat[key][0] if all(one == flat[key][0] for one in flat[key]) else flat[key]
+            flat[key] = flat[key][0] if all(each == flat[key][0] for each in flat[key]) else flat[key]
         flat[key] = as_written(flat[key])
     return flat
 

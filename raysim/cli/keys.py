@@ -53,10 +53,10 @@ def _of_run() -> list[Row]:
 
 
 def _of_study() -> list[Row]:
-    from raysim.sweeps.reading import StudyFile
+    from raysim.sweeps.study_file import StudyKeys
 
     rows = []
-    for name, field in StudyFile.model_fields.items():
+    for name, field in StudyKeys.model_fields.items():
         default = "must be given" if field.is_required() else _written(field.default)
         rows.append((name, default, field.description or ""))
     return rows

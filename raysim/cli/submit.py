@@ -37,8 +37,9 @@ def submit(
     with bad_input_in_one_sentence():
         from raysim.config import ConfigError
         from raysim.notation import known_words
-        from raysim.sweeps.reading import study_names
-        from raysim.sweeps.submit import Cluster, JobError
+        from raysim.sweeps.remote_cluster import Cluster
+        from raysim.sweeps.study_file import study_names
+        from raysim.sweeps.submit import JobError
         from raysim.sweeps.submit import submit as send
 
         path = Path(study)

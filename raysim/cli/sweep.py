@@ -57,7 +57,7 @@ def sweep(
     with bad_input_in_one_sentence(), ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
         from raysim.engine.loopback import listen_on_loopback
         from raysim.plugins import trusting
-        from raysim.sweeps.reading import read_study
+        from raysim.sweeps.study_file import read_study
 
         chosen = read_study(
             study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
@@ -69,8 +69,9 @@ def sweep(
         from raysim.places import PlaceError
         from raysim.records import RecordsError
         from raysim.sweeps.confirm import confirming
+        from raysim.sweeps.progress import show_sweep
         from raysim.sweeps.runner import Sweep, SweepError
-        from raysim.sweeps.show import show_confirmation, show_power, show_result, show_sweep
+        from raysim.sweeps.verdicts import show_confirmation, show_power, show_result
 
         one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
@@ -88,7 +89,7 @@ def sweep(
         again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
 
         def on_lost(loss: str) -> None:
-            ending.signal = ending.signal or one.signal  # a sweep takes the signals while it runs
+            ending.signal = ending.signal or one.halt.signal  # a sweep takes the signals while it runs
             once = ", once a cluster is up" if one.address else ""
             leave(loss, f"To go on{once}: {again}", ending)
 

@@ -14,9 +14,9 @@ from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
 from raysim.show.terminal import format_seconds
-from raysim.sweeps.reading import read_study
 from raysim.sweeps.runner import Sweep
-from raysim.sweeps.show import show_result
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.verdicts import show_result
 
 NETWORK = "2mbps"
 PAGE = ("2mbps", "100mbps", "1gbps", "free")

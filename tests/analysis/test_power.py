@@ -14,7 +14,7 @@ from records_made import write_run
 from raysim.analysis import load
 from raysim.analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
 from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
-from raysim.sweeps.show import show_power
+from raysim.sweeps.verdicts import show_power
 
 MARGIN = 0.5
 TRIES = 400
@@ -86,8 +86,9 @@ def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told
     show_power(sweep, SimpleNamespace(study=study))
     sound, half = (chance_of_safe(found, 40, settings=1, harm=harm) for harm in (0, 0.25))
     assert capsys.readouterr().out == (
-        "1 setting will be judged beside dense on seeds 3 to 42. With the spread of the seeds that chose, 1.00 points of accuracy, a "
-        f"setting as good as dense is called safe with a chance of {sound:.0%}, and one that is 0.25 worse with {half:.0%}.\n"
+        "1 setting will be compared with dense on held-out seeds 3 to 42. With the spread of the seeds that chose, 1.00 points of "
+        f"accuracy, a setting as good as dense is called safe with a chance of {sound:.0%}, and one that is 0.25 worse "
+        f"with {half:.0%}.\n"
     )
 
 

@@ -75,8 +75,8 @@ def test_the_quickstart_sweep_has_a_report(browser, tmp_path):
     from typer.testing import CliRunner
 
     from raysim.cli import app
-    from raysim.sweeps.reading import read_study
     from raysim.sweeps.runner import Sweep
+    from raysim.sweeps.study_file import read_study
 
     study = read_study("quickstart", ["steps=20", "evaluate_every_steps=10"], trials=4)
     Sweep(study, out=str(tmp_path / "study")).run()

@@ -15,8 +15,8 @@ from runs import same_records
 from studies import BASE, write_study
 
 from raysim.records import Run
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.rows import Rows
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial_rows import Rows
 from raysim.training.ending import SIGNALS
 from raysim.training.run import train
 

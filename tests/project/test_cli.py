@@ -149,7 +149,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(called, arguments, near):
 @pytest.mark.parametrize("command", ["recipes", "studies"])
 def test_recipes_and_studies_are_listed_with_a_sentence_that_fits_a_line(called, command):
     from raysim.config import recipe_names
-    from raysim.sweeps.reading import study_names
+    from raysim.sweeps.study_file import study_names
 
     done = called(command)
     assert done.exit_code == 0

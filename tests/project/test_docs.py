@@ -17,7 +17,7 @@ import pytest
 
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
-from raysim.sweeps.rows import COLUMNS
+from raysim.sweeps.trial_rows import COLUMNS
 from raysim.training.summary import first_row
 
 ROOT = Path(__file__).parents[2]

@@ -90,10 +90,12 @@ def _report() -> dict[str, Any]:
 
 def _sweep(*, resume: bool) -> dict[str, Any]:
     """Sweep without Ray and Tune: trials are trained one after another in this process."""
-    from raysim.sweeps.reading import read_study
+    from raysim.sweeps.allocation import Allocation
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import LedgerSearch
+    from raysim.sweeps.study_file import read_study
     from raysim.sweeps.trial import SweepTrial
+    from raysim.sweeps.trial_resources import Share
 
     def tune(self: Sweep) -> None:
         self.search = LedgerSearch(self.ledger, lambda going: 1, self._spec)
@@ -109,18 +111,8 @@ def _sweep(*, resume: bool) -> dict[str, Any]:
     def no_ray(self: Sweep) -> Iterator[None]:
         yield
 
-    class _Entry:
-        class share:  # noqa: N801
-            jobs, cpus, gpus = 1, 1.0, 0.0
-
-            @staticmethod
-            def bundles(*_: Any) -> list[dict[str, float]]:
-                return [{"CPU": 1.0}]
-
-        class need:  # noqa: N801
-            engine = "inline"
-
-    Sweep._tune, Sweep._ray, Sweep._enter = tune, no_ray, lambda self: _Entry
+    allocation = Allocation("inline", Share(1.0, 0.0, 1), 1, None, 1)
+    Sweep._tune, Sweep._ray, Sweep._allocate = tune, no_ray, lambda self: allocation
     try:
         sweep = Sweep(read_study("../small.toml"), out="run", resume=resume)
         sweep.run()

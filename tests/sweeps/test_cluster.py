@@ -61,7 +61,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
 from ray.cluster_utils import Cluster
 from raysim.config import ConfigError
 from raysim.sweeps import runner
-from raysim.sweeps.reading import read_study
+from raysim.sweeps.study_file import read_study
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=2, env_vars={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"})
@@ -102,7 +102,7 @@ for name, value in {"initial_delay_ms": 500, "period_ms": 500, "timeout_ms": 500
     os.environ[f"RAY_health_check_{name}"] = str(value)
 from ray.cluster_utils import Cluster
 from raysim.sweeps import runner
-from raysim.sweeps.reading import read_study
+from raysim.sweeps.study_file import read_study
 
 study, out, bucket, *cpus = sys.argv[1:]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

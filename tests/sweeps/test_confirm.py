@@ -1,5 +1,6 @@
 """Confirmation: a sweep chooses on its seeds, and other seeds judge the choice."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,11 +13,12 @@ from raysim.config import ConfigError
 from raysim.records import Run, write_table
 from raysim.sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
 from raysim.sweeps.objectives import Figure, Objective
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.rows import Rows, TrialRow
+from raysim.sweeps.progress import beforehand
 from raysim.sweeps.runner import Sweep
-from raysim.sweeps.show import _near_chance, beforehand, frontier, show_confirmation, show_result
 from raysim.sweeps.space import points
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial_rows import Rows, TrialRow, frontier
+from raysim.sweeps.verdicts import _near_chance, show_confirmation, show_result
 
 
 def rows_of(accuracies):
@@ -124,7 +126,7 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, 
     )
     again.run()
     assert {name: Run(folder / name).row["run_id"] for name in before} == before
-    longer = study.with_budget(confirm=4)
+    longer = replace(study, confirm=4)
     with pytest.raises(ConfigError) as error:
         confirming(
             SimpleNamespace(
@@ -193,8 +195,8 @@ def test_a_sweep_says_beforehand_what_it_cannot_decide(tmp_path):
         "3 of 10 grid points, drawn with seed 0.",
         "2 seeds cannot support a verdict. Train at least 3, better 5, by `--seeds 5`, or judge the choice by `--confirm 5`.",
     ]
-    assert beforehand(part.with_budget(trials=100, seeds=3)) == []
-    assert beforehand(part.with_budget(trials=100, confirm=3)) == []
+    assert beforehand(replace(part, trials=100, seeds=(0, 1, 2))) == []
+    assert beforehand(replace(part, trials=100, confirm=3)) == []
 
 
 def test_a_part_of_a_grid_is_a_sample_of_it_that_its_seed_decides(tmp_path):

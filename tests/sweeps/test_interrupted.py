@@ -15,8 +15,8 @@ from studies import BASE, write_study
 
 from raysim.records import Run
 from raysim.sweeps.confirm import confirming
-from raysim.sweeps.reading import read_study
 from raysim.sweeps.runner import Sweep
+from raysim.sweeps.study_file import read_study
 from raysim.training.ending import SIGNALS
 
 LIMIT_S = 200.0  # until a phase is reached
@@ -112,7 +112,7 @@ def test_signals_before_anything_began_are_a_sentence(tmp_path, monkeypatch):
     def interrupted(self, *arguments):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("raysim.sweeps.show.show_sweep", interrupted)
+    monkeypatch.setattr("raysim.sweeps.progress.show_sweep", interrupted)
     path = write_study(tmp_path)
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 143

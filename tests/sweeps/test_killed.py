@@ -21,7 +21,7 @@ from studies import BASE, write_study
 
 from raysim.analysis import load, replay
 from raysim.records import Run
-from raysim.sweeps.reading import read_study
+from raysim.sweeps.study_file import read_study
 from raysim.training.run import train
 
 KILLS = 10

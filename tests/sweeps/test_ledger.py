@@ -11,7 +11,7 @@ from trials import STATES, check_agree
 
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.objectives import Figure
-from raysim.sweeps.reading import read_study
+from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import Outcome
 
 
@@ -170,7 +170,7 @@ def test_constraints_are_told_and_hold_against_the_baseline(opened):
 def test_a_baseline_without_a_value_ends_the_study_where_constraints_need_it(opened):
     ledger = opened(constraints=[{"objective": "accuracy_on", "within": 0.1, "of": "dense"}])
     ledger.end(begin(ledger), finished(status="diverged", error="NaN in the loss"))
-    assert ledger.lacking() == "The baseline dense, which `constraints` need, is diverged: NaN in the loss"
+    assert ledger.missing_baseline() == "The baseline dense, which `constraints` need, is diverged: NaN in the loss"
 
 
 def test_trials_that_were_cut_off_go_on_under_their_numbers(opened):
@@ -244,7 +244,7 @@ def test_killed_at_any_moment_no_trial_is_lost_or_counted_twice(opened, tmp_path
 
         return method
 
-    from raysim.sweeps.rows import Rows
+    from raysim.sweeps.trial_rows import Rows
 
     monkeypatch.setattr(Rows, "write", deadly(Rows.write))
     for name in ("set_trial_state_values", "create_new_trial", "set_trial_param", "set_trial_user_attr"):

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from studies import write_study
 
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.runner import LOST_PROCESSES, Sweep
+from raysim.sweeps.runner import Sweep
+from raysim.sweeps.search import LOST_PROCESSES
+from raysim.sweeps.study_file import read_study
 
 SAID = "Task was killed due to the node running low on memory."
 
@@ -45,7 +46,7 @@ def test_a_trial_killed_for_memory_is_tried_again_then_failed_and_the_sweep_goes
     if kills == 1:
         assert (first.status, first.error) == ("finished", None)
     else:
-        assert (first.status, first.error) == ("failed", f"its processes were lost again and again: {SAID[:-1]}")
+        assert (first.status, first.error) == ("failed", f"gave up after losing its processes 4 times: {SAID[:-1]}")
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def test_a_node_without_memory_fails_every_trial_and_no_sweep(tmp_path, monkeypa
     done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode == 1
-    assert "raysim: all 2 trials failed, the first of them: its processes were lost again and again" in done.stderr
+    assert "raysim: all 2 trials failed, the first of them: gave up after losing its processes 4 times" in done.stderr
     frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
     assert frame["status"].tolist() == ["failed"] * 2
     assert frame["error"].str.endswith("killed due to the node running low on memory").all()

@@ -12,8 +12,8 @@ from raysim.analysis.data.studies import StudyFile
 from raysim.analysis.pricing.estimates import Estimate
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
-from raysim.sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, by_transport, figures
-from raysim.sweeps.reading import read_study
+from raysim.sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, figures
+from raysim.sweeps.study_file import read_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,17 +45,17 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
         assert objective.minimize is not MEASURES[objective.kind.removesuffix("_on")].higher
         assert Objective(f"{objective.kind.removesuffix('_on')}_off").direction == objective.direction
     row = {f"final_{objective.kind}": 0.25, "wire_bytes": 1000}
-    figure = figures([objective], [SimpleNamespace(row=row)], [PricedRun()])[objective.name]
+    figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [PricedRun()])[objective.name]
     expected = {"wire_bytes": 1000, "step_s": 1.0, "time_to_target_s": 3.0}
     assert figure.value == expected.get(objective.kind, 0.25)
-    assert figures([objective], [SimpleNamespace(row={})], [PricedRun()])[objective.name].value == (
+    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [PricedRun()])[objective.name].value == (
         expected[objective.kind] if objective.kind in PRICED else None
     )
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_objective_is_documented(name: str) -> None:
-    text = (ROOT / "docs" / "raysim.sweeps.md").read_text()
+    text = (ROOT / "docs" / "sweeps.md").read_text()
     assert f"`{name}`" in text
 
 
@@ -67,10 +67,15 @@ def test_a_price_names_its_transport() -> None:
     assert named.over("gloo") == named
     assert plain.over("ray") == plain
     assert Objective("wire_bytes").over("nccl").name == "wire_bytes"
-    assert {name: len(some) for name, some in by_transport([Objective("loss_on"), plain, named]).items()} == {
-        "ray": 2,
-        "nccl": 1,
-    }
+    asked: list[str] = []
+
+    def replays(transport: str) -> list[PricedRun]:
+        asked.append(transport)
+        return [PricedRun()]
+
+    loss = Objective("loss_on")
+    figures([loss, plain, Objective("step_s@100mbps"), named], [SimpleNamespace(row={})], replays)
+    assert asked == ["ray", "nccl"]  # once each
     with pytest.raises(ConfigError, match=r"`transport` must be one of .*, but got 'ncl'"):
         Objective("step_s@1gbps/ncl")
 
@@ -87,5 +92,5 @@ def test_the_prices_of_a_study_change_their_transport_by_name(tmp_path) -> None:
     file = StudyFile(tmp_path)
     assert (file.network, file.transport, file.qualities) == ("1gbps", "nccl", ["accuracy"])
     assert read_study(tmp_path / "study.toml").as_mapping() == study.as_mapping()
-    with pytest.raises(ConfigError, match="`transport` is of prices such as step_s@1gbps, but `objectives` have none"):
+    with pytest.raises(ConfigError, match="`transport` is for prices such as step_s@1gbps, but `objectives` have none"):
         read_study(write_study(tmp_path, objectives=["accuracy_on"]), transport="nccl")

@@ -5,9 +5,9 @@ from studies import write_study
 
 from raysim.config import ConfigError
 from raysim.file_lock import FolderLock
-from raysim.sweeps.reading import read_study
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.store import Store
+from raysim.sweeps.study_file import read_study
 
 
 def test_a_sweep_that_looked_before_another_filled_the_folder_is_refused(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.sweeps.ledger import Ledger
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.refusals import find_database_error, find_refusal
-from raysim.sweeps.rows import Rows
+from raysim.sweeps.store import find_database_error, find_disk_error
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial_rows import Rows
 
 COMMAND = [sys.executable, "-m", "raysim.cli"]
 
@@ -125,14 +125,14 @@ def test_a_report_on_a_full_disk_is_a_sentence_and_leaves_the_old_page(tmp_path,
 def test_refusals_are_told_from_errors_of_a_trial(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device", "results/steps.parquet")
     sentence = "'results/steps.parquet': No space left on device."
-    assert find_refusal(full, tmp_path) == sentence
+    assert find_disk_error(full, tmp_path) == sentence
     wrapped = ConfigError("The run's folder cannot be written.")
     wrapped.__context__ = full  # as after `raise ... from None`
-    assert find_refusal(wrapped, tmp_path) == sentence
+    assert find_disk_error(wrapped, tmp_path) == sentence
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "data.csv")
-    assert find_refusal(missing, tmp_path) is None  # of a trial's data: other trials have others
-    assert find_refusal(missing, tmp_path / "gone") == "'data.csv': No such file or directory."
-    assert find_refusal(ValueError("a model's own"), tmp_path) is None
+    assert find_disk_error(missing, tmp_path) is None  # of a trial's data: other trials have others
+    assert find_disk_error(missing, tmp_path / "gone") == "'data.csv': No such file or directory."
+    assert find_disk_error(ValueError("a model's own"), tmp_path) is None
     assert find_database_error(full, tmp_path / "optuna.db") is None
 
 

@@ -9,26 +9,26 @@ from hypothesis import strategies as st
 from studies import write_study
 
 from raysim.config import ConfigError
-from raysim.sweeps import entry
-from raysim.sweeps.allotment import fair_limit
-from raysim.sweeps.nodes import NodeWatch
-from raysim.sweeps.reading import read_study
+from raysim.sweeps import allocation
 from raysim.sweeps.runner import Sweep
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial_resources import fair_limit
+from raysim.sweeps.tuning import NodeWatch
 
 COUNTS = st.integers(0, 50)
 
 
-@given(going=COUNTS, free=COUNTS, capacity=COUNTS, others=COUNTS)
-def test_shares_are_equal_while_somebody_waits_and_all_else(going, free, capacity, others):
-    alone = fair_limit(going, free, capacity, waiting=False, others=others)
-    shared = fair_limit(going, free, capacity, waiting=True, others=others)
+@given(running=COUNTS, free=COUNTS, capacity=COUNTS, others=COUNTS)
+def test_shares_are_equal_while_somebody_waits_and_all_else(running, free, capacity, others):
+    alone = fair_limit(running, free, capacity, waiting=False, others=others)
+    shared = fair_limit(running, free, capacity, waiting=True, others=others)
     assert 1 <= alone <= max(1, capacity)
     assert 1 <= shared <= max(1, capacity)
     assert shared * (1 + others) <= max(
         capacity, 1 + others
     )  # all who ask have their shares at once, or one trial each
-    if 1 <= going + free <= capacity:
-        assert alone == going + free
+    if 1 <= running + free <= capacity:
+        assert alone == running + free
 
 
 def test_nodes_that_join_and_are_lost_are_named():
@@ -40,7 +40,7 @@ def test_nodes_that_join_and_are_lost_are_named():
     there["c"] = "10.0.0.3"
     watch.compare()
     assert said == [
-        "node 10.0.0.2 is lost: the trials with stages on it start again from their checkpoints",
+        "node 10.0.0.2 is lost: the trials with stages on it restart from their checkpoints",
         "node 10.0.0.3 has joined",
     ]
     watch.compare()
@@ -63,14 +63,14 @@ def test_the_header_counts_the_trials_that_have_room_now(ray, tmp_path):
         while ray.available_resources()["CPU"] != 2:
             time.sleep(0.1)
         study = read_study(write_study(tmp_path, engine="ray"))
-        found = entry.enter(study, 2, str(tmp_path), shared=True, wait_s=60.0, check=lambda: None)
+        found = allocation.allocate(study, 2, str(tmp_path), shared=True, wait_s=60.0, check=lambda: None)
     finally:
         ray.util.remove_placement_group(group)
     assert (found.now, found.share.jobs) == (1, 4)
 
 
 def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path, monkeypatch):
-    monkeypatch.setattr(entry, "FREED_S", 0.2)
+    monkeypatch.setattr(allocation, "FREED_S", 0.2)
     sweep = Sweep(read_study(write_study(tmp_path, engine="ray")), out=tmp_path / "out", address="auto")
     with pytest.raises(ConfigError) as caught:
         sweep.run()

@@ -102,7 +102,11 @@ def test_a_grid_is_every_point_once():
     [
         ({"forward": []}, {}, "`space.forward` must have at least one choice, but got none."),
         ({"forward": {}}, {}, "`space.forward` must have at least one choice, but got none."),
-        ({"forward": "TopK({k})"}, {}, "`space.forward` has a hole {k}, which `symbols` must hold. Known: none."),
+        (
+            {"forward": "TopK({k})"},
+            {},
+            "`space.forward` has the placeholder {k}, which `symbols` must define. Known: none.",
+        ),
         ({"forward": "{a}"}, {"a": "{b}", "b": ["{a}"]}, "`symbols.a` must not lead back to itself, but {a} does."),
         ({"steps": {"low": 5, "high": 5}}, {}, "`space.steps` must have `low` below `high`, but got 5 and 5."),
         ({"steps": {"low": 5}}, {}, "`space.steps.high` must be a number, but got None."),
@@ -129,7 +133,7 @@ def test_a_grid_is_every_point_once():
         (
             {"forward": [["Identity"]]},
             {},
-            "`space.forward` must list numbers, texts or truth values, but got ['Identity']: name choices in a table.",
+            "`space.forward` must list numbers, texts or booleans, but got ['Identity']: name choices in a table.",
         ),
         ({"variants": {"a": "b"}}, {}, "`space.variants` must be a table of tables of keys, but got {'a': 'b'}."),
     ],

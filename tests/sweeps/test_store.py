@@ -14,8 +14,8 @@ from raysim.analysis.report import compose
 from raysim.config import ConfigError
 from raysim.places import open_place
 from raysim.records import Run
-from raysim.sweeps.reading import read_study
 from raysim.sweeps.store import Store
+from raysim.sweeps.study_file import read_study
 from raysim.training.run import Training, train
 
 RUN = "trials/0-s0"

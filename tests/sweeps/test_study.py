@@ -8,8 +8,8 @@ from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
 from raysim.sweeps.objectives import Objective
-from raysim.sweeps.reading import read_study, study_names
-from raysim.sweeps.study import Study, most_workers
+from raysim.sweeps.study import Study
+from raysim.sweeps.study_file import read_study, study_names
 
 WORKERS = {
     "finetune-replicas": 8,
@@ -34,7 +34,7 @@ def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
         study = read_study(name)
         assert isinstance(study, Study)
         assert study.baselines[0].name == "dense"
-        assert most_workers(study) == WORKERS.get(name, 4)
+        assert study.most_workers == WORKERS.get(name, 4)
 
 
 def test_a_study_written_and_read_again_is_the_same(tmp_path):
@@ -167,7 +167,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             {"constraints": [{"objective": "loss_on", "at_most": 1.0}]},
             "`constraints.objective` must be one of `objectives` (accuracy_on, step_s@100mbps), but got 'loss_on'.",
         ),
-        ({"trials": 0}, "`trials` must be greater than or equal to 1, but got 0."),
+        ({"trials": 0}, "`trials` must be at least 1, but got 0."),
         ({"trials": None}, "`trials` must be given with `sampler` = 'random', which has no end."),
         ({"sampler": "tpee"}, "`sampler` must be 'grid', 'random', 'tpe' or 'nsga2', but got 'tpee'."),
         ({"sampler": "grid"}, "A grid needs a `step` or a list of choices for `forward.density`, but got a range."),
@@ -201,7 +201,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"set": {"densty": 1}}, "Unknown key `densty`."),
         ({"spacee": {}}, "Unknown key `spacee` of a study. Did you mean `space`?"),
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
-        ({"jobs": 0}, "`jobs` must be greater than or equal to 1, but got 0."),
+        ({"jobs": 0}, "`jobs` must be at least 1, but got 0."),
         ({"name": "a/b"}, "`name` must"),
         ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
@@ -233,7 +233,8 @@ def raysim(tmp_path, monkeypatch):
         (["broken.toml"], "broken.toml is not TOML"),
         (["broken.py"], "The study broken.py cannot be imported: ZeroDivisionError: division by zero."),
         (["empty.py"], "empty.py must hold a function `space(trial)` and a dict `study`."),
-        (["small.toml", "--trials", "0"], "`trials` must be at least the baselines (1), but got 0."),
+        (["small.toml", "--trials", "0"], "`trials` must be at least 1, but got 0."),
+        (["quickstart", "--trials", "0"], "`trials` must be at least 1, but got 0."),
         (["small.toml", "--jobs", "0"], "`jobs` must be at least 1, but got 0."),
         (["small.toml", "densty=1"], "Unknown key `densty`."),
         (

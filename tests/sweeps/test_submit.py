@@ -183,9 +183,9 @@ def as_on_a_terminal():
 
 MAIN = """
 import sys
-from raysim.sweeps import submit
+from raysim.sweeps import remote_cluster
 
-submit.PORT, submit.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
+remote_cluster.PORT, remote_cluster.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 from raysim.cli import main
 
 main()

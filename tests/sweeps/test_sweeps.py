@@ -1,6 +1,5 @@
 """Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,13 +16,14 @@ from trials import check_agree
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
-from raysim.sweeps.callbacks import Watch
-from raysim.sweeps.reading import read_study
-from raysim.sweeps.room import choose_engine, fit
+from raysim.sweeps.objectives import Objective
 from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
-from raysim.sweeps.show import frontier
-from raysim.sweeps.trial import Spec, SweepTrial
+from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial import SweepTrial, TrialSpec
+from raysim.sweeps.trial_resources import choose_engine, fit
+from raysim.sweeps.trial_rows import frontier
+from raysim.sweeps.tuning import Watch
 from raysim.training.run import train
 
 
@@ -117,15 +117,15 @@ def test_relative_paths_lead_from_the_folder_of_the_sweep(tmp_path, monkeypatch)
     (tmp_path / "table.csv").write_text(f"a,b,price\n{rows}\n")
     data = {"name": "table", "path": "table.csv", "target": "price"}
     config = make_config({**BASE, "name": "small", "data": data, "model": "mlp", "steps": 6, "profile_every_steps": 2})
-    values = config.model_dump(mode="json", exclude_none=True)
-    spec = Spec(0, values, [0], str(tmp_path), [{"name": "r2_on"}], "inline", "cpu", [], folder=str(tmp_path))
+    objectives = (Objective("r2_on"),)
+    spec = TrialSpec(0, config, (0,), str(tmp_path), objectives, "inline", "cpu", [], folder=str(tmp_path))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    trial = SweepTrial({"spec": json.dumps(spec._asdict())})
+    trial = SweepTrial({"trial": spec})
     while not (result := trial.train())["done"]:
         pass
-    status, _, error, figures = json.loads(result["outcome"])
+    status, _, error, figures = result["outcome"]
     assert (status, error) == ("finished", None)
-    assert figures["r2_on"][0] == Run(tmp_path / "trials" / "0-s0").row["final_r2_on"]
+    assert figures["r2_on"].value == Run(tmp_path / "trials" / "0-s0").row["final_r2_on"]
 
 
 @pytest.mark.slow
@@ -137,16 +137,15 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
             ids = [ray.get(actor.__ray_call__.remote(lambda stage: id(stage))) for actor in self._warm.actors]
             return self._warm.made, ids
 
-    values = make_config({**BASE, "name": "small"}).model_dump(mode="json", exclude_none=True)
     bundles = [{"memory": 1.0}, {"CPU": 1}, {"CPU": 1}]
     group = ray.util.placement_group(bundles)
     ray.get(group.ready(), timeout=60)
     place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0, True)
 
     def spec(number, **changes):
-        objectives = [{"name": "loss_on"}]
-        one = Spec(number, values | changes, [0], str(tmp_path), objectives, "ray", "cpu", bundles)
-        return {"spec": json.dumps(one._asdict())}
+        config = make_config({**BASE, "name": "small"} | changes)
+        objectives = (Objective("loss_on"),)
+        return {"trial": TrialSpec(number, config, (0,), str(tmp_path), objectives, "ray", "cpu", bundles)}
 
     trial = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=place).remote(spec(0))
     try:
@@ -154,7 +153,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
         def outcome():
             while not (result := ray.get(trial.train.remote(), timeout=120))["done"]:
                 pass
-            return json.loads(result["outcome"])
+            return result["outcome"]
 
         assert outcome()[0] == "finished"
         first = ray.get(trial.warm.remote(), timeout=60)

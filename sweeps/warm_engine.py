@@ -1,4 +1,4 @@
-"""Warm stages: actors that live as long as the trial actor that owns them, in its placement group, one run after another."""
+"""The engine on Ray with warm stage actors: they live as long as the trial actor that owns them, and serve one run after another."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from raysim.pipeline.averaging import warm
 from raysim.pipeline.plan import Workload
 from raysim.workloads.data import Data
 
-LOOK_S = 1.0  # between two looks at the room of actors that start
-ROOM_S = 10.0  # how long a trial keeps its other rooms, where a lost one is not replaced
+LOOK_S = 1.0  # between two looks at the placement group of starting actors
+REPLACE_S = 10.0  # that a trial keeps its other bundles while a lost one is not replaced
 
 
-class RoomLostError(Exception):
-    """The nodes that are left have no room for a stage whose node was lost: the trial must reserve anew."""
+class ResourcesLostError(Exception):
+    """The remaining nodes have no resources for a stage of a lost node: the trial must reserve again."""
 
 
 class WarmActors:
-    """The stage actors of one trial actor: made when first asked for, and again after any failure."""
+    """The stage actors of one trial actor, made on first use, and again after any failure."""
 
     def __init__(self) -> None:
         self.actors: list[Any] = []
@@ -35,18 +35,18 @@ class WarmActors:
         self._data: tuple[Data, Any] | None = None
 
     def gather(self, count: int) -> list[Any]:
-        """Return `count` actors, the bundles after the first of this actor's placement group having room for them."""
+        """Return `count` actors, in the bundles after the first of this actor's placement group."""
         if len(self.actors) != count:
             self.dismiss()
             group = _group()
             self.made += 1
-            for place in range(1, count + 1):
-                room = group.bundle_specs[place]
+            for i in range(1, count + 1):
+                bundle = group.bundle_specs[i]
                 self.actors.append(
                     start_actor(
-                        num_cpus=room.get("CPU", 0.0),
-                        num_gpus=room.get("GPU", 0.0),
-                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+                        num_cpus=bundle.get("CPU", 0.0),
+                        num_gpus=bundle.get("GPU", 0.0),
+                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
                     )
                 )
         return self.actors
@@ -54,19 +54,19 @@ class WarmActors:
     def await_start(self, answers: Sequence[Any], limit_s: float) -> None:
         """Wait, `limit_s` at most, until all actors have answered, or one has failed.
 
-        Raises RoomLostError where the placement group lacks a lost bundle for `ROOM_S`. Without a limit, two trials that each hold
-        CPUs that the other needs would wait for each other for ever.
+        Raises ResourcesLostError if the placement group lacks a lost bundle for `REPLACE_S`: otherwise two trials that each hold
+        CPUs needed by the other would wait forever.
         """
-        group, deadline, whole = _group(), time.monotonic() + limit_s, time.monotonic()
+        group, deadline, complete = _group(), time.monotonic() + limit_s, time.monotonic()
         while ray.wait(list(answers), num_returns=len(answers), timeout=LOOK_S)[1] and time.monotonic() < deadline:
             if ray.util.placement_group_table(group)["state"] == "CREATED":
-                whole = time.monotonic()
-            elif time.monotonic() - whole > ROOM_S:
-                raise RoomLostError(f"for {ROOM_S:g} s no node had room for its stages that were lost")
+                complete = time.monotonic()
+            elif time.monotonic() - complete > REPLACE_S:
+                raise ResourcesLostError(f"no node had resources for its lost stages for {REPLACE_S:g} s")
 
     @property
     def gpus(self) -> float:
-        """GPUs of each."""
+        """GPUs of each actor."""
         return float(_group().bundle_specs[1].get("GPU", 0.0))
 
     def data(self, data: Data) -> Any:
@@ -76,15 +76,15 @@ class WarmActors:
         return self._data[1]
 
     def dismiss(self) -> None:
-        """End the actors; others are made when next asked for."""
+        """End the actors; others are made on the next use."""
         for actor in self.actors:
-            with suppress(Exception):  # a cluster that is gone has no actors left
+            with suppress(Exception):  # a lost cluster has no actors
                 ray.kill(actor)
         self.actors = []
 
 
 def _group() -> PlacementGroup:
-    """Return the placement group of the trial actor that this is."""
+    """Return the placement group of this trial actor."""
     group = ray.util.get_current_placement_group()
     assert group is not None
     return group
@@ -98,7 +98,7 @@ class WarmEngine(RayEngine):
         self._warm = warm
 
     def check(self) -> None:
-        """Room is settled by the trial's placement group; memory when the actors say where they are."""
+        """Check nothing: the placement group reserves resources, and `start` checks memory when the actors' nodes are known."""
 
     def start(self) -> None:
         if self.incarnation:  # after a loss
@@ -109,9 +109,9 @@ class WarmEngine(RayEngine):
         answers = [host.whereabouts.remote() for host in hosts]
         self._warm.await_start(answers, self.plan.config.timeout_s)
         places = self._fetch(answers)
-        order = sorted(range(len(hosts)), key=lambda index: places[index][0])  # neighbours side by side
-        self._actors = [hosts[index] for index in order]
-        self._nodes = [places[index][0] for index in order]
+        order = sorted(range(len(hosts)), key=lambda i: places[i][0])  # neighbours side by side
+        self._actors = [hosts[i] for i in order]
+        self._nodes = [places[i][0] for i in order]
         if not self._warm.gpus:
             check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine

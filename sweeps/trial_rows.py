@@ -1,23 +1,24 @@
-"""`trials.parquet`: one row for each trial. It is rewritten whole whenever a trial changes, so it can be read at any moment."""
+"""`trials.parquet`: one row per trial, rewritten whole at every change so that it can be read at any moment."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raysim import analysis
 from raysim.config import ConfigError
 from raysim.records import UNREADABLE, write_table
-from raysim.sweeps.objectives import PRICED, Figure
+from raysim.sweeps.objectives import PRICED, Figure, Objective
 
-STATUSES = ("waiting", "running", "finished", "diverged", "failed", "pruned")
-ENDED = STATUSES[2:]
+ENDED = ("finished", "diverged", "failed", "pruned")  # statuses; before them a trial is waiting or running
 SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 COLUMNS = pa.schema(
@@ -27,19 +28,19 @@ COLUMNS = pa.schema(
         ("name", pa.string()),  # of a baseline
         ("baseline", pa.bool_()),
         ("status", pa.string()),
-        ("same_as", pa.int64()),  # the trial of the same configuration, whose results these are
-        ("engine", pa.string()),  # that trained it: "inline", all stages in one process, or "ray"
+        ("same_as", pa.int64()),  # the trial of the same configuration that these results are from
+        ("engine", pa.string()),  # "inline", all stages in one process, or "ray"
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("seconds", pa.float64()),  # of training and evaluating, over all seeds and sessions
         ("error", pa.string()),
         ("seeds", pa.list_(pa.int64())),
         ("runs", pa.list_(pa.string())),  # folders, relative to the study's
-        ("notation", pa.string()),  # the canonical configuration, seed apart
+        ("notation", pa.string()),  # the canonical configuration without its seed
         (
             "settled",
             pa.bool_(),
-        ),  # whether prices have the compute of the whole study, or of the runs up to then; null without
-        ("compute", pa.string()),  # where the seconds of compute in settled prices come from
+        ),  # whether prices use the compute of all runs, or of the first ones only; null without prices
+        ("compute", pa.string()),  # source of the seconds of compute in settled prices
     ]
 )
 
@@ -70,9 +71,14 @@ class TrialRow:
         """True if the trial has ended."""
         return self.status in ENDED
 
+    def value(self, objective: str) -> float | None:
+        """Return the value of an objective by its name, None without one."""
+        figure = self.figures.get(objective)
+        return None if figure is None else figure.value
+
     @property
     def feasible(self) -> bool | None:
-        """True if the trial keeps all constraints; None where there are none, or a figure is missing."""
+        """True if the trial keeps all constraints; None if there are none, or a figure is missing."""
         return all(value <= 0 for value in self.constraints.values()) if self.constraints else None
 
 
@@ -108,7 +114,7 @@ class Rows:
         self.write()
 
     def drop(self, number: int) -> None:
-        """Forget a row that stood for nothing yet."""
+        """Forget the row of a trial that has not begun."""
         del self._rows[number]
 
     def write(self) -> None:
@@ -128,25 +134,11 @@ class Rows:
             if kind is None:
                 drawn, mixed[f"param.{name}"] = [None if v is None else json.dumps(v) for v in drawn], JSON
             columns[f"param.{name}"] = pa.array(drawn, kind or pa.string())
-        floats, truths = pa.float64(), pa.bool_()
-        names = list(dict.fromkeys(name for row in rows for name in row.figures))
-        none = Figure(None)
-        for name in names:
-            figures = [row.figures.get(name, none) for row in rows]
-            columns[f"objective.{name}"] = pa.array([figure.value for figure in figures], floats)
-            columns[f"spread.{name}"] = pa.array([figure.spread for figure in figures], floats)
-            if name.startswith("time_to_target"):
-                columns[f"reached.{name}"] = pa.array([figure.reached for figure in figures], truths)
-            if name.startswith(PRICED):
-                columns[f"low.{name}"] = pa.array([figure.low for figure in figures], floats)
-                columns[f"high.{name}"] = pa.array([figure.high for figure in figures], floats)
-            if name.startswith("step_s"):
-                for place, prefix in enumerate(SPEEDUP):
-                    ends = [None if figure.speedup is None else figure.speedup[place] for figure in figures]
-                    columns[f"{prefix}.{name}"] = pa.array(ends, floats)
+        for name in dict.fromkeys(name for row in rows for name in row.figures):
+            columns |= _figure_columns(name, [row.figures.get(name, Figure(None)) for row in rows])
         for name in dict.fromkeys(name for row in rows for name in row.constraints):
-            columns[f"constraint.{name}"] = pa.array([row.constraints.get(name) for row in rows], floats)
-        columns["feasible"] = pa.array([row.feasible for row in rows], truths)
+            columns[f"constraint.{name}"] = pa.array([row.constraints.get(name) for row in rows], pa.float64())
+        columns["feasible"] = pa.array([row.feasible for row in rows], pa.bool_())
         fields = [pa.field(name, array.type, metadata=mixed.get(name)) for name, array in columns.items()]
         return pa.table(list(columns.values()), schema=pa.schema(fields))
 
@@ -156,7 +148,7 @@ class Rows:
         return row.name is not None if column == "baseline" else getattr(row, column)
 
     def read(self) -> None:
-        """Read the rows in the folder; raises ConfigError where the file is damaged."""
+        """Read the rows in the folder; raises ConfigError if the file is damaged."""
         if not self.path.is_file():
             return
         try:
@@ -164,12 +156,27 @@ class Rows:
         except UNREADABLE as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise ConfigError(
-                f"The rows of the study to resume, {self.path}, cannot be read ({reason}): bring back a copy of the file."
+                f"The rows of the study to resume, {self.path}, cannot be read ({reason}): restore the file from a copy."
             ) from None
-        mixed = [one.name for one in table.schema if (one.metadata or {}).get(b"json")]
+        mixed = [field.name for field in table.schema if (field.metadata or {}).get(b"json")]
         for values in table.to_pylist():
             row = _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})
             self._rows[row.trial] = row
+
+
+def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
+    """Return the finished, feasible trials that no other beats in every objective, by the first objective.
+
+    Trials whose numbers are in `without` are left out.
+    """
+    finished = [row for row in rows if row.status == "finished" and row.same_as is None and row.trial not in without]
+    feasible = [row for row in finished if row.feasible is not False]
+    if not feasible:
+        return []
+    values = [{objective.name: row.value(objective.name) for objective in objectives} for row in feasible]
+    directions = {objective.name: objective.direction for objective in objectives}
+    best = analysis.frontier(pd.DataFrame(values, dtype="float64"), directions)
+    return [feasible[i] for i in best.index]
 
 
 def _row(values: Mapping[str, Any]) -> TrialRow:
@@ -178,10 +185,10 @@ def _row(values: Mapping[str, Any]) -> TrialRow:
         kind, dot, name = column.partition(".")
         if dot and value is not None:
             groups.setdefault(kind, {})[name] = value
-    found = {name: values[name] for name in TrialRow.__dataclass_fields__ if name in values}
+    fixed = {name: values[name] for name in TrialRow.__dataclass_fields__ if name in values}
     names = dict.fromkeys([*groups.get("objective", {}), *groups.get("reached", {})])
     return TrialRow(
-        **found,
+        **fixed,
         params=groups.get("param", {}),
         figures={name: _figure(groups, name) for name in names},
         constraints=groups.get("constraint", {}),
@@ -196,11 +203,25 @@ def _figure(groups: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
     return Figure(of("objective"), of("spread"), of("reached"), of("low"), of("high"), speedup)
 
 
-JSON = {"json": "1"}  # a column of texts of values that differ in kind
+def _figure_columns(name: str, figures: Sequence[Figure]) -> dict[str, pa.Array]:
+    """Return the columns of an objective: prices have an interval, steps a speed-up, times to a target whether it was reached."""
+    parts: dict[str, list[Any]] = {"objective": [f.value for f in figures], "spread": [f.spread for f in figures]}
+    if name.startswith("time_to_target"):
+        parts["reached"] = [f.reached for f in figures]
+    if name.startswith(PRICED):
+        parts |= {"low": [f.low for f in figures], "high": [f.high for f in figures]}
+    if name.startswith("step_s"):
+        for i, prefix in enumerate(SPEEDUP):
+            parts[prefix] = [None if f.speedup is None else f.speedup[i] for f in figures]
+    types = {"reached": pa.bool_()}
+    return {f"{part}.{name}": pa.array(values, types.get(part, pa.float64())) for part, values in parts.items()}
+
+
+JSON = {"json": "1"}  # metadata of a column of JSON texts, for values of different types
 
 
 def _kind(values: list[Any]) -> pa.DataType | None:
-    """Return the type of a parameter's column, None where the values differ in kind."""
+    """Return the type of a parameter's column, None if the values have different types."""
     kinds = {type(value) for value in values if value is not None}
     types = (({bool}, pa.bool_()), ({int}, pa.int64()), ({int, float}, pa.float64()), ({str}, pa.string()))
     return next((arrow for allowed, arrow in types if kinds <= allowed), None)

@@ -1,0 +1,139 @@
+"""Checks of a whole study: its parts fit together, and every choice of its space is in some valid configuration."""
+
+from __future__ import annotations
+
+from optuna.trial import FixedTrial
+
+from raysim.config import ConfigError, RunConfig
+from raysim.sweeps.objectives import priced
+from raysim.sweeps.space import NEVER
+from raysim.sweeps.study import Baseline, Study
+from raysim.workloads.data import bind_data
+from raysim.workloads.metrics import own_metric
+
+MIN_SEEDS = 3  # for a verdict, as in `analysis.comparison.statistics`
+
+
+def check_fields(study: Study, config: RunConfig) -> None:
+    """Raise ConfigError if a field does not fit the others or `config`, the base."""
+    for field, names in (
+        ("seeds", study.seeds),
+        ("objectives", [objective.name for objective in study.objectives]),
+        ("constraints", [constraint.name for constraint in study.constraints]),
+        ("baselines", [baseline.name for baseline in study.baselines]),
+    ):
+        twice = [name for name in names if list(names).count(name) > 1]
+        if twice:
+            raise ConfigError(f"`{field}` must differ, but {twice[0]} is there twice.")
+    if study.trials is None and study.sampler != "grid":
+        raise ConfigError(f"`trials` must be given with `sampler` = {study.sampler!r}, which has no end.")
+    if study.trials is not None and study.trials < len(study.baselines):
+        raise ConfigError(f"`trials` must be at least the baselines ({len(study.baselines)}), but got {study.trials}.")
+    if study.early_stopping == "asha" and not config.evaluate_every_steps:
+        raise ConfigError(
+            "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1 in the base, but got 0."
+        )
+    if priced(study.objectives) and not config.profile_every_steps:
+        raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
+    objectives = [objective.name for objective in study.objectives]
+    baselines = [baseline.name for baseline in study.baselines]
+    for constraint in study.constraints:
+        if constraint.objective not in objectives:
+            raise ConfigError(
+                f"`constraints.objective` must be one of `objectives` ({', '.join(objectives)}), but got "
+                f"{constraint.objective!r}."
+            )
+        if constraint.of is not None and constraint.of not in baselines:
+            known = ", ".join(baselines) or "none"
+            raise ConfigError(f"`constraints.of` must name one of `baselines` ({known}), but got {constraint.of!r}.")
+
+
+def check_baseline(study: Study, baseline: Baseline) -> None:
+    """Raise ConfigError if a baseline is no point of the space, or no valid configuration."""
+    if (baseline.params is None) == (baseline.set is None):
+        raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
+    if baseline.params is None and study.sampler == "nsga2":
+        raise ConfigError(
+            f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which crosses what all trials share."
+        )
+    try:
+        trial = FixedTrial(dict(baseline.params or {}))
+        overrides = study.overrides(trial, baseline.name)
+        unused = sorted(set(baseline.params or {}) - set(trial.distributions))
+        if unused:
+            raise ValueError(f"`{unused[0]}` is not asked for")
+        study.config(overrides)
+    except ConfigError as error:
+        raise ConfigError(f"The baseline {baseline.name}: {error}") from None
+    except ValueError as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
+        raise ConfigError(
+            f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}."
+        ) from None
+
+
+def check_draws(study: Study) -> None:
+    """Raise ConfigError if the space fails, or if a choice or an end of a range is in no valid configuration."""
+    good: set[tuple[str, str]] = set()
+    bad: dict[tuple[str, str], list[str]] = {}
+    try:
+        drawn = study.drawn()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"The space cannot be drawn from: {type(error).__name__}: {error}.") from None
+    for params, overrides in drawn:
+        choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # wherever they stand
+        choices |= {("", "")}
+        try:
+            _check_priced(study, study.config(overrides))
+            good |= choices
+        except ConfigError as error:
+            for choice in choices:
+                bad.setdefault(choice, []).append(str(error))
+    enough = 1 if study.sampler == "grid" else NEVER
+    for (name, value), errors in sorted(bad.items()):
+        if (name, value) not in good and (len(errors) >= enough or not name):
+            raise ConfigError(
+                f"`space`: {f'`{name}` = {value}' if name else 'what it draws'} is never valid: {errors[0]}"
+            )
+
+
+def _check_priced(study: Study, config: RunConfig) -> None:
+    """Raise ConfigError if objectives are priced and a run ends before the first step with recorded actions."""
+    first = config.profile_every_steps // 2
+    price = next((objective.name for objective in study.objectives if objective.transport is not None), None)
+    if price is not None and config.steps is not None and config.steps <= first:
+        raise ConfigError(
+            f"`{price}` needs a recorded step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
+            f"{first}, after the last of `steps` = {config.steps}. Lower `profile_every_steps`, or train more steps."
+        )
+
+
+def check_confirm(study: Study) -> None:
+    """Raise ConfigError if a study asks for a confirmation that cannot be."""
+    if not study.confirm:
+        return
+    if study.confirm < MIN_SEEDS:
+        raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")
+    if study.dense is None:
+        raise ConfigError("`confirm` needs a baseline without compression among `baselines`, but there is none.")
+    if not any(objective.quality is not None for objective in study.objectives):
+        raise ConfigError(
+            "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
+        )
+
+
+def check_here(study: Study) -> None:
+    """Raise ConfigError if this machine lacks data or a metric of the user's own; nodes of a cluster may have others."""
+    for name in study.config({}).metrics or ():
+        if ":" in name:
+            try:
+                own_metric(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+    for data in {repr(config.data): config.data for config in study.configs}.values():
+        try:
+            bind_data(data.name, data.options)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None

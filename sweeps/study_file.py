@@ -1,0 +1,265 @@
+"""Study files: TOML, or Python if a function describes the space better. Every rule is checked before Ray starts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
+
+from raysim.config import ConfigError, apply_override, make_config, read_source
+from raysim.config.reading import find_data
+from raysim.files import read_text
+from raysim.notation import known_words
+from raysim.sweeps.objectives import Constraint, Objective
+from raysim.sweeps.space import Space, SpaceFunction
+from raysim.sweeps.study import Baseline, Study, copied, override
+from raysim.sweeps.study_checks import check_baseline, check_confirm, check_draws, check_fields
+
+MOST_SEEDS = 10_000
+PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
+
+
+class StudyKeys(BaseModel):
+    """The keys of a study's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True)
+
+    name: str | None = Field(default=None, pattern=r"^[\w+=-][\w.+=-]*$")
+    """Name of the study in sqlite and of its folder; by default the file's name."""
+    base: str | dict[str, Any]
+    """A recipe or a .toml file, or the keys of a run."""
+    set: dict[str, Any] = {}
+    """Changes to the base that hold for every trial."""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] | None = Field(default=None, min_length=1)
+    """Seeds of every configuration, trained one after the other; by default the base's seed."""
+    trials: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Configurations trained at most, baselines among them; by default all points of a grid."""
+    confirm: int = Field(default=0, ge=0)
+    """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
+    sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
+    """Algorithm that chooses the trials."""
+    sampler_seed: int = Field(default=0, ge=0)
+    """Seed of the sampler."""
+    startup_trials: int = Field(default=10, ge=0)
+    """Trials that are drawn at random before tpe learns from them."""
+    population: int = Field(default=20, ge=2)
+    """Trials in a generation of nsga2."""
+    early_stopping: Literal["asha", "none"] | None = None
+    """ASHA (`asha`) stops poor trials early; on by default except for grids."""
+    engine: Literal["auto", "ray", "inline"] = "auto"
+    """`ray`: one actor a stage. `inline`: all stages in the trial's own process."""
+    jobs: int | None = Field(default=None, ge=1, le=10_000)
+    """Trials at once; by default as many as there are CPUs for, one a stage."""
+    compute: Literal["auto", "cpu", "wall"] = "auto"
+    """Seconds of compute in prices: of the CPU, of the wall clock, or by the kind of device (auto)."""
+    objectives: list[InstanceOf[Objective]] = Field(min_length=1)
+    """Names, such as step_s@1gbps or step_s@1gbps/nccl, or tables of name, direction, target and mode."""
+    constraints: list[InstanceOf[Constraint]] = []
+    """Tables of objective and at_most, at_least, or within and of."""
+    baselines: list[InstanceOf[Baseline]] = []
+    """Tables of name and `params` of the space, or `set` of keys: run first."""
+    space: dict[str, Any] | str | None = None
+    """Keys with their choices, or the function `space` of a .py file."""
+    symbols: dict[str, Any] = {}
+    """Values of the placeholders in texts."""
+
+    @field_validator("objectives", "constraints", "baselines", mode="before")
+    @classmethod
+    def _made(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list):
+            return value  # refused by the type of the field
+        return [_part(str(info.field_name), each) for each in value]
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies that come with raysim."""
+    entries = resources.files("raysim.sweeps").joinpath("studies").iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def study_text(name: str) -> str:
+    """Return the file of a study that comes with raysim."""
+    return resources.files("raysim.sweeps").joinpath("studies", f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_study(
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    confirm: int | None = None,
+    transport: str | None = None,
+) -> Study:
+    """Return the study of a built-in's name, a .toml or a .py file.
+
+    `overrides` are `key=value` texts that change its base. `trials`, `jobs` and `confirm` replace the file's; `seeds` is a number of
+    seeds from 0 on, in place of the file's. `transport` is for the prices among its objectives that name none. Raises ConfigError by
+    field and rule.
+
+    >>> read_study("quickstart").budget
+    9
+    """
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        rule = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
+        raise ConfigError(f"`seeds` must be {rule}, but got {seeds}.")
+    changes = {"trials": trials, "jobs": jobs, "confirm": confirm, "seeds": None if seeds is None else [*range(seeds)]}
+    file = _read(source)
+    values = file.values | {key: value for key, value in changes.items() if value is not None}
+    study = _make(file._replace(values=values), overrides)
+    if transport is not None:
+        study = study.over(transport)
+    check_draws(study)
+    for baseline in study.baselines:
+        check_baseline(study, baseline)
+    check_confirm(study)
+    return study
+
+
+class _File(NamedTuple):
+    """The contents of a study's file; `space` and `python` are the function and the text of a Python file."""
+
+    name: str | None
+    folder: Path
+    values: dict[str, Any]
+    space: SpaceFunction | None = None
+    python: str | None = None
+
+
+def _read(source: str | Path) -> _File:
+    path = Path(source)
+    if str(source) in study_names():
+        return _File(path.stem, path.parent, tomllib.loads(study_text(str(source))))
+    if path.suffix not in (".toml", ".py"):
+        known = known_words(str(source), study_names(), rest="; or give a .toml or .py file")
+        raise ConfigError(f"Unknown study {str(source)!r}.{known}")
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"The study {str(source)!r} cannot be read: {error.strerror}.") from None
+    name = path.stem if path.stem != "study" else None
+    if path.suffix == ".py":
+        values, space = _read_python(path)
+        return _File(name, path.parent, values, space, text)
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    if not isinstance(values.get("space"), str):
+        return _File(name, path.parent, values)
+    python = path.parent / values.pop("space")  # the copy in a study's folder
+    try:
+        text = read_text(python)
+    except OSError as error:
+        raise ConfigError(
+            f"`space` must be a table or a Python file, but {python} cannot be read: {error.strerror}."
+        ) from None
+    return _File(name, path.parent, values, _read_python(python)[1], text)
+
+
+def _read_python(path: Path) -> tuple[dict[str, Any], SpaceFunction]:
+    """Return `study` and `space` of a Python file."""
+    spec = importlib.util.spec_from_file_location(f"study_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}", path)
+    try:
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"The study {path} cannot be imported: {type(error).__name__}: {error}.") from None
+    function, values = getattr(module, "space", None), getattr(module, "study", {})
+    if not callable(function) or not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a function `space(trial)` and a dict `study`.")
+    return values, function
+
+
+def _make(file: _File, overrides: Sequence[str]) -> Study:
+    try:
+        keys = StudyKeys.model_validate(file.values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+    name = keys.name or file.name
+    if name is None:
+        raise ConfigError("`name` must be given.")
+    base = _base(keys.base, file.folder)
+    for key, value in keys.set.items():
+        override(base, key, value)
+    for text in overrides:
+        apply_override(base, text)
+    config = make_config(base)
+    base.setdefault("name", name)
+    space = file.space
+    if space is None:
+        if not isinstance(keys.space, dict) or not keys.space:
+            raise ConfigError("`space` must be a table of keys and what they may be, but got none.")
+        space = Space(keys.space, keys.symbols, config.stages)
+    early = keys.early_stopping or ("asha" if keys.sampler != "grid" and config.evaluate_every_steps else "none")
+    same = {name: getattr(keys, name) for name in Study.__dataclass_fields__ if name in StudyKeys.model_fields}
+    resolved = {
+        "name": name,
+        "base": base,
+        "seeds": tuple(keys.seeds or (config.seed,)),
+        "early_stopping": early,
+        "space": space,
+        "source": file.python,
+    }
+    study = Study(**same | {part: tuple(getattr(keys, part)) for part in PARTS} | resolved)
+    check_fields(study, config)
+    return study
+
+
+def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the values of the base as a run's file would hold them; its own name is the study's."""
+    if isinstance(base, dict):
+        values = copied(base)
+        find_data(values, folder)
+        return values
+    values = read_source(folder / base if base.endswith(".toml") and not Path(base).is_absolute() else base)[1]
+    values.pop("name", None)
+    return values
+
+
+def _part(field: str, values: Any) -> Any:
+    """Return an objective, a constraint or a baseline of its table; raises ConfigError by key."""
+    known = list(PARTS[field].__dataclass_fields__)  # type: ignore[attr-defined]
+    first = known[0]
+    if field == "objectives" and isinstance(values, str):
+        values = {"name": values}
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"`{field}` must list {'names or ' if field == 'objectives' else ''}tables, but got {values!r}."
+        )
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"Unknown key `{field}.{unknown[0]}`. Known: {', '.join(known)}.")
+    for key in (first, "of", "target"):
+        if key in values and not isinstance(values[key], str):
+            raise ConfigError(f"`{field}.{key}` must be a text, but got {values[key]!r}.")
+    for key in ("params", "set"):
+        if key in values and not isinstance(values[key], Mapping):
+            raise ConfigError(f"`{field}.{key}` must be a table, but got {values[key]!r}.")
+    if first not in values:
+        raise ConfigError(f"`{field}.{first}` must be given.")
+    return PARTS[field](**values)
+
+
+def _sentence(error: ValidationError) -> str:
+    """Return the first error of pydantic's as one of our sentences."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] == "extra_forbidden":
+        return f"Unknown key `{key}` of a study.{known_words(key, StudyKeys.model_fields)}"
+    if first["type"] == "missing":
+        return f"`{key}` must be given."
+    rule = str(first["msg"]).removeprefix("Input should be ").removeprefix("List should ")
+    rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"`{first['loc'][0]}` must be {rule}, but got {first['input']!r}."

@@ -1,0 +1,300 @@
+"""Ray Tune as a sweep runs it: its settings, the callbacks that end it or report why trials wait, and the run itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.tune.experiment import Trial
+
+from raysim.engine.init import first_reason
+from raysim.engine.occupancy import Waiting, is_starting, room_sentence
+from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
+from raysim.sweeps.trial import SweepTrial, TrialSpec
+from raysim.training.phases import Phases
+
+LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
+NODES_S = 5.0  # between two looks at the cluster's nodes
+START_S = 600.0  # beyond the wait for resources, within which a process must have started
+
+# Settings of Tune: no output, no files of its own beside our rows, and no snapshots.
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # intermediate results have no loss
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+}
+
+
+@contextmanager
+def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
+    """Add settings of Tune to the environment, unless the user has set them."""
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@dataclass
+class Halt:
+    """The cause of a sweep that ends before its budget is spent: a signal, or a reason in words."""
+
+    signal: int | None = None
+    reason: str | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """True if the sweep must end."""
+        return self.signal is not None or self.reason is not None
+
+
+class Stop(tune.Stopper):
+    """Ends the experiment at a signal, or if the study cannot go on."""
+
+    def __init__(self, halt: Halt, search: LedgerSearch) -> None:
+        self._halt = halt
+        self._search = search
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        if self._halt.reason is None:
+            folder = self._search.ledger.folder
+            missing = None if (folder / "study.toml").is_file() else f"The study's folder {folder} no longer exists."
+            self._halt.reason = self._search.disk_error or self._search.ledger.missing_baseline() or missing
+        self._search.stopping |= self._halt.wanted
+        return self._halt.wanted
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.stopper.NoopStopper, ()  # see LedgerSearch
+
+
+class Watch(tune.Callback):
+    """Callback of Tune that records why a trial was given up, and halts a sweep without running trials.
+
+    `limit_s`: how long trials may wait for resources. `shared`: the cluster has other users, and nodes that join and leave.
+    """
+
+    def __init__(
+        self,
+        halt: Halt,
+        search: LedgerSearch,
+        *,
+        trial_words: str,
+        limit_s: float,
+        shared: bool,
+        phases: Phases,
+        on_look: Callable[[], None],
+    ) -> None:
+        self._halt = halt
+        self._search = search
+        self._trial_words = trial_words
+        self._limit_s = limit_s
+        self._phases = phases
+        self._on_look = on_look
+        self._waiting = Waiting()  # for resources: no trial runs or starts
+        self._idle = Waiting()  # no trial runs
+        self._looked = self._displayed = time.monotonic()
+        self._nodes = NodeWatch(_to_stderr) if shared else None
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._phases.enter(None)
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self._nodes is not None:
+            self._nodes.look()
+        if time.monotonic() - self._displayed >= LOOK_S:
+            self._displayed = time.monotonic()
+            self._on_look()
+        if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
+            self._waiting.restart()
+            self._idle.restart()
+            return
+        if time.monotonic() - self._looked >= LOOK_S:
+            self._looked = time.monotonic()
+            if is_starting():
+                self._waiting.restart()
+        lacks = f"{self._trial_words} needs room"
+        if self._nodes is not None:  # a Ray of this process's own has resources, but takes a while to start
+            self._waiting.tell(partial(room_sentence, lacks))
+        if self._waiting.seconds > self._limit_s and self._halt.reason is None:
+            self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {room_sentence(lacks)}"
+        elif self._idle.seconds > self._limit_s + START_S and self._halt.reason is None:
+            self._halt.reason = (
+                f"No trial has started for {self._idle.seconds:.0f} s, although its processes have their resources"
+            )
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        row = self._search.row(trial.trial_id)
+        if row is not None:
+            _to_stderr(f"trial {row.trial} restarts from its checkpoint: {_reason(trial)}")
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        lost = self._search.lost
+        if lost is not None:
+            lost.error = f"{lost.error}: {_reason(trial)}"
+            self._search.ledger.rows.write()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()  # see LedgerSearch
+
+
+class NodeWatch:
+    """Reports nodes of the cluster that join or are lost.
+
+    `say` prints a line; `nodes` returns the addresses of the living nodes by their ids.
+    """
+
+    def __init__(self, say: Callable[[str], None], nodes: Callable[[], dict[str, str]] | None = None) -> None:
+        self._say = say
+        self._nodes = nodes or _living_nodes
+        self._known = dict(self._nodes())
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Compare the nodes with the last look, if it is `NODES_S` ago."""
+        if time.monotonic() - self._looked >= NODES_S:
+            self._looked = time.monotonic()
+            self.compare()
+
+    def compare(self) -> None:
+        """Report the nodes that joined or were lost since the last look."""
+        nodes = dict(self._nodes())
+        for node in self._known.keys() - nodes.keys():
+            self._say(f"node {self._known[node]} is lost: the trials with stages on it restart from their checkpoints")
+        for node in nodes.keys() - self._known.keys():
+            self._say(f"node {nodes[node]} has joined")
+        self._known = nodes
+
+
+def run_tune(
+    search: LedgerSearch,
+    scheduler: tune.schedulers.TrialScheduler | None,
+    *,
+    stop: Stop,
+    watch: Watch,
+    starting: int | None,
+) -> None:
+    """Run the trials of a search until it has no more, or `stop` ends them.
+
+    `starting`: the number of trials whose actors may start side by side. By default Tune starts one after another, so that other
+    drivers of a shared cluster see which trials wait.
+    """
+    session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    scratch = (
+        search.ledger.folder / "tune"
+    )  # Tune's own files, pickles among them, which nobody reads after the session
+    shutil.rmtree(scratch, ignore_errors=True)  # of a killed session
+    tuner = tune.Tuner(
+        tune.with_resources(SweepTrial, _placement),
+        tune_config=tune.TuneConfig(
+            search_alg=search,
+            scheduler=scheduler,
+            num_samples=-1,
+            reuse_actors=True,
+            trial_name_creator=_short_name,
+            trial_dirname_creator=_short_name,
+        ),
+        run_config=tune.RunConfig(
+            name=session,
+            storage_path=str(scratch.absolute()),
+            stop=stop,
+            failure_config=tune.FailureConfig(max_failures=LOST_PROCESSES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run keeps its own
+            callbacks=[watch],
+            verbose=0,
+        ),
+    )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    pending = {} if starting is None else {"TUNE_MAX_PENDING_TRIALS_PG": str(starting)}
+    try:
+        with _retry_losses(), tune_settings(pending):
+            tuner.fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _retry_losses() -> Iterator[None]:
+    """Make Tune treat every error of Ray itself as the loss of the trial's process, until the block ends.
+
+    Tune 2.60 tries a trial again after `RayActorError` only. Any other error of Ray ends the whole experiment, such as
+    `OutOfMemoryError`, which Ray raises after killing a process because its node ran out of memory. No setting, callback or
+    scheduler of Tune sees such an error first, so its receiving method is wrapped.
+    """
+    manager: Any = RayActorManager
+    receive = manager._actor_task_failed
+
+    def receive_as_loss(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, RayError) and not isinstance(exception, (RayActorError, RayTaskError)):
+            exception = RayActorError(error_msg=first_reason(exception))
+        receive(self, tracked_actor_task, exception)
+
+    manager._actor_task_failed = receive_as_loss
+    try:
+        yield
+    finally:
+        manager._actor_task_failed = receive
+
+
+def last_reason(text: str) -> str:
+    r"""Return why a trial's process was lost the last time, by the error file that Tune writes.
+
+    >>> last_reason("Failure # 1\nThe actor died.\nFailure # 2\n1 worker(s) were killed due to the node running low on memory. See ...")
+    '1 worker(s) were killed due to the node running low on memory'
+    """
+    last = text.rpartition("Failure # ")[2]
+    if (memory := re.search(r"[^.\n]*running low on memory", last)) is not None:
+        return memory[0].strip()
+    line = next((line.strip() for line in reversed(last.splitlines()) if line.strip()), "")
+    return re.sub(r"^[\w.]+Error: ", "", line)
+
+
+def _reason(trial: Trial) -> str:
+    """Return why a trial's process was lost the last time."""
+    file = trial.error_file
+    return last_reason(Path(file).read_text(encoding="utf-8")) if file and Path(file).is_file() else "its process ended"
+
+
+def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    spec: TrialSpec = config["trial"]
+    strategy = "SPREAD" if spec.config.placement == "spread" else "PACK"
+    return tune.PlacementGroupFactory(spec.bundles, strategy=strategy)
+
+
+def _short_name(trial: Trial) -> str:
+    return f"{trial.config['trial'].number}-{trial.trial_id}"
+
+
+def _living_nodes() -> dict[str, str]:
+    """Return the addresses of the cluster's living nodes, by their ids."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
