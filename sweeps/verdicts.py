@@ -15,9 +15,9 @@ from raysim import analysis
 from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.studies import over
-from raysim.analysis.report.adopt import adoption
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.verdict import verdict
+from raysim.analysis.report.reuse import adoption
+from raysim.analysis.report.summary import verdict
 from raysim.analysis.report.words import listed, plural
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of

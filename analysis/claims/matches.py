@@ -110,10 +110,7 @@ def shared_or_separate(setting: Setting) -> Roles | None:
     """Match TopK of one density both ways: "separate" indices for gradients, or "shared" with the activations."""
     if _density_both_ways(setting) is None:
         return None
-    return {
-        "separate": both_ways(setting.forward),
-        "shared": Setting(setting.forward, shared_indices=True),
-    }
+    return {"separate": both_ways(setting.forward), "shared": Setting(setting.forward, shared_indices=True)}
 
 
 def _links_alone(setting: Setting) -> bool:

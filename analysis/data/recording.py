@@ -57,12 +57,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        run: Run | Place | str,
-        *,
-        clock: str = "auto",
-        max_steps: int = 100,
-        row: Mapping[str, Any] | None = None,
+        self, run: Run | Place | str, *, clock: str = "auto", max_steps: int = 100, row: Mapping[str, Any] | None = None
     ) -> None:
         try:
             check_choice("compute", clock, CLOCKS)

@@ -1,14 +1,13 @@
 """The report of runs and studies: one HTML page that needs nothing but a browser, or Markdown with pictures for a paper.
 
-`compose` makes a page of sections, each of one file here and of one purpose; `html` and `markdown` write it.
+`compose` makes a page of sections; `html` and `markdown` write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
@@ -37,26 +36,18 @@ def compose(
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
     `networks` default to the presets of `NETWORKS`, and the network on which the studies compare steps. `first` is the name of the
-    network that is chosen at first: by default that of the studies, or the first where it is not among `networks`. `compute` and
-    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError where there is no
-    such folder, or no run in it, and ValueError for a network that is none.
+    network that is chosen at first: by default that of the studies, or the first of `networks` if these lack it. `compute` and
+    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
+    such folder or no run in it, and ValueError for an unknown network.
     """
-    from raysim.analysis.report import (
-        curves,
-        decisions,
-        findings,
-        gantt,
-        importance,
-        links,
-        parallel,
-        probes,
-        quality,
-        reproduce,
-        runs,
-        summary,
-        tradeoff,
-        typed,
-    )
+    from raysim.analysis.report.frontier import frontier_section, quality_section
+    from raysim.analysis.report.one_step import links_section, timeline_section
+    from raysim.analysis.report.over_time import curves_section, decisions_section
+    from raysim.analysis.report.own_network import own_network_section
+    from raysim.analysis.report.parameters import importance_section, parallel_section
+    from raysim.analysis.report.reuse import reproduce_section
+    from raysim.analysis.report.summary import summary_section
+    from raysim.analysis.report.tables import findings_section, probes_section, runs_section
 
     results = load(folder)
     if not len(results):
@@ -64,21 +55,28 @@ def compose(
     own = results.network_of(results.runs["study"].dropna())
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
-    known = [parse_network(one) if isinstance(one, str) else one for one in networks]
-    material = gather(
-        results, {repr(one): one for one in known}, compute, profile, first=first or own, transport=transport
+    parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
+    by_name = {repr(network): network for network in parsed}
+    material = gather(results, by_name, compute, profile, first=first or own, transport=transport)
+    topics = (
+        frontier_section,
+        quality_section,
+        curves_section,
+        links_section,
+        decisions_section,
+        timeline_section,
+        parallel_section,
     )
-    topics = (tradeoff, quality, curves, links, decisions, gantt, parallel)
     sections = [
-        summary.section(material),
-        typed.section(material),
-        *([probes.section(material)] if material.probes else []),
+        summary_section(material),
+        own_network_section(material),
+        *([probes_section(material)] if material.probes else []),
         *(
-            [_of_job(job, topics, material) for job in material.jobs]
+            [_job_section(job, topics, material) for job in material.jobs]
             if len(material.jobs) > 1
-            else [topic.section(material) for topic in topics]
+            else [topic(material) for topic in topics]
         ),
-        *(module.section(material) for module in (importance, findings, runs, reproduce)),
+        *(topic(material) for topic in (importance_section, findings_section, runs_section, reproduce_section)),
     ]
     jobs = (*material.jobs, *material.probes)
     priced = any(job.priced for job in jobs)
@@ -93,12 +91,12 @@ def compose(
     )
 
 
-def _of_job(job: Job, topics: Sequence[ModuleType], material: Material) -> Section:
-    """Return one section of all topics of a job, where a folder holds several jobs."""
+def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], material: Material) -> Section:
+    """Return one section of all topics of a job, if a folder holds several jobs."""
     blocks: list[Block] = []
     for topic in topics:
-        found = topic.section(replace(material, jobs=[job]))
-        blocks += [Heading(found.title), *([Text(found.absent, "note")] if found.absent else []), *found.blocks]
+        section = topic(replace(material, jobs=[job]))
+        blocks += [Heading(section.title), *([Text(section.absent, "note")] if section.absent else []), *section.blocks]
     return Section(job.key, job.title, blocks)
 
 

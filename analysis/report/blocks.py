@@ -16,7 +16,8 @@ class Text(NamedTuple):
 
     text: str | ByNetwork
     kind: str = "paragraph"
-    """"paragraph", "lead" (the sentence to remember), "note" (limits of figures), "code" (shell commands) or "python"."""
+    """"headline" (the verdict in a few words, large), "lead" (the sentence to remember), "paragraph", "note" (limits of
+    figures), "code" (shell commands) or "python"."""
 
 
 class Nodes(NamedTuple):
@@ -74,7 +75,14 @@ class Heading(NamedTuple):
     text: str
 
 
-Block = Text | Table | Figure | Heading
+class Details(NamedTuple):
+    """Paragraphs behind a link: how figures were made, and their limits."""
+
+    title: str
+    texts: Sequence[Text]
+
+
+Block = Text | Table | Figure | Heading | Details
 
 
 @dataclass(frozen=True)

@@ -134,11 +134,7 @@ def _judged(results: Results) -> Judged:
 
 
 def _home(
-    job: Job,
-    results: Results,
-    partners: Mapping[str, str],
-    networks: Mapping[str, Network],
-    options: Mapping[str, Any],
+    job: Job, results: Results, partners: Mapping[str, str], networks: Mapping[str, Network], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Mapping[str, Estimate]]]:
     """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
     chosen = {one.name: one for network in networks if (one := job.taken_home(network)) is not None}
@@ -151,13 +147,7 @@ def _home(
 
 
 def _job(
-    key: str,
-    title: str,
-    runs: pd.DataFrame,
-    metric: Metric,
-    prices: Prices,
-    judged: Judged,
-    networks: Sequence[str],
+    key: str, title: str, runs: pd.DataFrame, metric: Metric, prices: Prices, judged: Judged, networks: Sequence[str]
 ) -> Job:
     settings = [
         _setting(str(name), rows, metric, prices, judged, networks)
@@ -204,12 +194,7 @@ def _pairs(setting: str) -> list[str]:
 
 
 def _setting(
-    name: str,
-    runs: pd.DataFrame,
-    metric: Metric,
-    prices: Prices,
-    judged: Judged,
-    networks: Sequence[str],
+    name: str, runs: pd.DataFrame, metric: Metric, prices: Prices, judged: Judged, networks: Sequence[str]
 ) -> SettingRuns:
     how = setting_of(runs.iloc[0])
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)

@@ -17,10 +17,22 @@ from importlib import resources
 from typing import Any
 
 from raysim.analysis.data.studies import over
-from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Page, Section, Table, Text, Typed
+from raysim.analysis.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Details,
+    Heading,
+    Nodes,
+    Page,
+    Section,
+    Table,
+    Text,
+    Typed,
+)
 from raysim.analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
 from raysim.analysis.report.material import WORTH
-from raysim.analysis.report.typed import BANDWIDTHS_BPS, LATENCIES_S
+from raysim.analysis.report.own_network import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
@@ -143,6 +155,9 @@ class _Writer:
             return f"<h3>{escape(block.text)}</h3>"
         if isinstance(block, Text):
             return self._text(block)
+        if isinstance(block, Details):
+            texts = "".join(map(self._text, block.texts))
+            return f'<details class="more"><summary>{escape(block.title)}</summary>{texts}</details>'
         return self._table(block) if isinstance(block, Table) else self._figure(block)
 
     def _text(self, block: Text) -> str:

@@ -1,20 +1,150 @@
-"""The summary: the setting to use on each network, and the evidence."""
+"""The answer: which setting to use on each network, in a sentence, a curve and a table."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raysim.analysis.comparison.rule import RULE
+from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.studies import over
-from raysim.analysis.report.adopt import adoption
-from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
-from raysim.analysis.report.figures import ByNetwork
-from raysim.analysis.report.material import Job, Material
-from raysim.analysis.report.verdict import GAIN, fastest, seeds_of, verdict
+from raysim.analysis.report.blocks import Block, Cell, Column, Details, Heading, Section, Table, Text
+from raysim.analysis.report.figures import COLOURS, DENSE, Axis, ByNetwork, Figure, Panel, Series, Style, finite, style
+from raysim.analysis.report.material import MODES, WORTH, Job, Material, SettingRuns
+from raysim.analysis.report.own_network import BANDWIDTHS_BPS, GRID, finished_runs, nodes_of
+from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
+
+# --- the verdict on a job on one network, in a sentence or two: the same in the report, in a sweep's terminal and in findings -
+
+
+MOST_CURVES = 4  # settings
+GAIN = f"{100 * (WORTH - 1):.0f} %"
+
+
+def verdict(job: Job, network: str) -> str:
+    """Return the setting to use on a network, with its price and its quality; `code` stands in back ticks."""
+    if not job.priced:
+        return "No run here has profiled actions, so no step can be priced: train with `profile_every_steps` of at least 1."
+    on = f"On {network} {over(job.transport)}"
+    chosen = job.recommended(network)
+    if chosen is None or job.dense is None:
+        best = fastest(job, network)
+        return (
+            f"{on}, the fastest setting is `{best.name}`: {_facts(job, best, network)} There is no dense run to compare "
+            "with, so none is recommended: train the same job with `forward=Identity backward=Identity`, once for each seed."
+        )
+    if len(job.settings) == 1:
+        return f"{on}, dense: {_facts(job, chosen, network)} Nothing else was trained, so nothing is compared."
+    if chosen.dense:
+        return f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step. {_why_dense(job, network)}"
+    return (
+        f"{on}, use `{chosen.name}`: {_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times "
+        f"fewer bytes. It takes {_facts(job, chosen, network)}{sure(chosen)}"
+    )
+
+
+def headline(job: Job, network: str) -> str:
+    """Return the verdict on a network in a few words."""
+    chosen = job.recommended(network) if job.priced else None
+    if not job.priced:
+        return "No step can be priced"
+    if chosen is None:
+        return "No dense baseline"
+    if chosen.dense:
+        return "Stay dense" if len(job.settings) > 1 else "Only dense was trained"
+    return f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f}x faster"
+
+
+def fastest(job: Job, network: str) -> SettingRuns:
+    """Return the fastest setting on a network, safe or not."""
+    return min(job.priced, key=lambda one: one.step_s[network].value)
+
+
+def sure(setting: SettingRuns) -> str:
+    """Return how sure it is that a setting does no harm, where that was judged."""
+    judged = setting.judged
+    if not judged:
+        return ""
+    return (
+        f" At {judged['confidence']:.0%} confidence, over {seeds_of(judged)}, it is at most "
+        f"{judged['within']:g} {judged['unit']} worse than dense."
+    )
+
+
+def seeds_of(judged: Mapping[str, Any]) -> str:
+    """Return the number of seeds that a verdict rests on, and whether they chose nothing."""
+    return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
+
+
+def _why_dense(job: Job, network: str) -> str:
+    """Return why no compressed setting is recommended, the most promising one, and the seeds that would decide about it."""
+    faster = job.faster(network)
+    if not faster:
+        return f"No other setting is at least {GAIN} faster."
+    if all(one.verdict == "harmful" for one in faster):
+        return f"{_counted(len(faster))} faster, but shown to be harmful."
+    best, least = job.promising(network), job.least_harmful(network)
+    said = f"{_counted(len(faster))} faster, but none is shown to be safe."
+    setting = best or least
+    if setting is None:
+        return said
+    quality = against_dense(setting, job.metric.measure)
+    if best is not None:
+        chance = (
+            "" if math.isnan(best.judged["chance"]) else f", safe with a chance of {100 * best.judged['chance']:.0f} %"
+        )
+        said += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{chance}."
+    else:
+        said += f" None is promising. The least harmful is `{setting.name}`: {quality}."
+    return f"{said} {_seeds_words(job, setting)}".rstrip()
+
+
+def _counted(count: int) -> str:
+    return f"{plural(count, 'setting')} {'is' if count == 1 else 'are'}"
+
+
+def _seeds_words(job: Job, setting: SettingRuns) -> str:
+    """Return the reason for which a setting is undecided, and the seeds and hours that would decide."""
+    have, lacking = int(setting.judged["seeds"]), setting.judged["lacking"]
+    if setting.verdict != "undecided":
+        return ""
+    if lacking and have >= MIN_SEEDS:
+        return f"No verdict: {lacking}."
+    needed = job.seeds_for(setting)
+    told = f"{plural(have, 'seed')} cannot decide" if have < MIN_SEEDS else f"{plural(have, 'seed')} did not decide"
+    if needed is None and not math.isnan(setting.judged["deviation"]):
+        return f"{told}, nor would {MOST_SEEDS}: the difference is too near the margin for its spread."
+    needed = max(needed or MIN_SEEDS, MIN_SEEDS if have < MIN_SEEDS else have + 1)
+    hours = job.cost_s(needed)
+    return f"{told}: {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
+
+
+def _faster_than_dense(setting: SettingRuns, network: str) -> str:
+    """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
+    value, low, high = setting.speedup[network]
+    dense = seconds(setting.dense_step_s[network])
+    return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
+
+
+def _facts(job: Job, setting: SettingRuns, network: str) -> str:
+    """Return the seconds and bytes of a step and the quality, beside dense where the setting is not dense."""
+    dense = job.dense if job.dense is not setting else None
+    reached = [
+        f"{job.metric.write(*setting.quality[mode][:2])} with compression {mode} at inference"
+        + (f" (dense {job.metric.write(*dense.quality[mode][:2])})" if dense is not None else "")
+        for mode in MODES
+    ]
+    return (
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{job.metric.text.capitalize()}: {', '.join(reached)}."
+    )
+
+
+# --- the section --------------------------------------------------------------------------------------------------------------
+
 
 COLUMNS = (
     Column("network"),
@@ -29,7 +159,7 @@ COLUMNS = (
 )
 
 
-def section(material: Material) -> Section:
+def summary_section(material: Material) -> Section:
     """Return the recommended setting of every job and network, in words and as a table."""
     if not material.jobs and material.probes:
         return Section("summary", "Summary", absent="The runs here are candidates of a probe, which train nothing.")
@@ -42,26 +172,83 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     if len(material.jobs) > 1:
         yield Heading(job.title)
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
+    yield Text(ByNetwork({network: headline(job, network) for network in material.networks}), "headline")
     yield Text(ByNetwork({network: f"{of}{verdict(job, network)}" for network in material.networks}), "lead")
-    yield Text(_what(job))
+    if job.priced:
+        yield _curve(job, material)
+    yield Text(_counts(job))
     if not job.priced:
         return
     yield Table(
         f"{job.key}-recommended",
-        f"{job.title}: for each network, the fastest setting shown to be safe, or dense if compression gains less than {GAIN}; "
-        f"without dense runs, the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
+        f"The table has the fastest setting shown to be safe on each network, or dense if compression gains less than {GAIN}; "
+        f"without dense runs, it has the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
         f"{job.metric.text.capitalize()} is that of the last evaluation, with compression on and off: mean ± standard deviation "
-        f"over seeds. A setting is written forward / backward. Compute: {job.source}.",
+        "over seeds. A setting is written forward / backward.",
         COLUMNS,
         [_row(job, network) for network in material.networks],
         current=0,
     )
     yield from _adoption(job, material)
+    yield Details("How steps were priced and settings judged", list(_caveats(job)))
+
+
+def _curve(job: Job, material: Material) -> Figure:
+    """Return the seconds of a step against bandwidth, of dense and of the settings chosen on some network."""
+    results, partners = finished_runs(material)
+    plain = [i for i, network in enumerate(GRID.values()) if not network.latency_s]
+    series = []
+    settings = _curve_settings(job)
+    for i, setting in enumerate(settings):
+        nodes = nodes_of(setting, material, results, partners)
+        look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
+        seconds_s = finite(nodes.step_s[j].value for j in plain)
+        series.append(Series(setting.name, list(BANDWIDTHS_BPS), seconds_s, look, kind="line"))
+    x, y, labels = {}, {}, {}
+    for name, network in material.networks.items():
+        single = not isinstance(network.bandwidth_bps, tuple) and math.isfinite(network.bandwidth_bps)
+        shown = settings if single else []
+        x[name] = [network.bandwidth_bps] * len(shown)
+        y[name] = [setting.step_s[name].value for setting in shown]
+        labels[name] = [f"{setting.name} on {name}" for setting in shown]
+    here = Series(
+        "the chosen network", ByNetwork(x), ByNetwork(y), Style(COLOURS[1], "circle"), labels=ByNetwork(labels)
+    )
+    return Figure(
+        f"{job.key}-bandwidth",
+        "Step time by bandwidth",
+        f"The lines are the seconds of a step {over(job.transport)} on a network without latency. Compression pays if its line lies "
+        "below the line of dense. Points are the steps on the chosen network, with its latency.",
+        [
+            Panel(
+                job.title,
+                Axis("bandwidth_bps", "bandwidth", log=True, unit="bit/s"),
+                Axis("step_s", "time of a step", log=True, unit="s"),
+                [*series, here],
+                height=270,
+            )
+        ],
+        columns=1,
+    )
+
+
+def _curve_settings(job: Job) -> list[SettingRuns]:
+    """Return dense and the settings to use or to try on some network; without any, the one with the greatest speed-up."""
+    chosen = [setting for network in job.networks if (setting := job.taken_home(network)) is not None]
+    if not chosen:
+        compressed = [one for one in job.priced if not one.dense and one.speedup] or [fastest(job, job.networks[0])]
+        chosen = [max(compressed, key=lambda one: max((s.value for s in one.speedup.values()), default=0.0))]
+    dense = [job.dense] if job.dense is not None and job.dense.step_s else []
+    return list({setting.name: setting for setting in (*dense, *chosen)}.values())[:MOST_CURVES]
+
+
+def _caveats(job: Job) -> Iterator[Text]:
+    """Yield how the figures of a job were made, their limits, and the rule of its verdicts."""
+    yield Text(f"Bytes are counted on the packets; steps are simulated on the network. {job.compute}", "note")
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
     yield from (Text(note, "note") for note in reference.notes)
-    judged = next((one.judged for one in job.settings if one.judged), None)
-    if judged is not None:
-        undecided = sum(one.verdict == "undecided" for one in job.settings)
+    if any(setting.judged for setting in job.settings):
+        undecided = sum(setting.verdict == "undecided" for setting in job.settings)
         text = f"{RULE} {_basis(job)}"
         if undecided:
             text += f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided."
@@ -92,8 +279,8 @@ def _basis(job: Job) -> str:
     )
 
 
-def _what(job: Job) -> str:
-    """Return a description of the runs."""
+def _counts(job: Job) -> str:
+    """Return how many settings, seeds and runs there are."""
     runs = sum(len(one.runs) for one in job.settings)
     diverged = sum(one.diverged for one in job.settings)
     counts = sorted({one.seeds for one in job.settings})
@@ -104,7 +291,7 @@ def _what(job: Job) -> str:
     text = f"{job.title}: {plural(len(job.settings), 'setting')} x {each}{f' ({varied})' if varied else ''} = {plural(runs, 'run')}"
     if diverged:
         text += f", {diverged} diverged"
-    return f"{text}. Bytes are counted on the packets; steps are simulated on the network. {job.compute}"
+    return f"{text}."
 
 
 def _varied(job: Job) -> list[tuple[str, list[Any]]]:

@@ -179,10 +179,7 @@ def _rows(
         if split:
             parts = one.shares(network)
             row |= {name: float(parts.workers[name].mean()) for name in PARTS}
-            row |= {
-                "pipeline_s": parts.pipeline_s,
-                "busiest_link": parts.utilisation,
-            }
+            row |= {"pipeline_s": parts.pipeline_s, "busiest_link": parts.utilisation}
         if dense is not None:
             even = one.break_even_bps(dense, network) if one is not dense else None
             row |= {

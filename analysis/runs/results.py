@@ -110,12 +110,7 @@ class Results:
         )
 
     def replay(
-        self,
-        run: str,
-        *,
-        compute: str = "auto",
-        profile: Path | str | None = None,
-        transport: str = USUAL_TRANSPORT,
+        self, run: str, *, compute: str = "auto", profile: Path | str | None = None, transport: str = USUAL_TRANSPORT
     ) -> Replay:
         """Return a run ready to be priced, with the costs of all loaded runs of its job, selected or not.
 

@@ -55,7 +55,7 @@ def findings(
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.analysis import AnalysisError, load
     from raysim.analysis import findings as test_claims
-    from raysim.analysis.report.adopt import adoptions
+    from raysim.analysis.report.reuse import adoptions
     from raysim.show.findings import findings_figures, show_findings
 
     try:

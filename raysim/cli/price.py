@@ -81,7 +81,7 @@ def replay(
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import AnalysisError, Target, beside
     from raysim.analysis import replay as price
-    from raysim.show.replays import replay_figures, show_curve, show_replay
+    from raysim.show.priced_runs import replay_figures, show_curve, show_replay
 
     try:
         wanted = Target.parse(target) if target is not None else None
@@ -150,7 +150,7 @@ def _replay_probe(
     from raysim.analysis import beside
     from raysim.analysis import replay as price
     from raysim.analysis.data.probe_candidates import LIMIT, candidate_name, cost_words, smaller_runs
-    from raysim.show.probes import probe_figures, show_probe
+    from raysim.show.priced_runs import probe_figures, show_probe
 
     for option, value in alone.items():
         if value is not None:

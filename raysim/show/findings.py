@@ -11,7 +11,7 @@ from raysim.show.terminal import console, show_notes
 
 if TYPE_CHECKING:
     from raysim.analysis import Finding
-    from raysim.analysis.report.adopt import Adoption
+    from raysim.analysis.report.reuse import Adoption
 
 
 def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str) -> None:

@@ -202,11 +202,7 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
     for network in networks:
         timeline = plan.simulate(network)
         first_s = plan.step_s(network, first=True) if plan.first_steps else None
-        times = {
-            "network": repr(network),
-            "step_s": plan.step_s(network),
-            "first_step_s": first_s,
-        }
+        times = {"network": repr(network), "step_s": plan.step_s(network), "first_step_s": first_s}
         if bounds := plan.step_bounds_s(network):
             times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:

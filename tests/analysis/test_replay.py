@@ -29,7 +29,7 @@ from raysim.network.topology import Network
 from raysim.network.transport import RAY
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
-from raysim.show.replays import traffic_words
+from raysim.show.priced_runs import traffic_words
 
 MBPS = 1e6
 ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
-from raysim.analysis.report.adopt import adoption
 from raysim.analysis.report.blocks import Heading, Table, Text
 from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.gather import gather
@@ -26,9 +25,9 @@ from raysim.analysis.report.html import write_html
 from raysim.analysis.report.markdown import write_markdown
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
-from raysim.analysis.report.reproduce import recipe
-from raysim.analysis.report.typed import BANDWIDTHS_BPS, GRID, LATENCIES_S
-from raysim.analysis.report.verdict import sure, verdict
+from raysim.analysis.report.own_network import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from raysim.analysis.report.reuse import adoption, recipe
+from raysim.analysis.report.summary import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network

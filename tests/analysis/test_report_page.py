@@ -247,7 +247,7 @@ def test_the_network_is_kept_in_the_address(opened):
 
 @pytest.mark.slow
 def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
-    from raysim.analysis.report.typed import GRID
+    from raysim.analysis.report.own_network import GRID
     from raysim.analysis.report.words import seconds, speedup, step_time
 
     page = opened()

@@ -34,15 +34,13 @@ COLUMNS = (
 )
 
 
-def section(material: Material) -> Section:
+def own_network_section(material: Material) -> Section:
     """Return a table a job of the settings that figures name and of all safe ones, to be priced on the page."""
     key, title = "typed-network", "A network of your own"
     jobs = [job for job in material.jobs if job.priced]
     if not jobs:
         return Section(key, title, absent="No trained run here can be priced.", interactive=True)
-    ended = material.results.runs[material.results.runs["status"].isin(FINISHED)]
-    results = material.results.select(ended)
-    partners = dense_partners(results)
+    results, partners = finished_runs(material)
     blocks: list[Block] = [
         Text(
             "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
@@ -61,7 +59,7 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
     settings = [*named, *(one for one in job.priced if one.verdict == "safe" and one not in named)]
     rows = []
     for setting in settings:
-        nodes = _nodes(setting, material, results, partners)
+        nodes = nodes_of(setting, material, results, partners)
         rows.append(
             [
                 Cell(setting.name, code=True),
@@ -81,10 +79,17 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
     )
 
 
-def _nodes(setting: SettingRuns, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
+def nodes_of(setting: SettingRuns, material: Material, results: Results, partners: Mapping[str, str]) -> Nodes:
+    """Return the prices of a setting on all networks of `GRID`, in their order."""
     prices = prices_of(results, partners, GRID, material.options, setting.runs)
     price = mean_price(list(prices.values()), GRID)
-    return Nodes(_listed(price.step_s), _listed(price.speedup), _listed(price.dense_step_s))
+    return Nodes(*(_listed(values) for values in price))
+
+
+def finished_runs(material: Material) -> tuple[Results, dict[str, str]]:
+    """Return the finished runs of a report, and the dense run to compare each with."""
+    results = material.results.select(material.results.runs["status"].isin(FINISHED))
+    return results, dense_partners(results)
 
 
 def _listed(values: Mapping[str, Any]) -> list[Any]:

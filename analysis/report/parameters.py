@@ -1,4 +1,4 @@
-"""Parallel coordinates: every setting as one line through its codecs, its bytes, its seconds and its quality."""
+"""All settings as lines through their quantities, and the importance of the parameters of a study."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import pandas as pd
+
 from raysim.analysis.report.blocks import Section
-from raysim.analysis.report.figures import Axis, ByNetwork, Figure, Panel, Series, joined
+from raysim.analysis.report.figures import COLOURS, Axis, ByNetwork, Figure, Panel, Series, Style, finite, joined
+from raysim.analysis.report.frontier import grouped
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.tradeoff import grouped
 from raysim.analysis.report.words import bytes_of, seconds
+
+# --- parallel coordinates: each setting as a line through its codecs, bytes, seconds and quality ------------------------------
+
 
 LEAST = 4  # settings: fewer are read in a table
 
@@ -23,9 +28,9 @@ class Scale(NamedTuple):
     words: Mapping[str, str]
 
 
-def section(material: Material) -> Section:
+def parallel_section(material: Material) -> Section:
     """Return a figure a job."""
-    figures = [_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST]
+    figures = [_parallel_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST]
     if not figures:
         return Section(
             "parallel",
@@ -35,7 +40,7 @@ def section(material: Material) -> Section:
     return Section("parallel", "Parallel coordinates", figures)
 
 
-def _figure(job: Job, material: Material) -> Figure:
+def _parallel_figure(job: Job, material: Material) -> Figure:
     scales = {network: _scales(job, network) for network in material.networks}
     some = scales[material.network]
     series = []
@@ -127,3 +132,66 @@ def _place(value: float, low: float, high: float, log: bool) -> float:
     if log:
         return math.log(value / low) / math.log(high / low)
     return (value - low) / (high - low)
+
+
+# --- importance of the parameters of a study for each objective ---------------------------------------------------------------
+
+
+def importance_section(material: Material) -> Section:
+    """Return a figure a study, a panel an objective."""
+    from raysim.analysis.comparison.importances import importance
+
+    if not len(material.results.trials):
+        return Section(
+            "importance", "Importance of parameters", absent="It needs a study of `raysim sweep`; there is none here."
+        )
+    frame = importance(material.results)
+    known = frame[frame["importance"].notna()]
+    figures = [
+        _importance_figure(number, str(study), rows)
+        for number, (study, rows) in enumerate(known.groupby("study", sort=False), start=1)
+    ]
+    if not figures:
+        return Section(
+            "importance",
+            "Importance of parameters",
+            absent="It needs more finished trials of a study than there are here.",
+        )
+    return Section("importance", "Importance of parameters", figures)
+
+
+def _importance_figure(number: int, study: str, rows: pd.DataFrame) -> Figure:
+    panels = []
+    for objective, mine in rows.groupby("objective", sort=False):
+        ordered = mine.sort_values("importance", ascending=False)
+        series = Series(
+            str(objective),
+            ordered["parameter"].tolist(),
+            finite(ordered["importance"]),
+            Style(COLOURS[0]),
+            kind="bars",
+            labels=_labels(ordered),
+        )
+        panels.append(
+            Panel(
+                str(objective), Axis("parameter", ""), Axis("importance", "share of importance"), [series], height=280
+            )
+        )
+    return Figure(
+        f"study{number}-importance",
+        f"{study}: importance of settings",
+        "The share of an objective's variation that a parameter explains in the range that was searched, not which "
+        "way it goes. Shares add up to 1 over "
+        "the parameters that all trials have; a parameter of some trials is judged over these. Point at a bar for their number.",
+        panels,
+        legend=False,
+    )
+
+
+def _labels(rows: pd.DataFrame) -> list[str]:
+    """Return the number of trials behind each bar."""
+    kinds = {True: " that have it", False: ""}
+    return [
+        f"{row['parameter']}, over {row['trials']} trials{kinds[bool(row['conditional'])]}"
+        for row in rows.to_dict("records")
+    ]
