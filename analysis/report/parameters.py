@@ -1,4 +1,4 @@
-"""All settings as lines through their quantities, and the importance of the parameters of a study."""
+"""Settings of a run: all as lines through their quantities, and the importance of each parameter of a study."""
 
 from __future__ import annotations
 
