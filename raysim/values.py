@@ -40,8 +40,8 @@ class Boundary(NamedTuple):
 def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of floating-point numbers by name, and the tensors of integers and booleans.
 
-    A tensor without a dictionary is among the first, as `UNNAMED`, whatever its type. Raises ValueError where named tensors are
-    not of the kinds that may cross a boundary.
+    A tensor without a dictionary is among the first, as `UNNAMED`, of any type. Raises ValueError if named tensors are not of
+    the kinds that may cross a boundary.
 
     >>> import torch
     >>> split({"hidden": torch.ones(1), "mask": torch.tensor([True])})

@@ -71,7 +71,7 @@ class ATOMO(Codec):
         return True
 
     def _matrix(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return rows and columns, or None where atoms would not make the tensor smaller."""
+        """Return rows and columns, or None if atoms would not make the tensor smaller."""
         if len(shape) < 2 or not math.prod(shape):
             return None
         rows, columns = shape[0], math.prod(shape[1:])

@@ -1,4 +1,4 @@
-"""TAH-Quant: tiles of a token, each with its own width and, where a value stands out, a rotation."""
+"""TAH-Quant: tiles of a token, each with its own width, and rotated if a value stands out."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LOG2 = (
 
 @dataclass(frozen=True, repr=False)
 class TAHQuant(Codec):
-    """Quantises each tile of `tile` channels of a token to 4 or 3 bits, rotated where one value stands out (He et al. 2025,
+    """Quantises each tile of `tile` channels of a token to 4 or 3 bits, rotated if one value stands out (He et al. 2025,
     2506.01352; steps as secondary texts give them, unverified).
 
-    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3. Where the
+    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3. If the
     greatest magnitude of a tile is more than `tau` times the second, it is swapped to the front and the tile multiplied by the
     Hadamard matrix over sqrt(tile). Codes are min-max; scale and least value are float16, relative to a power of two of the whole
     tensor, which is sent in 2 bytes so that small gradients keep their digits. The last tile of a token is filled up with its
@@ -68,7 +68,7 @@ class TAHQuant(Codec):
         return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
 
     def _fitted(self, shape: tuple[int, ...]) -> TAHQuant:
-        """Return the codec for tokens along the last axis of `shape`: of a smaller tile where they are shorter."""
+        """Return the codec for tokens along the last axis of `shape`: of a smaller tile if they are shorter."""
         length = shape[-1] if shape else 1
         return replace(self, tile=min(self.tile, max(2, 1 << (length - 1).bit_length()))) if length else self
 
@@ -195,7 +195,7 @@ def _mixed(tiles: Tensor, turned: Tensor, pivots: Tensor) -> Tensor:
 
 
 def _swapped(tiles: Tensor, pivots: Tensor) -> Tensor:
-    """Return the tiles with their first value and the one at the pivot in each other's place."""
+    """Return the tiles with their first value and the value at the pivot swapped."""
     swapped = tiles.clone()
     swapped[:, 0] = tiles.gather(1, pivots[:, None])[:, 0]
     return swapped.scatter_(1, pivots[:, None], tiles[:, :1]) if tiles.numel() else swapped

@@ -1,4 +1,4 @@
-"""TinyScript: levels for random rounding, where a fitted Weibull distribution makes its variance least."""
+"""TinyScript: random rounding to the levels of least variance for a fitted Weibull distribution."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TinyScript(Codec):
         mean, squares = (total(x, of) / x.numel() for of in ("magnitudes", "squares"))
         shape = _shape_of(squares / mean / mean)
         scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
-        # a float32 below the greatest would leave it out, where x is float64
+        # of float64 values, a float32 below the greatest would leave it out
         last = (
             np.float32(greatest)
             if np.float32(greatest) >= greatest
@@ -80,9 +80,9 @@ class TinyScript(Codec):
             return torch.zeros(self._count)
         shape, scale, greatest = (float(value) for value in fit)
         reach = round(16 * math.log2(greatest / scale))  # in sixteenths of a doubling
-        found = scale * _unit_levels(self._count, int(np.abs(np.log(_SHAPES / shape)).argmin()), reach)
-        found[-1] = greatest
-        return torch.from_numpy(np.minimum(found, greatest).astype(np.float32))
+        levels = scale * _unit_levels(self._count, int(np.abs(np.log(_SHAPES / shape)).argmin()), reach)
+        levels[-1] = greatest
+        return torch.from_numpy(np.minimum(levels, greatest).astype(np.float32))
 
     def array_names(self) -> tuple[str, ...]:
         return ("codes", "fit")
@@ -115,15 +115,15 @@ class TinyScript(Codec):
 
 
 def _shape_of(ratio: float) -> int:
-    """Return the place of the shape in `_SHAPES` whose E[x^2]/E[x]^2 is nearest to `ratio`, which falls with the shape."""
+    """Return the index of the shape in `_SHAPES` whose E[x^2]/E[x]^2 is nearest to `ratio`, which falls with the shape."""
     ratios = [math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) for shape in _SHAPES]
     return int(np.abs(np.log(ratios) - math.log(max(ratio, 1.0))).argmin())
 
 
 @lru_cache(maxsize=4096)
-def _unit_levels(count: int, shape_place: int, reach: int) -> np.ndarray:
+def _unit_levels(count: int, shape_index: int, reach: int) -> np.ndarray:
     """Return `count` levels from 0 to 2^(reach/16) for magnitudes of a Weibull distribution of scale 1."""
-    shape = float(_SHAPES[shape_place])
+    shape = float(_SHAPES[shape_index])
     levels = np.linspace(0, 2 ** (reach / 16), count)
     for _ in range(_SWEEPS):
         for first in (1, 2):  # every other level, given those between
@@ -134,8 +134,8 @@ def _unit_levels(count: int, shape_place: int, reach: int) -> np.ndarray:
             share = _share(high, shape), _share(low, shape)
             mean = _partial_mean(high, shape) - _partial_mean(low, shape)
             wanted = (high * share[0] - low * share[1] - mean) / np.maximum(high - low, 1e-300)
-            found = (-np.log1p(-np.clip(wanted, 0, 1 - 1e-16))) ** (1 / shape)
-            levels[middle] = np.clip(found, low, high)
+            best = (-np.log1p(-np.clip(wanted, 0, 1 - 1e-16))) ** (1 / shape)
+            levels[middle] = np.clip(best, low, high)
     levels.flags.writeable = False
     return levels
 

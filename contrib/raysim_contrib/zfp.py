@@ -27,7 +27,7 @@ class ZFP(Codec):
     A block below the tolerance takes one bit. A block whose tolerance is finer than the dtype resolves is sent as it is, so the
     bound always holds. For float32 the stream is zfp's, but for such blocks.
 
-    The transform pays where neighbours along both axes are alike, as in smooth images. Elsewhere `ErrorBounded` is smaller, and
+    The transform pays if neighbours along both axes are alike, as in smooth images. Elsewhere `ErrorBounded` is smaller, and
     faster everywhere: ZFP's errors on noise are a quarter of its tolerance, as it makes room for the worst case.
 
     >>> x = torch.linspace(0, 1, 64).view(8, 8)

@@ -12,9 +12,9 @@ from numba import njit
 
 from raysim.codecs.kernels.words import trailing_zeros
 
-PRECISION = 32  # bit planes of a coefficient
-NEGABINARY = 0xAAAAAAAA
-ORDER = np.array([0, 1, 4, 5, 2, 8, 6, 9, 3, 12, 10, 7, 13, 11, 14, 15])  # of coefficients, by frequency
+_PRECISION = 32  # bit planes of a coefficient
+_NEGABINARY = 0xAAAAAAAA
+_ORDER = np.array([0, 1, 4, 5, 2, 8, 6, 9, 3, 12, 10, 7, 13, 11, 14, 15])  # of coefficients, by frequency
 _ONE, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 
@@ -80,7 +80,7 @@ def _put(out, held, num_held, at, value, count):
 
 @njit(cache=True, nogil=True)
 def encode(x, minexp, least, most_planes, bias, exponent_bits, out, raw):
-    """Write the stream of all blocks of the planes `x`, 3-D, and mark the blocks that are sent apart; return its bits.
+    """Write the stream of all blocks of the planes `x`, 3-D, and mark the blocks that are sent as they are; return its bits.
 
     Raw are blocks that would need more than `most_planes` bit planes. `minexp`: exponent of the tolerance.
     """
@@ -105,23 +105,23 @@ def encode(x, minexp, least, most_planes, bias, exponent_bits, out, raw):
                 held, num_held, at = _put(out, held, num_held, at, np.uint64(2 * exponent + 1), 1 + exponent_bits)
                 if raw[number]:
                     continue
-                scale = math.ldexp(1.0, PRECISION - 2 - emax) if PRECISION - 2 - emax < 1024 else np.inf
+                scale = math.ldexp(1.0, _PRECISION - 2 - emax) if _PRECISION - 2 - emax < 1024 else np.inf
                 if scale < np.inf:
                     for i in range(16):
                         whole[i] = np.int64(np.float64(block[i]) * scale)
                 else:  # of the least numbers of float64 the scale itself would overflow
                     for i in range(16):
                         whole[i] = np.int64(
-                            np.float64(block[i]) * math.ldexp(1.0, 1000) * math.ldexp(1.0, PRECISION - 1002 - emax)
+                            np.float64(block[i]) * math.ldexp(1.0, 1000) * math.ldexp(1.0, _PRECISION - 1002 - emax)
                         )
                 for i in range(4):
                     _lift(whole, 4 * i, 1)
                 for i in range(4):
                     _lift(whole, i, 4)
                 for i in range(16):
-                    words[i] = np.uint64(((whole[ORDER[i]] + NEGABINARY) ^ NEGABINARY) & 0xFFFFFFFF)
+                    words[i] = np.uint64(((whole[_ORDER[i]] + _NEGABINARY) ^ _NEGABINARY) & 0xFFFFFFFF)
                 known = 0
-                for k in range(PRECISION - 1, PRECISION - 1 - planes, -1):
+                for k in range(_PRECISION - 1, _PRECISION - 1 - planes, -1):
                     bits = np.uint64(0)
                     for i in range(16):
                         bits |= ((words[i] >> np.uint64(k)) & _ONE) << np.uint64(i)
@@ -153,7 +153,7 @@ def _peek(data, at):
 
 @njit(cache=True, nogil=True)
 def decode(data, minexp, most_planes, bias, exponent_bits, out, raw):
-    """Write the values of the planes `out`, 3-D float64, and mark the blocks that are sent apart; return the bits read."""
+    """Write the values of the planes `out`, 3-D float64, and mark the blocks that are sent as they are; return the bits read."""
     whole, words = np.empty(16, np.int64), np.empty(16, np.uint64)
     at, end, number = 0, 8 * len(data), -1
     for plane in range(out.shape[0]):
@@ -178,7 +178,7 @@ def decode(data, minexp, most_planes, bias, exponent_bits, out, raw):
                     return -1
                 words[:] = 0
                 known = 0
-                for k in range(PRECISION - 1, PRECISION - 1 - planes, -1):
+                for k in range(_PRECISION - 1, _PRECISION - 1 - planes, -1):
                     if at > end:
                         return -1
                     bits = _peek(data, at) & ((_ONE << np.uint64(known)) - _ONE)
@@ -196,13 +196,13 @@ def decode(data, minexp, most_planes, bias, exponent_bits, out, raw):
                     for i in range(16):
                         words[i] |= ((bits >> np.uint64(i)) & _ONE) << np.uint64(k)
                 for i in range(16):
-                    pattern = np.int64(words[i] ^ np.uint64(NEGABINARY)) - NEGABINARY
-                    whole[ORDER[i]] = pattern
+                    pattern = np.int64(words[i] ^ np.uint64(_NEGABINARY)) - _NEGABINARY
+                    whole[_ORDER[i]] = pattern
                 for i in range(4):
                     _unlift(whole, i, 4)
                 for i in range(4):
                     _unlift(whole, 4 * i, 1)
                 for i in range(height):
                     for j in range(width):
-                        out[plane, top + i, left + j] = math.ldexp(np.float64(whole[4 * i + j]), emax - PRECISION + 2)
+                        out[plane, top + i, left + j] = math.ldexp(np.float64(whole[4 * i + j]), emax - _PRECISION + 2)
     return at if at <= end else -1

@@ -4,7 +4,7 @@ header = count, count x packet, count, count x exact tensor
 packet = name, length, header of the packet's message, number of its arrays
 exact tensor = name, type, dimensions, sizes
 
-The arrays follow in the same order. A tensor without a name crosses alone, and its message is no bundle.
+The arrays follow in the same order. The message of a tensor without a name, which crosses alone, is no bundle.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def bundle(messages: Mapping[str, Message], exact: Mapping[str, Tensor]) -> Mess
     header = bytearray()
     arrays: list[np.ndarray] = []
     write_number(header, len(messages))
-    for name, (inner, *mine) in messages.items():
+    for name, (inner, *parts) in messages.items():
         write_text(header, name)
         write_number(header, len(inner))
         header += inner
-        write_number(header, len(mine))
-        arrays += mine
+        write_number(header, len(parts))
+        arrays += parts
     write_number(header, len(exact))
     for name, x in exact.items():
         write_text(header, name)
@@ -51,7 +51,7 @@ def unbundle(
 ) -> tuple[dict[str, Message], dict[str, Tensor]]:
     """Return the arguments of `bundle`; an exact tensor may have at most `max_values` values.
 
-    Raises ValueError where the message is malformed.
+    Raises ValueError if the message is malformed.
     """
     header, *arrays = message
     reader = Reader(header)

@@ -41,7 +41,7 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
 
 DTYPES = _Dtypes()
 
-MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
+_MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
 Key = int  # 64 bits of counter-based randomness, see raysim.random
 
 
@@ -115,12 +115,12 @@ class Packet(NamedTuple):
         """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
 
         Raises ValueError, before any memory is allocated, if arrays do not fit the shape or each other, or the shape has more than
-        `MAX_VALUES` values.
+        `_MAX_VALUES` values.
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
-        if math.prod(max(size, 1) for size in self.shape) > MAX_VALUES:
-            raise ValueError(f"A packet must hold at most {MAX_VALUES} values, but claims shape {self.shape}.")
+        if math.prod(max(size, 1) for size in self.shape) > _MAX_VALUES:
+            raise ValueError(f"A packet must hold at most {_MAX_VALUES} values, but claims shape {self.shape}.")
         for name, array in self.arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
                 kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__

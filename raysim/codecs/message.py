@@ -5,8 +5,8 @@ that is not in the table is written out in its notation. All integers are LEB128
 
     header of one packet  = description, lengths
     header of a round     = count, count x (name, description), lengths
-    description           = 4 x number + dtype, [notation where number is 0], dimensions, sizes, absent arrays (a bit each)
-    name                  = number, [text where number is 0]
+    description           = 4 x number + dtype, [notation if number is 0], dimensions, sizes, absent arrays (a bit each)
+    name                  = number, [text if number is 0]
     text and notation     = length, UTF-8
     lengths               = bytes of every array but the last, which is the rest of the message
 """
@@ -95,7 +95,7 @@ class CodecTable:
     def unpack(self, message: Message, max_values: int) -> Packet:
         """Return the packet of a message of `pack`, of at most `max_values` values; it shares the arrays of the message.
 
-        Raises ValueError where the header is malformed or does not fit the arrays, before any memory is asked for.
+        Raises ValueError, before any memory is allocated, if the header is malformed or does not fit the arrays.
         """
         header, *arrays = message
         reader = Reader(header)
@@ -132,11 +132,11 @@ class CodecTable:
         write_number(header, len(packet.shape))
         for size in packet.shape:
             write_number(header, size)
-        write_number(header, sum(1 << place for place, name in enumerate(names) if name not in packet.arrays))
+        write_number(header, sum(1 << i for i, name in enumerate(names) if name not in packet.arrays))
         return [packet.arrays[name] for name in names if name in packet.arrays]
 
     def _entry_of(self, packet: Packet) -> tuple[int, tuple[str, ...]]:
-        """Return the number of a packet's codec, 0 where the table has none, and the names that its arrays may have."""
+        """Return the number of a packet's codec, 0 if the table has none, and the names that its arrays may have."""
         for number, entry in self._numbers.get(packet.codec, ()):
             if packet.arrays.keys() <= set(entry.names):
                 return number, entry.names
@@ -162,7 +162,7 @@ class CodecTable:
         absent = reader.number()
         if absent >> len(names):
             raise ValueError(f"A message of {codec!r} must have at most {len(names)} arrays, but leaves out more.")
-        return codec, _DTYPES[dtype], shape, [name for place, name in enumerate(names) if not absent >> place & 1]
+        return codec, _DTYPES[dtype], shape, [name for i, name in enumerate(names) if not absent >> i & 1]
 
 
 @lru_cache(maxsize=256)
@@ -191,20 +191,20 @@ def _write_lengths(header: bytearray, arrays: Sequence[np.ndarray]) -> None:
 
 
 class Reader:
-    """Reads a header from its start; raises ValueError where the header is malformed."""
+    """Reads a header from its start; raises ValueError if the header is malformed."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
-        self._place = 0
+        self._position = 0
 
     def number(self) -> int:
         """Return the next number, below 2^63."""
         number = shift = 0
         while True:
-            if self._place >= len(self._header) or shift > 56:
+            if self._position >= len(self._header) or shift > 56:
                 raise ValueError("The header of a message must hold whole numbers below 2^63, but one has no end.")
-            byte = self._header[self._place]
-            self._place += 1
+            byte = self._header[self._position]
+            self._position += 1
             number |= (byte & 127) << shift
             if byte < 128:
                 return number
@@ -213,20 +213,20 @@ class Reader:
     def text(self) -> str:
         """Return the next text."""
         length = self.number()
-        data = self._header[self._place : self._place + length]
+        data = self._header[self._position : self._position + length]
         if len(data) < length or length > MAX_LENGTH:
             raise ValueError(
                 f"A text in a header must have at most {MAX_LENGTH} bytes and an end, but claims {length}."
             )
-        self._place += length
+        self._position += length
         return data.decode()
 
     def take(self, length: int) -> bytes:
         """Return the next bytes."""
-        if self._place + length > len(self._header):
+        if self._position + length > len(self._header):
             raise ValueError(f"A header must have the {length} bytes that it states, but ends before.")
-        data = self._header[self._place : self._place + length]
-        self._place += length
+        data = self._header[self._position : self._position + length]
+        self._position += length
         return data
 
     def check_arrays(self, arrays: Sequence[np.ndarray], count: int) -> None:
@@ -244,7 +244,7 @@ class Reader:
 
     def check_end(self) -> None:
         """Check that nothing is left to read."""
-        if self._place != len(self._header):
+        if self._position != len(self._header):
             raise ValueError(
-                f"A header must have {self._place} bytes, as it states itself, but has {len(self._header)}."
+                f"A header must have {self._position} bytes, as it states itself, but has {len(self._header)}."
             )

@@ -1,4 +1,4 @@
-"""NonUniform: levels that are fitted to the values, in place of evenly spaced ones."""
+"""NonUniform: levels fitted to the values, not evenly spaced."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NonUniform(Codec):
         check_choice("fit", self.fit, ["lloyd", "quantile", "deviation"])
 
     def _borders(self, x: Tensor) -> Tensor:
-        """Return where buckets end, one less than there are, float32; of a fit by buckets."""
+        """Return the borders between buckets, increasing, float32; of a fit by buckets."""
         count = 1 << self.bits
         if self.fit == "quantile":
             sample = np.sort(x[:: max(1, -(-x.numel() // _SAMPLE))].double().cpu().numpy())
@@ -97,7 +97,7 @@ class NonUniform(Codec):
         return {"codes": to_bytes(pack(codes, self.bits)), "levels": to_bytes(levels)}
 
     def _means(self, x: Tensor, codes: Tensor) -> Tensor:
-        """Return the mean of the values of each code, float32; zero where there are none."""
+        """Return the mean of the values of each code, float32; zero if there are none."""
         count = 1 << self.bits
         buckets = codes.cpu().numpy()
         sums = np.bincount(buckets, x.double().cpu().numpy(), count)  # adds one value after the other

@@ -233,7 +233,7 @@ class QSGD(UniformCodec):
         _, greatest = _ranges(x, layout, absmax=True)
         with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
             norms = torch.from_numpy(np.sqrt(group_sums(x, layout, "squares").cpu().numpy())).to(x.device)
-        # beyond float32 its end will do: whatever is no less than any value is unbiased
+        # any end that is no less than the values is unbiased, so float32's own will do beyond it
         norms = norms.clamp_max(torch.finfo(torch.float32).max).float()
         high = torch.where(torch.isfinite(greatest), torch.maximum(norms, greatest), greatest)
         return -high, high

@@ -12,7 +12,7 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Selected = tuple["Tensor", "Tensor"]  # flat increasing positions, and the values there
+_Selected = tuple["Tensor", "Tensor"]  # flat increasing positions, and the values there
 
 
 def kept_of(density: float, count: int) -> int:
@@ -32,14 +32,14 @@ def select_topk(x: Tensor, kept: int) -> Tensor:
     return select_with_values(x, kept)[0]
 
 
-def select_with_values(x: Tensor, kept: int) -> Selected:
+def select_with_values(x: Tensor, kept: int) -> _Selected:
     """Return the flat positions of `select_topk`, and the values there."""
     x = x.contiguous()
     if not x.numel() or not kept:
         return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
     backend = kernels.backend("select", x)
     if backend:
-        selected: Selected = backend.select_rows(x, kept, _not_finite())
+        selected: _Selected = backend.select_rows(x, kept, _not_finite())
         return selected
     magnitudes = x.abs()
     greatest = magnitudes.topk(kept, dim=1, sorted=False).values
@@ -67,14 +67,14 @@ def _not_finite() -> NonFiniteError:
     return NonFiniteError("A tensor to select from holds NaN or infinity.")
 
 
-def select_at_least(x: Tensor, floor: float) -> Selected:
+def select_at_least(x: Tensor, floor: float) -> _Selected:
     """Return the positions, increasing, and the values of flat `x` whose magnitude is at least `floor`, or above zero for 0.
 
     NaN and infinity are among them.
     """
     backend = kernels.backend("select", x)
     if backend:
-        selected: Selected = backend.select_at_least(x, _pattern(floor, x.dtype))
+        selected: _Selected = backend.select_at_least(x, _pattern(floor, x.dtype))
         return selected
     positions = _reaches(x, floor).nonzero().view(-1)
     return positions, x[positions]

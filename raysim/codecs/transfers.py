@@ -1,7 +1,7 @@
 """Asynchronous copies between a GPU and the host, and asynchronous checks on the GPU.
 
 A codec that runs on a GPU returns as soon as its work is queued. Within a `Flight` the arrays of its packet are memory into which
-bytes are still being copied, on a stream of their own, and errors that the codec found are known only when the bytes have landed.
+bytes are still being copied, on a stream of their own, and errors found by the codec are known only when the bytes have landed.
 Bytes come up to the device on another stream. Without a flight every copy and every check waits for the device.
 """
 
@@ -22,7 +22,7 @@ _waits = [0]
 
 
 def waits() -> int:
-    """Return the number of times that this process has waited for a GPU here; on a CPU it is 0."""
+    """Return how often this process has waited for a GPU here; on a CPU it is 0."""
     return _waits[0]
 
 
@@ -113,14 +113,14 @@ def current() -> Flight | None:
 
 
 def land() -> None:
-    """Wait for the bytes that are on their way down, before something reads an array of a packet that was just encoded."""
+    """Wait for the bytes on their way down, before an array of a packet that was just encoded is read."""
     flight = current()
     if flight is not None:
         flight.land()
 
 
 def to_host(x: Tensor) -> Tensor:
-    """Return contiguous `x` in host memory, where it arrives when the open flight lands, or at once where none is open."""
+    """Return contiguous `x` in host memory, where it arrives when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(x.device):
         return flight.down(x)
@@ -129,7 +129,7 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def to_device(host: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor of host memory on the device; the host waits for the copy where no flight is open."""
+    """Return a tensor of host memory on the device; the host waits for the copy if no flight is open."""
     flight = current()
     if flight is not None and flight.takes(device):
         return flight.up(host, device)
@@ -138,20 +138,20 @@ def to_device(host: Tensor, device: torch.device | str) -> Tensor:
 
 
 def integer(x: Tensor) -> int:
-    """Return the one integer that a tensor holds; the host waits for it."""
+    """Return the integer in a tensor of one value; the host waits for it."""
     _waits[0] += x.is_cuda
     return int(x)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it; nothing is to be awaited of a CPU."""
+    """Wait until the device has done all its work; a CPU has nothing to wait for."""
     if device.type == "cuda":
         _waits[0] += 1
         torch.cuda.synchronize(device)
 
 
 def check(bad: Tensor, error: Exception) -> None:
-    """Raise `error` if the flag, a tensor, is not zero: when the open flight lands, or at once where none is open."""
+    """Raise `error` if the flag, a tensor, is not zero: when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(bad.device):
         flight.check(bad, error)

@@ -29,9 +29,9 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def parse(text: str) -> Compressor:
-    """Return the compressor that `text` writes: the inverse of `repr`.
+    """Return the compressor of a notation: the inverse of `repr`.
 
-    Raises ValueError, with the known names, where it is none.
+    Raises ValueError, with the known names, if it is none.
 
     >>> parse("ErrorFeedback(TopK(density=1))")
     ErrorFeedback(TopK(1.0))

@@ -31,8 +31,8 @@ class ACGC(Compressor):
     of their values in a step; the 2 is the paper's margin. Errors are taken as uniform in [-e, e]: e = sqrt(3 budget S / (2n)).
     Rounding errors know nothing of gradients, and use little of the budget: 2 % and less in small CNNs (measured).
 
-    The stage that receives measures S over every step, on its own replica; the sender hears of it after the step, and goes by it
-    in the step after next: the first two steps are sent as they are. Where S is zero or not finite the bound stays. Layers that read
+    The stage that receives measures S over every step, on its own replica; the sender learns it after the step, and uses it in the
+    step after next: the first two steps are sent as they are. If S is zero or not finite the bound stays. Layers that read
     the activations are the Conv1d, Conv2d, Conv3d and Linear layers that are given them, else the first one of the stage, of which
     S is an estimate; behind a stage without any, nothing is compressed.
 
@@ -59,7 +59,7 @@ class ACGC(Compressor):
         return ErrorBounded(1.0)
 
     def bound(self, sensitivity: float | None, values: float) -> float | None:
-        """Return e for `values` values in a step, None where the sensitivity S allows none."""
+        """Return e for `values` values in a step, None if the sensitivity S allows none."""
         if sensitivity is None or not values:
             return None
         e = math.sqrt(max(0.0, 3 * self.budget * sensitivity / (2 * values)))

@@ -84,7 +84,7 @@ class Compressor(Notation, ABC):
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
     carries_support: ClassVar[bool] = False  # whether every packet is one of `codec`, at positions of the tensor itself
     any_shape: ClassVar[bool] = False  # whether the messages of a link may change their shape from step to step
-    evaluation_modes: ClassVar[tuple[str, ...]] = ("on",)  # in which it stands in for itself, see `evaluation`
+    evaluation_modes: ClassVar[tuple[str, ...]] = ("on",)  # that it has, see `evaluation`
     warmup_epochs: ClassVar[int] = 0  # in which it sends other packets than later
 
     codec: Codec
@@ -96,7 +96,7 @@ class Compressor(Notation, ABC):
 
     @property
     def shared_budget(self) -> float | None:
-        """Fidelity that all links of a direction must keep together; None where a link decides by itself."""
+        """Fidelity that all links of a direction must keep together; None if each link decides by itself."""
         return None
 
     def forgets(self, num_samples: int) -> bool:
@@ -118,7 +118,7 @@ class Compressor(Notation, ABC):
     def array_bytes(self, shape: tuple[int, ...], dtype: str) -> int | None:
         """Return the bytes of the arrays of every packet for tensors of `shape` and `dtype`.
 
-        None where they depend on the values or the step: such packets have no bound that a buffer of fixed size could use.
+        None if they depend on the values or the step: such packets do not fit a buffer of fixed size.
         """
         if self.message_varies or not self.codec.fixed_size:
             return None
@@ -128,7 +128,7 @@ class Compressor(Notation, ABC):
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         """Return the packet of `x` and the sender's changed rows; `state` is left untouched.
 
-        Raises NonFiniteError where the tensor to encode holds NaN or infinity.
+        Raises NonFiniteError if the tensor to encode holds NaN or infinity.
         """
 
     def decode(
@@ -138,7 +138,7 @@ class Compressor(Notation, ABC):
         return packet.decode(device), {}
 
     def commit(self, state: State, changes: State) -> None:
-        """Move `state` on by `changes`, in place; both ends call it with changes in the same order."""
+        """Apply `changes` to `state`, in place; both ends call it with changes in the same order."""
         state.update(changes)
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
@@ -149,18 +149,18 @@ class Compressor(Notation, ABC):
         return {}, []
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """Return the codec that stands in for this compressor in evaluation "on" or "on_direct": no memory is used there.
+        """Return the codec that replaces this compressor in evaluation "on" or "on_direct", which use no memory.
 
         `state` is the sender's, for methods that adapt.
         """
         return self.codec
 
     def remedy(self, direction: str) -> str:
-        """Return a sentence with the setting to try where a link of `direction` has a fidelity below zero."""
+        """Return a sentence with the setting to try if a link of `direction` has a fidelity below zero."""
         return "Try a milder codec."
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the most values that one end remembers, for messages of one shape and the samples seen by the link."""
+        """Return the most values that one end remembers, for messages of one shape and the samples that the link sees."""
         return 0
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
@@ -212,7 +212,7 @@ def as_rows(x: Tensor, key: str) -> Tensor:
 
 
 def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
-    """Return the memory under `keys`, in the shape of `rows` and float32; zeros where there is none."""
+    """Return the memory under `keys`, in the shape of `rows` and float32; zeros if there is none."""
     if len(keys) == 1:
         kept = state.get(keys[0])
         return (
@@ -226,7 +226,7 @@ def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
 
 
 def remember(keys: list[int], rows: Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the changes that keep `rows` under `keys`, each row in memory of its own; float32 where no dtype is given."""
+    """Return the changes that keep `rows` under `keys`, each row in memory of its own, in `dtype` or float32."""
     dtype = dtype or torch.float32
     if len(keys) == 1:
         return {keys[0]: rows[0].to(dtype)}
@@ -245,7 +245,7 @@ class AtSupport(Compressor):
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert context.support is not None, "the forward packet of this microbatch was not seen"
-        check_finite(x)  # also where nothing is sent
+        check_finite(x)  # even if nothing is sent
         positions = context.support.positions.to(x.device)
         return self.codec.encode(x.detach().reshape(-1)[positions], context.key), {}
 
@@ -267,7 +267,7 @@ class AtSupport(Compressor):
 def share_indices(forward: Compressor, backward: Compressor, where: str = "") -> Compressor:
     """Return the compressor of gradients that go back at the positions of their activations.
 
-    Raises ValueError where `forward` keeps no positions, or `backward` is no bare codec of the values; `where` ends the sentence.
+    Raises ValueError if `forward` keeps no positions, or `backward` is no bare codec of the values; `where` ends the sentence.
     """
     if not (forward.carries_support and forward.codec.selects):
         raise ValueError(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 POLICIES = ("exponential", "geometric")
 PROMOTE = ("evaluated", "listing", "passing")
-EVENTS = ("promote", "advance", "retreat", "saturate")
 
 
 def check_factors(cf_min: object, cf_max: object) -> tuple[float, float]:
@@ -85,7 +84,7 @@ class Standing:
     used_gain: float
     agreed: list[float]  # gains of minimum and candidate, as the rule saw them last
     averages: list[float]  # moving averages of the gains of minimum and candidate
-    speeds: list[float]  # throughput times gain, by level; NaN where none was seen
+    speeds: list[float]  # throughput times gain, by level; NaN if none was seen
     sums: list[float]  # of the window at hand
     counts: list[int]
 
@@ -122,9 +121,9 @@ class Standing:
         """Return the state of `tensors`."""
         minimum, candidate, frozen, steps, used, *counts = (int(value) for value in whole.tolist())
         used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())
-        places = len(counts)
-        agreed, averages, speeds, sums = values[:2], values[2:4], values[4 : 4 + places], values[4 + places :]
-        position = (places - 1, minimum, candidate, bool(frozen), steps, used)
+        count = len(counts)
+        agreed, averages, speeds, sums = values[:2], values[2:4], values[4 : 4 + count], values[4 + count :]
+        position = (count - 1, minimum, candidate, bool(frozen), steps, used)
         return cls(*position, used_gain, agreed, averages, speeds, sums, counts)
 
     # In a step.
@@ -139,16 +138,16 @@ class Standing:
 
         An average starts with its first value. Minimum and candidate share one average while they are the same level.
         """
-        for place, value in enumerate((minimum, candidate)):
-            before = self.averages[place]
-            self.averages[place] = value if math.isnan(before) else alpha * value + (1 - alpha) * before
+        for i, value in enumerate((minimum, candidate)):
+            before = self.averages[i]
+            self.averages[i] = value if math.isnan(before) else alpha * value + (1 - alpha) * before
         if self.candidate == self.minimum:
             self.averages[1] = self.averages[0]
         return self.gains
 
     @property
     def gains(self) -> tuple[float, float]:
-        """The averaged gains of minimum and candidate, NaN where none was seen."""
+        """The averaged gains of minimum and candidate, NaN if none was seen."""
         return self.averages[0], self.averages[1]
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
@@ -177,7 +176,7 @@ class Standing:
         self.sums, self.counts = [0.0] * len(self.sums), [0] * len(self.counts)
 
     def decide(self, rules: Rules) -> list[str]:
-        """Move minimum and candidate after a window was closed; return the events, a subset of `EVENTS`."""
+        """Move minimum and candidate after a window was closed; return the events: "promote", "advance", "retreat", "saturate"."""
         if self.frozen:
             return []
         following = min(self.candidate + 1, self.num_levels - 1)
@@ -193,7 +192,7 @@ class Standing:
         return events
 
     def _promoted(self, rules: Rules, following: int) -> list[str]:
-        """Raise the minimum where the candidate keeps as much of the tensor."""
+        """Raise the minimum if the candidate keeps as much of the tensor."""
         minimum, candidate = self.agreed
         target = self.candidate if rules.promote == "evaluated" else following
         if not minimum > 0 or abs(minimum - candidate) / minimum > rules.omega or target == self.minimum:
@@ -202,7 +201,7 @@ class Standing:
         return ["promote"]
 
     def _track(self, rules: Rules) -> list[str]:
-        """Raise the minimum to a candidate that passes, or lower it by one where it fails itself."""
+        """Raise the minimum to a candidate that passes, or lower it by one if it fails itself."""
         minimum, candidate = self.agreed
         if candidate >= rules.epsilon and self.candidate != self.minimum:
             self._promote(self.candidate)
@@ -214,7 +213,7 @@ class Standing:
         return ["retreat"]
 
     def _saturated(self, rules: Rules) -> int | None:
-        """Return the lower of the two fastest levels where they are equally fast, else None."""
+        """Return the lower of the two fastest levels if they are equally fast, else None."""
         known = [level for level in range(self.num_levels) if not math.isnan(self.speeds[level])]
         if len(known) < 2:
             return None
@@ -272,7 +271,7 @@ def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float
 def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
     """Return the way that each link takes, the slowest first served; links equally slow in their order.
 
-    Where stronger ways keep less, nothing within the budget makes the slowest message faster.
+    If stronger ways keep less, nothing within the budget makes the slowest message faster.
     """
     taken = {key: ways[0] for key, ways in links.items()}
     least = budget * (1 - _ROUNDING)

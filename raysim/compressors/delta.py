@@ -185,7 +185,7 @@ class AQSGD(Compressor):
         return torch.tensor([key not in state and self.first == "dense" for key in keys], dtype=torch.bool)
 
     def _marked_first(self, packet: Packet, num_rows: int, device: torch.device | str) -> Tensor:
-        """Return which rows are first visits: by a bitmap where both kinds are, else by which kind is there."""
+        """Return which rows are first visits: by a bitmap if there are both kinds, else by the kind that is there."""
         if "first" in packet.arrays:
             bitmap = packet.bytes_of("first", packed_bytes(num_rows, 1))
             return unpack_bits(to_tensor(bitmap, torch.uint8, device), num_rows)

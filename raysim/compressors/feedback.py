@@ -35,7 +35,7 @@ class Residual(Compressor):
 
     Gradients and activations differ in the key that suits them. A residual of gradients may go with another sample's
     gradient: the sum over samples is all that the weights see, so `key="slot"`, the published form, works. An activation
-    belongs to its sample. Where data is shuffled, `key="slot"` and `key="link"` add one sample's residual to another
+    belongs to its sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another
     sample's activation, which acts as noise, and training may collapse. For activations use `key="sample"`, which meets the
     same sample again in the next epoch and needs memory for every sample, or no feedback at all.
     """
@@ -66,7 +66,7 @@ class ErrorFeedback(Residual):
     """Sends C(x + e) and keeps e = x + e - C(x + e) (Seide et al. 2014; on boundaries Rudakov et al. 2023, 2401.07788).
 
     `key`: the residual belongs to the microbatch's `slot` (as published: row i goes with row i of the next step, another
-    sample where data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy
+    sample if data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy
     propagation). Use "slot" for gradients and "sample" for activations; `Residual` says why.
 
     >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
@@ -87,7 +87,7 @@ class ErrorFeedback(Residual):
 
 @dataclass(frozen=True, repr=False)
 class NoiseFeedback(Residual):
-    """Sends C(x + n), where n is noise with the norm of the last residual: the control of `ErrorFeedback`.
+    """Sends C(x + n), with n noise of the norm of the last residual: the control of `ErrorFeedback`.
 
     It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn from the key of
     each message. The residual is e = x + n - C(x + n), kept under `key` as in `ErrorFeedback`.

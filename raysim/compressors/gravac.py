@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's own state, which no message has
-LADDERS = {
+_LADDERS = {
     "bits": tuple(Quantize(bits) for bits in (8, 6, 4, 3, 2)),
     "rank": tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4)),
 }
-EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compression
+_EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compression
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class LinkGraVAC(Compressor):
     Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides about
     the next step. At the end of every window the controller of GraVAC moves, for every link by itself.
 
-    The gains of links are independent: a link measures its fidelity on its own messages, whatever the codecs of other links.
+    The gains of links are independent: a link measures its fidelity on its own messages, for any codecs of other links.
     Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages, and
     after 1/`ewma_alpha` steps hold little of earlier ones. Only a `budget` couples the decisions of links. The speed of a step is
     common to all links: with `throughput="step"` it is credited to the level of every link.
@@ -112,14 +112,14 @@ class LinkGraVAC(Compressor):
 
     def _check_ladder(self) -> None:
         if isinstance(self.ladder, str):
-            check_choice("ladder", self.ladder, ["topk", *LADDERS])
+            check_choice("ladder", self.ladder, ["topk", *_LADDERS])
         elif (
             not isinstance(self.ladder, (list, tuple))
             or not self.ladder
             or not all(isinstance(codec, Codec) for codec in self.ladder)
         ):
             raise ValueError(
-                f"`ladder` must be topk, {', '.join(LADDERS)}, or codecs from mild to strong, but got {self.ladder!r}."
+                f"`ladder` must be topk, {', '.join(_LADDERS)}, or codecs from mild to strong, but got {self.ladder!r}."
             )
         else:
             self._coerce(ladder=tuple(self.ladder))
@@ -136,7 +136,7 @@ class LinkGraVAC(Compressor):
         """The codecs of the ladder, from mild to strong."""
         if self.ladder == "topk":
             return tuple(TopK(1 / factor) for factor in candidate_factors(self.cf_min, self.cf_max, self.policy))
-        return LADDERS[self.ladder] if isinstance(self.ladder, str) else self.ladder
+        return _LADDERS[self.ladder] if isinstance(self.ladder, str) else self.ladder
 
     @property
     def shared_budget(self) -> float | None:
@@ -165,7 +165,7 @@ class LinkGraVAC(Compressor):
                 tried[level] = self._at(level).encode(message, context.key)
             exact = message.double()
             norm2 = float(exact.square().sum())
-            lost = {n: float((exact - one.decode(x.device).double()).square().sum()) for n, one in tried.items()}
+            lost = {n: float((exact - packet.decode(x.device).double()).square().sum()) for n, packet in tried.items()}
             ends = standing.minimum, standing.candidate
             if undecided:
                 fidelities = [_fidelity(lost[level], norm2) for level in ends]
@@ -235,7 +235,7 @@ class LinkGraVAC(Compressor):
 
     def _epsilon(self, context: Context) -> float:
         if self.budget is None:
-            return EPSILON[context.direction] if self.epsilon is None else self.epsilon
+            return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
         if context.floor is None:  # nothing was seen yet: equal shares
             return float(self.budget ** (1 / max(1, context.num_stages - 1)))
         return context.floor
@@ -262,7 +262,7 @@ class LinkGraVAC(Compressor):
         return standing, Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
 
     def _factor(self, level: int, dense_bytes: float, wire_bytes: float) -> float | None:
-        """Return the factor of a level: of values where it keeps some of them, else of bytes, where they are known."""
+        """Return the factor of a level: of values if it keeps a share of them, else of bytes if they are known."""
         codec = self._at(level)
         if codec.kept_share is not None:
             return 1 / codec.kept_share
@@ -311,5 +311,5 @@ class Tally:
 
 
 def _fidelity(lost: float, norm2: float) -> float:
-    """Return the fidelity where so much of a squared norm is lost; of nothing it is 1."""
+    """Return the fidelity if `lost` of a squared norm is lost; 1 for a norm of zero."""
     return 1 - lost / norm2 if norm2 > 0 else 1.0

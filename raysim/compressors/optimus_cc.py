@@ -27,7 +27,7 @@ class LazyErrorPropagation(Compressor):
     """Sends C(g + e) and keeps e, which goes to the next microbatch that is sent, in the same step or the next (Song et al. 2023).
 
     `inner`: a codec, or a compressor of one end. Over a step the error of a layer's weights becomes a sum of e_i with the
-    differences of consecutive activations, which is small where they have little to do with one another. `reset="step"` drops
+    differences of consecutive activations, which is small if they are unrelated. `reset="step"` drops
     e at the end of every step; so does a message of another shape.
 
     >>> from raysim.codecs import LowRank
@@ -199,7 +199,7 @@ class WarmStart(Compressor):
     """Sends P = orth(M Q) and M^T P, and keeps M^T P: made orthonormal it is the Q of the link's next message (PowerSGD, Vogels et
     al. 2019, 1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
 
-    Where messages change little, this is a subspace iteration that tends to the best approximation of the rank. The sender alone
+    If messages change little, this is a subspace iteration that tends to the best approximation of the rank. The sender alone
     remembers Q. It is drawn from the key for the first message and for one of another shape, and so are columns of it that a
     message left at zero, which would stay there. Wrap it in an error feedback that takes compressors for Optimus-CC whole.
 

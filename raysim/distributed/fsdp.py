@@ -8,7 +8,7 @@ fit: FSDP2 hands over flat shards, and a rank learns no more than the sum of its
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from raysim.pipeline.replicas import Exchange
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
 from raysim.replication.gathered import Gathered
-from raysim.replication.method import Received, Round, reduce_scatter
+from raysim.replication.method import Rounds, reduce_scatter
 
 _NAME = "shard"
 
@@ -127,7 +127,7 @@ class _ReduceScatter:
         output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1
 
-    def _rounds(self, gradients: Tensor, channel: Channel) -> Generator[Round, Received, Tensor]:
+    def _rounds(self, gradients: Tensor, channel: Channel) -> Rounds[Tensor]:
         shards = gradients.detach().view(channel.size, 1, -1)
         packets, changed = {}, {}
         for owner, shard in enumerate(shards):

@@ -152,15 +152,15 @@ class Averaging:
         if group.tied is not None:
             tied = module.get_parameter(plan.tied_name(group.tied, index))
             flat = None if tied.grad is None else tied.grad.reshape(-1)
-            rounds = sum_over_members("sum", flat, member, len(group.members), self.device)
-            return Exchange(group, member, rounds, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
+            total = sum_over_members("sum", flat, member, len(group.members), self.device)
+            return Exchange(group, member, total, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
         shapes = averaged_shapes(index, module, plan.config, plan.tied)
         table = plan.replica_methods[index].table(shapes)
         max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
         rounds = self._rounds(index, step, step_s)
         return Exchange(group, member, rounds, table, max_values=max_values, stages=self.stages)
 
-    def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds:
+    def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds[Averaged]:
         """Return the generator of a stage's replica method."""
         config, plan = self.plan.config, self.plan
         method = plan.replica_methods[index]

@@ -91,7 +91,7 @@ class Exchange:
         self,
         group: Group,
         member: int,
-        rounds: Rounds,
+        rounds: Rounds[Any],
         table: CodecTable,
         *,
         max_values: int,
@@ -175,7 +175,9 @@ class Exchange:
         return gathered
 
 
-def exchange_together(group: Group, rounds: Sequence[Rounds], table: CodecTable, *, max_values: int) -> list[Exchange]:
+def exchange_together(
+    group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, max_values: int
+) -> list[Exchange]:
     """Run the rounds of all members of a group in one process, and return their exchanges; arguments as of `Exchange`."""
     exchanges = [Exchange(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
     sent = [one.advance(()) for one in exchanges]

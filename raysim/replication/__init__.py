@@ -44,9 +44,9 @@ METHODS: dict[str, type[ReplicaMethod]] = {
 
 
 def parse_replica_method(text: str) -> ReplicaMethod:
-    """Return the replica method that `text` writes: the inverse of `repr`. A codec or compressor alone means `Gathered`.
+    """Return the replica method of a notation: the inverse of `repr`. A codec or compressor alone means `Gathered`.
 
-    Raises ValueError, with the known names, where it is none.
+    Raises ValueError, with the known names, if it is none.
 
     >>> parse_replica_method("Identity"), parse_replica_method("ErrorFeedback(TopK(0.01))")
     (Identity, ErrorFeedback(TopK(0.01)))

@@ -1,9 +1,9 @@
-"""Accordion: each layer is compressed mildly while its gradient changes fast, and strongly where it does not."""
+"""Accordion: each layer is compressed mildly while its gradient changes fast, and strongly otherwise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, together
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, together
 from raysim.replication.powersgd import PowerSGD, matrix_of
 from raysim.replication.sparsified import energy
 
@@ -71,7 +71,7 @@ class Accordion(Layered):
     def exempts(self, shape: tuple[int, ...]) -> bool:
         if super().exempts(shape):
             return True
-        return isinstance(self.mild, LowRank) and value_factor(self.mild, shape) <= 1
+        return isinstance(self.mild, LowRank) and _value_factor(self.mild, shape) <= 1
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(entry for codec in (self.mild, self.strong) for entry in self._method(codec).entries())
@@ -91,10 +91,8 @@ class Accordion(Layered):
         compressed = self.compressed_shapes(shapes)
         return self._method(self.mild).memory_bytes(compressed) + 4 * self.compressed_values(shapes)
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
-        regime = Regime.of(memory, len(gradients), context)
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
+        regime = _Regime.of(memory, len(gradients), context)
         decisions: list[Decision] = []
         if regime.epoch < 0:
             decisions = self._decisions(gradients, regime, regime, "all layers begin so")
@@ -124,50 +122,50 @@ class Accordion(Layered):
                 moved[f"epoch/{name}"] = x.clone() if restart else summed(memory, name, x) + x
         return Averaged({name: averaged[name] for name in gradients}, moved, decisions)
 
-    def _next(self, regime: Regime, norms: list[float], context: ReplicaContext) -> Regime:
-        """Return the regime that follows where these are the norms."""
+    def _next(self, regime: _Regime, norms: list[float], context: ReplicaContext) -> _Regime:
+        """Return the next regime, given the norms."""
         decayed = context.learning_rate <= self.decay * regime.learning_rate
         mild = [
-            decayed or is_critical(before, norm, self.eta) for before, norm in zip(regime.norms, norms, strict=True)
+            decayed or _is_critical(before, norm, self.eta) for before, norm in zip(regime.norms, norms, strict=True)
         ]
         return regime._replace(mild=mild, norms=norms, learning_rate=context.learning_rate)
 
     def _decisions(
-        self, gradients: Gradients, before: Regime, after: Regime, reason: str | None = None
+        self, gradients: Gradients, before: _Regime, after: _Regime, reason: str | None = None
     ) -> list[Decision]:
         decisions = []
-        for place, (name, x) in enumerate(gradients.items()):
-            mild = after.mild[place]
+        for i, (name, x) in enumerate(gradients.items()):
+            mild = after.mild[i]
             decisions.append(
                 Decision(
                     branch="mild" if mild else "strong",
-                    factor=value_factor(self.mild if mild else self.strong, tuple(x.shape)),
-                    minimum=value_factor(self.mild, tuple(x.shape)),
-                    candidate=value_factor(self.strong, tuple(x.shape)),
-                    event="switch" if mild != before.mild[place] else None,
-                    reason=reason or f"norm {before.norms[place]:.4g}, then {after.norms[place]:.4g}",
+                    factor=_value_factor(self.mild if mild else self.strong, tuple(x.shape)),
+                    minimum=_value_factor(self.mild, tuple(x.shape)),
+                    candidate=_value_factor(self.strong, tuple(x.shape)),
+                    event="switch" if mild != before.mild[i] else None,
+                    reason=reason or f"norm {before.norms[i]:.4g}, then {after.norms[i]:.4g}",
                     layer=name,
                 )
             )
         return decisions
 
 
-class Regime(NamedTuple):
+class _Regime(NamedTuple):
     """The decision for each layer, and the norms with which the next one is compared."""
 
     epoch: int  # seen last, -1 before the first
     mild: list[bool]
-    norms: list[float]  # of the epoch before the last decision, 0 where there was none
+    norms: list[float]  # of the epoch before the last decision, 0 if there was none
     learning_rate: float  # at the last decision, or at first
 
     @classmethod
-    def of(cls, memory: Memory, count: int, context: ReplicaContext) -> Regime:
+    def of(cls, memory: Memory, count: int, context: ReplicaContext) -> _Regime:
         """Return the remembered regime, or the first one of `count` layers."""
         if "controller/whole" not in memory:
             return cls(-1, [True] * count, [0.0] * count, context.learning_rate)
         epoch, *mild = memory["controller/whole"].tolist()
         learning_rate, *norms = memory["controller/real"].tolist()
-        return cls(int(epoch), [bool(one) for one in mild], norms, learning_rate)
+        return cls(int(epoch), list(map(bool, mild)), norms, learning_rate)
 
     def tensors(self) -> Memory:
         """Return the tensors from which `of` reads the regime."""
@@ -177,16 +175,16 @@ class Regime(NamedTuple):
         }
 
 
-def is_critical(before: float, after: float, eta: float) -> bool:
+def _is_critical(before: float, after: float, eta: float) -> bool:
     """Return whether a norm changed by the share `eta` or more; from zero it always does.
 
-    >>> [is_critical(10, norm, 0.5) for norm in (4, 6, 15)], is_critical(0, 0, 0.5)
+    >>> [_is_critical(10, norm, 0.5) for norm in (4, 6, 15)], _is_critical(0, 0, 0.5)
     ([True, False, True], True)
     """
     return before == 0 or abs(before - after) / before >= eta
 
 
-def value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
+def _value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
     """Return the number of a tensor's values divided by the number that is sent."""
     rows, columns = matrix_of(shape)
     if isinstance(codec, LowRank):
@@ -207,7 +205,7 @@ def _keeps(codec: Codec) -> float:
     return kept
 
 
-def _from_first(own: list[float], context: ReplicaContext) -> Generator[Round, Received, list[float]]:
+def _from_first(own: list[float], context: ReplicaContext) -> Rounds[list[float]]:
     """Return the numbers of replica 0, which sends them to all."""
     packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
     received = yield Round(everyone={"norms": packet} if context.replica == 0 else {})

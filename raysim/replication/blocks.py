@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -15,17 +15,25 @@ from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 from raysim.replication.local import LocalSteps
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, ReplicaMethod, Round
+from raysim.replication.method import (
+    Averaged,
+    Gradients,
+    Memory,
+    ReplicaContext,
+    ReplicaMethod,
+    Round,
+    Rounds,
+)
 from raysim.replication.powersgd import matrix_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def block_of(shape: tuple[int, ...], side: int) -> tuple[int, int]:
+def _block_of(shape: tuple[int, ...], side: int) -> tuple[int, int]:
     """Return the rows and columns of the blocks of a tensor, as a matrix: the greatest divisors of its own up to `side`.
 
-    >>> block_of((128, 64, 3, 3), 64), block_of((151, 96), 64), block_of((10,), 64)
+    >>> _block_of((128, 64, 3, 3), 64), _block_of((151, 96), 64), _block_of((10,), 64)
     ((64, 64), (1, 48), (10, 1))
     """
     rows, columns = matrix_of(shape)
@@ -40,7 +48,7 @@ def divisor(count: int, limit: int) -> int:
 def to_blocks(x: Tensor, side: int) -> Tensor:
     """Return the blocks of a tensor, one after the other: (blocks, rows, columns)."""
     rows, columns = matrix_of(tuple(x.shape))
-    height, width = block_of(tuple(x.shape), side)
+    height, width = _block_of(tuple(x.shape), side)
     cut = x.reshape(rows // height, height, columns // width, width)
     return cut.transpose(1, 2).reshape(-1, height, width)
 
@@ -104,9 +112,7 @@ class DeMo(ReplicaMethod):
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return 4 * sum(math.prod(shape) for shape in shapes.values())
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         packets, moved = {}, dict(memory)
         for name, x in gradients.items():
             momentum = self.decay * remembered(memory, "momentum", name, x) + context.learning_rate * x.detach()
@@ -125,7 +131,7 @@ class DeMo(ReplicaMethod):
     def _whole(self, frequencies: Tensor, like: Tensor) -> Tensor:
         """Return the tensor whose blocks have these frequencies."""
         shape = tuple(like.shape)
-        blocks = frequencies.view(len(frequencies), *block_of(shape, self.side))
+        blocks = frequencies.view(len(frequencies), *_block_of(shape, self.side))
         return from_blocks(transformed(blocks, back=True), shape)
 
 
@@ -146,7 +152,7 @@ def cosines(size: int) -> Tensor:
     return matrix
 
 
-TWO_BITS = NonUniform(2, fit="deviation")
+_TWO_BITS = NonUniform(2, fit="deviation")
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +174,7 @@ class SparseLoCo(LocalSteps):
     decay: float = 0.95
     kept: int = 64
     side: int = 64
-    values: Codec = TWO_BITS
+    values: Codec = _TWO_BITS
     min_values: int = 1024
 
     def __post_init__(self) -> None:
@@ -211,12 +217,7 @@ class BlockTopK(Layered):
     def compressed_rounds(self, num_replicas: int) -> int:
         return 1
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes)
-
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         packets, moved = {}, dict(memory)
         for name, x in gradients.items():
             fed = to_blocks(self.decay * remembered(memory, "residual", name, x) + x, self.side).flatten(1)
@@ -228,4 +229,4 @@ class BlockTopK(Layered):
     def _whole(self, blocks: Tensor, like: Tensor) -> Tensor:
         """Return flat blocks as the tensor that they were cut from."""
         shape = tuple(like.shape)
-        return from_blocks(blocks.view(len(blocks), *block_of(shape, self.side)), shape)
+        return from_blocks(blocks.view(len(blocks), *_block_of(shape, self.side)), shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
 from raysim.notation import check_choice, check_real
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, mean_dense
 
 _MANY = 1 << 30  # the same number of values for every tensor, so that all replicas and stages throw one coin
 
@@ -37,12 +37,11 @@ class Differences(Layered):
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         self.codec.check_shapes(self.compressed_shapes(shapes))
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 2 * 4 * self.compressed_values(shapes)  # of this replica, and the mean of all
+    @property
+    def memories(self) -> int:
+        return 2  # the reference of this replica, and the mean of all
 
-    def _exchange(
-        self, differences: Gradients, context: ReplicaContext
-    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
+    def _exchange(self, differences: Gradients, context: ReplicaContext) -> Rounds[tuple[Gradients, Gradients]]:
         """Return this replica's differences as decoded from its packets, and their means over replicas."""
         packets = {}
         for name, difference in differences.items():
@@ -79,9 +78,7 @@ class ReplicaEF21(Differences):
         super().__post_init__()
         check_choice("start", self.start, ["dense", "zero"])
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.start == "dense" and f"own/{next(iter(gradients))}" not in memory:
             means = yield from mean_dense("first gradients", gradients, context)
             own = {f"own/{name}": gradient.clone() for name, gradient in gradients.items()}
@@ -101,7 +98,7 @@ class DIANA(Differences):
     """Sends C(g - h) and takes the mean h plus the mean of that for the gradient; h moves by `alpha` times it (Mishchenko et al.
     2019, 1901.09269).
 
-    C must be unbiased. `alpha` is 1/(1 + w) where None, w its relative variance.
+    C must be unbiased. `alpha` is by default 1/(1 + w), w its relative variance.
 
     >>> from raysim.codecs import RandomK
     >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
@@ -124,9 +121,7 @@ class DIANA(Differences):
         """Return the share by which h moves, for a tensor of `numel` values."""
         return self.alpha or 1 / (1 + (self.codec.relative_variance(numel) or 0.0))
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         sent, means = yield from self._exchange(_beyond(gradients, memory), context)
         moved, averaged = dict(memory), {}
         for name, gradient in gradients.items():
@@ -142,7 +137,7 @@ class MARINA(Differences):
     """Sends C(g(x) - g(x')), both on the same samples, x' the parameters of the step before, and adds the mean to the last
     estimate; in steps that a coin of all replicas picks, g itself (Gorbunov et al. 2021, 2102.07845, here VR-MARINA's estimate).
 
-    C must be unbiased. `probability` of a step with g is 1/(1 + w) where None, w the relative variance of C. All other steps take
+    C must be unbiased. `probability` of a step with g is by default 1/(1 + w), w the relative variance of C. All other steps take
     the compute of two, and twice the messages between stages: `needs_previous_gradients`.
 
     >>> from raysim.codecs import RandomK
@@ -182,12 +177,11 @@ class MARINA(Differences):
         coin = np.random.default_rng(derive_key(seed, "MARINA", step)).random()
         return bool(coin >= self.chance)
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes)  # the estimate
+    @property
+    def memories(self) -> int:
+        return 1  # the estimate
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.needs_previous_gradients(context.step, context.seed) and context.previous is not None:
             previous = context.previous
             _, means = yield from self._exchange({name: g - previous[name] for name, g in gradients.items()}, context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,10 +26,9 @@ from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,
-    Received,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    Rounds,
     mean_dense,
 )
 
@@ -46,9 +45,7 @@ class Dense(ReplicaMethod):
     def num_rounds(self, num_replicas: int) -> int:
         return 2
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         return Averaged((yield from mean_dense("dense", gradients, context)), memory)
 
 
@@ -56,7 +53,7 @@ class Dense(ReplicaMethod):
 class Gathered(Layered):
     """Sends every tensor by a codec, alone or under error feedback, and averages the decoded tensors of all replicas.
 
-    Written as the bare codec or compressor where options are at their defaults. A tensor is one row, so that TopK selects
+    Written as the bare codec or compressor if options are at their defaults. A tensor is one row, so that TopK selects
     within it; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` makes one row of the
     whole stage. `seeds="shared"`: RandomK draws the same positions at all replicas, so that values alone are sent, and summed
     on the way (an all-reduce); "separate": each replica draws its own, and sends their key.
@@ -102,9 +99,7 @@ class Gathered(Layered):
         """True if packets of all replicas hold values of the same positions, which add up."""
         return self.compressor.codec.linear and self.seeds == "shared"
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.compressor.codec.by_matrix:
             rows = {name: gradient.reshape(len(gradient), -1) for name, gradient in gradients.items()}
         else:
@@ -126,8 +121,9 @@ class Gathered(Layered):
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         self.compressor.codec.check_shapes(self.compressed_shapes(shapes))
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes) if isinstance(self.compressor, Residual) else 0
+    @property
+    def memories(self) -> int:
+        return int(isinstance(self.compressor, Residual))
 
 
 def as_method(written: object) -> ReplicaMethod | None:
@@ -179,9 +175,7 @@ class SignSGD(ReplicaMethod):
     def num_rounds(self, num_replicas: int) -> int:
         return 1
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if not gradients:
             return Averaged({}, memory)
         moved = dict(memory)

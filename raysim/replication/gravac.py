@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -26,9 +25,9 @@ from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,
-    Received,
     ReplicaContext,
     Round,
+    Rounds,
     mean_dense,
 )
 from raysim.replication.sparsified import (
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RANDOM = "random"
-GAINS = ("fed", "raw", "folded")
+_GAINS = ("fed", "raw", "folded")
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +56,7 @@ class ReplicaGraVAC(Layered):
 
     The gain of a factor is the energy that it keeps of the gradient plus residual, ||C(g + e)||^2 / ||g + e||^2, in a moving
     average over steps, averaged over replicas before a branch is taken. One factor serves the whole stage. At the end of
-    every window the minimum rises to the candidate where their gains are within `omega`, and the candidate to the next
+    every window the minimum rises to the candidate if their gains are within `omega`, and the candidate to the next
     factor. Both stay once throughput times gain of the two fastest factors are within `omega`: at the lower factor.
     The candidate selects from the values that the minimum selected. Factors count values, not positions.
 
@@ -73,12 +72,12 @@ class ReplicaGraVAC(Layered):
         values: Codec of the selected values.
         promote: Rule by which the minimum rises: to the candidate that was evaluated ("evaluated", our reading of the paper's
             text), to the factor after it ("listing", as in the paper's listing), or (ours) "passing": to each candidate that
-            reaches `epsilon` at the end of a window, and back by one factor where the minimum itself fails.
+            reaches `epsilon` at the end of a window, and back by one factor if the minimum itself fails.
         ewma_alpha: Weight of a step in the moving averages of gains; by default a hundredth of the number of replicas.
         gain: Gradient to which a gain relates: with its residual, as in the paper's text ("fed"), or without, ||C(g + e)||^2 /
             ||g||^2, as in the published code ("raw"). A "folded" gain is the smaller of "raw" and its inverse, at most 1, as in the
             paper's plots. The published code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
-        settle: Steps at the start that send the minimum whatever its gain, so that a residual grows; 25 in the published code.
+        settle: Steps at the start that send the minimum for any gain, so that a residual grows; 25 in the published code.
 
     >>> ReplicaGraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)
@@ -113,7 +112,7 @@ class ReplicaGraVAC(Layered):
         check_choice("policy", self.policy, POLICIES)
         check_choice("select", self.select, [EXACT, *ESTIMATED, RANDOM])
         check_choice("promote", self.promote, PROMOTE)
-        check_choice("gain", self.gain, GAINS)
+        check_choice("gain", self.gain, _GAINS)
         if self.ewma_alpha is not None:
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
         check_codec("values", self.values)
@@ -135,12 +134,7 @@ class ReplicaGraVAC(Layered):
     def needs(self) -> frozenset[str]:
         return frozenset({"step_s"})
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes)
-
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         rules = self._rules(context.num_replicas)
         standing = self._standing(memory)
         throughput = context.batch_size / context.step_s if context.step_s else None
@@ -208,22 +202,20 @@ class ReplicaGraVAC(Layered):
         levels = [Level(factors[level], {}, 0.0) for level in (standing.minimum, standing.candidate)]
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
-            for place, level in enumerate(levels):
+            for i, level in enumerate(levels):
                 if self.select == RANDOM:  # of one draw, positions of the stronger factor are among the milder one's
                     kept = _drawn(row, level.factor, key)
-                elif place == 0:
+                elif i == 0:
                     kept = select(row.view(-1), count_of(level.factor, row), self.select, key)
                 else:
                     kept = select_within(levels[0].kept[name], count_of(level.factor, row), self.select, key)
                 sent = kept.values
                 if self.values != Identity():
                     sent = self.values.encode(sent, key).decode(sent.device)
-                levels[place] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))
+                levels[i] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))
         return levels
 
-    def _agree(
-        self, levels: list[Level], reference: Gradients, standing: Standing, rules: Rules
-    ) -> Generator[Round, Received, Seen]:
+    def _agree(self, levels: list[Level], reference: Gradients, standing: Standing, rules: Rules) -> Rounds[_Seen]:
         """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
         whole = sum(energy(x) for x in reference.values())
         now = [self._gain(level.energy, whole) for level in levels]
@@ -234,16 +226,14 @@ class ReplicaGraVAC(Layered):
         total = torch.zeros_like(own)
         for packets in received:
             total += packets["gains"].decode()
-        return Seen(*(total / len(received)).tolist())
+        return _Seen(*(total / len(received)).tolist())
 
     def _gain(self, kept: float, whole: float) -> float:
         """Return the gain of a kept energy, relative to the energy of the reference; 1 for a reference of zeros."""
         gain = kept / whole if whole > 0 else 1.0
         return 1 / gain if self.gain == "folded" and gain > 1 else gain
 
-    def _send(
-        self, level: Level, fed: Gradients, context: ReplicaContext
-    ) -> Generator[Round, Received, tuple[Gradients, Gradients]]:
+    def _send(self, level: Level, fed: Gradients, context: ReplicaContext) -> Rounds[tuple[Gradients, Gradients]]:
         """Return the means over replicas of the values that a level keeps, and this replica's residuals."""
         packets = {}
         for name, row in fed.items():
@@ -257,7 +247,7 @@ class ReplicaGraVAC(Layered):
         means = yield from rounds
         return means, {name: x - packets[name].decode(x.device) for name, x in fed.items()}
 
-    def _explain(self, choice: Choice, seen: Seen, levels: list[Level], settling: bool) -> str:
+    def _explain(self, choice: Choice, seen: _Seen, levels: list[Level], settling: bool) -> str:
         """Return the reason of a branch, in words."""
         minimum, candidate = levels[0].factor, levels[1].factor
         if settling:
@@ -281,7 +271,7 @@ class Level(NamedTuple):
     energy: float
 
 
-class Seen(NamedTuple):
+class _Seen(NamedTuple):
     """The numbers on which replicas agree before a branch is taken."""
 
     minimum: float  # gains, averaged over steps

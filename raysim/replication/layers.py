@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from raysim.codecs import Identity, Packet, derive_key
+from raysim.codecs import Identity, derive_key
 from raysim.codecs.codec import nest, to_tensor
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
@@ -17,10 +17,10 @@ from raysim.replication.method import (
     Gradients,
     Memory,
     Packets,
-    Received,
     ReplicaContext,
     ReplicaMethod,
     Round,
+    Rounds,
     all_reduce,
     mean_dense,
     together,
@@ -29,7 +29,6 @@ from raysim.replication.method import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCOPES = ("tensor", "stage")
 WHOLE = "all layers"  # name of a stage's gradients as one tensor, see `flatten`; no parameter has a name with a space
 
 
@@ -50,9 +49,7 @@ class Layered(ReplicaMethod):
         )
 
     @abstractmethod
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         """Return the rounds that average `gradients`, of which there is at least one, compressed."""
 
     @abstractmethod
@@ -66,9 +63,7 @@ class Layered(ReplicaMethod):
     def num_rounds(self, num_replicas: int) -> int:
         return max(2, self.compressed_rounds(num_replicas))
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         compressed = {
             name: gradient.detach()
             for name, gradient in gradients.items()
@@ -80,8 +75,8 @@ class Layered(ReplicaMethod):
         if not compressed:
             return Averaged((yield from exempt), memory)
         dense, averaged = yield from together(exempt, self.compress(compressed, memory, context))
-        found = {**dense, **averaged.gradients}
-        result: Averaged = replace(averaged, gradients={name: found[name] for name in gradients})
+        means = {**dense, **averaged.gradients}
+        result: Averaged = replace(averaged, gradients={name: means[name] for name in gradients})
         return result
 
     def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -92,10 +87,18 @@ class Layered(ReplicaMethod):
         """Return the number of values of `shapes` that are compressed: the size of a residual."""
         return sum(math.prod(shape) for shape in self.compressed_shapes(shapes).values())
 
+    @property
+    def memories(self) -> int:
+        """The number of float32 that one replica remembers of each compressed value: by default a residual."""
+        return 1
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * self.memories * self.compressed_values(shapes)
+
 
 def check_scope(scope: object) -> None:
-    """Raise ValueError where `scope` is neither a selection for each tensor nor one for the whole stage."""
-    check_choice("scope", scope, SCOPES)
+    """Raise ValueError unless `scope` is "tensor", a selection for each, or "stage", one for all."""
+    check_choice("scope", scope, ["tensor", "stage"])
 
 
 def flatten(gradients: Gradients, scope: str) -> Gradients:
@@ -120,32 +123,28 @@ def key_of(name: str, context: ReplicaContext, *, shared: bool = False) -> int:
 
 
 def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
-    """Return the memory of a `kind` for the tensor `name`, zeros where there is none."""
+    """Return the memory of a `kind` for the tensor `name`, zeros if there is none."""
     kept = memory.get(f"{kind}/{name}")
     return torch.zeros_like(like) if kept is None else kept.to(like.device).view_as(like)
 
 
-def gather_mean(packets: Packets, device: torch.device) -> Generator[Round, Received, Gradients]:
+def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
     """Return the means over replicas of the decoded packets of each name, summed in the order of replicas."""
     received = yield Round(everyone=packets)
-    return {name: mean_decoded([sent[name] for sent in received], device) for name in packets}
+    means = {}
+    for name, packet in packets.items():
+        total = torch.zeros(packet.shape, device=device)
+        for sent in received:
+            total += sent[name].decode(device)
+        means[name] = total / len(received)
+    return means
 
 
-def mean_decoded(packets: list[Packet], device: torch.device) -> Tensor:
-    """Return the mean of the decoded `packets`, summed in their order."""
-    total = torch.zeros(packets[0].shape, device=device)
-    for packet in packets:
-        total += packet.decode(device)
-    return total / len(packets)
-
-
-def sum_values(
-    packets: Packets, context: ReplicaContext, device: torch.device
-) -> Generator[Round, Received, Gradients]:
+def sum_values(packets: Packets, context: ReplicaContext, device: torch.device) -> Rounds[Gradients]:
     """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
     values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
-    place = f"values by {next(iter(packets.values())).codec!r}"
-    total = yield from all_reduce(place, torch.cat(values), context.replica, context.num_replicas)
+    label = f"values by {next(iter(packets.values())).codec!r}"
+    total = yield from all_reduce(label, torch.cat(values), context.replica, context.num_replicas)
     means = {}
     parts = torch.split(total / context.num_replicas, [len(part) for part in values])
     for (name, packet), part in zip(packets.items(), parts, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,14 +20,13 @@ from raysim.replication.method import (
     Averaged,
     Gradients,
     Memory,
-    Received,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    Rounds,
     all_reduce,
 )
 
-CHANGES = "changes/"  # prefix of the memory of the method that averages changes
+_CHANGES = "changes/"  # prefix of the memory of the method that averages changes
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,18 +88,16 @@ class LocalSteps(ReplicaMethod):
         values = sum(math.prod(shape) for shape in shapes.values())
         return 4 * values * (1 + bool(self.outer_momentum)) + self.changes.memory_bytes(shapes)
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.part(context.step) is None:
             return Averaged({}, memory)
-        mean, moved = yield from self.mean_change(gradients, memory, context, CHANGES)
+        mean, moved = yield from self.mean_change(gradients, memory, context, _CHANGES)
         after, outer = self.outer_step(mean, memory)
         return Averaged({}, {**moved, **outer}, parameters=after)
 
     def mean_change(
         self, parameters: Gradients, memory: Memory, context: ReplicaContext, prefix: str
-    ) -> Generator[Round, Received, tuple[Gradients, Memory]]:
+    ) -> Rounds[tuple[Gradients, Memory]]:
         """Return the mean over replicas of the way to `parameters` from those agreed on, and the memory that follows.
 
         The memory of the method that averages is kept under `prefix`.
@@ -138,7 +135,7 @@ class DiLoCo(LocalSteps):
         W = W - momentum u - rate D
 
     `codec` compresses W - W_r: a codec, alone or under error feedback, or a replica method that averages gradients. It counts
-    exchanges as its steps. States of the optimisers stay apart. Evaluated are the parameters W. With one replica and no
+    exchanges as its steps. States of the optimisers stay separate. Evaluated are the parameters W. With one replica and no
     momentum it is the look-ahead optimiser (Zhang et al. 2019, 1907.08610).
 
     >>> from raysim.codecs import Quantize
@@ -211,7 +208,7 @@ class StreamingDiLoCo(DiLoCo):
         return self.delay
 
     def part(self, step: int) -> int | None:
-        arrivals = {(place * self.steps) // self.fragments: place for place in range(self.fragments)}
+        arrivals = {(i * self.steps) // self.fragments: i for i in range(self.fragments)}
         return arrivals.get((step + 1 + self.delay) % self.steps)
 
     def fragment(self, shapes: Mapping[str, tuple[int, ...]], part: int) -> list[str]:
@@ -219,9 +216,9 @@ class StreamingDiLoCo(DiLoCo):
         filled = [0] * self.fragments
         names: list[str] = []
         for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):  # of one size in the module's order
-            place = filled.index(min(filled))
-            filled[place] += max(1, math.prod(shapes[name]))
-            if place == part:
+            i = filled.index(min(filled))
+            filled[i] += max(1, math.prod(shapes[name]))
+            if i == part:
                 names.append(name)
         return [name for name in shapes if name in names]
 
@@ -229,15 +226,13 @@ class StreamingDiLoCo(DiLoCo):
         waiting = 4 * sum(math.prod(shape) for shape in shapes.values()) if self.delay else 0
         return super().memory_bytes(shapes) + waiting
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         shapes = {name: tuple(x.shape) for name, x in gradients.items()}
         moved = memory
         sent, arrived = self.part(context.step), self.part(context.step - self.delay)
         if sent is not None:
             fragment = {name: gradients[name] for name in self.fragment(shapes, sent)}
-            mean, moved = yield from self.mean_change(fragment, memory, context, f"{CHANGES}{sent}/")
+            mean, moved = yield from self.mean_change(fragment, memory, context, f"{_CHANGES}{sent}/")
             moved |= {f"waiting/{name}": x for name, x in mean.items()}
         if arrived is None or context.step < self.delay:
             return Averaged({}, moved)
@@ -272,9 +267,7 @@ class SPARTA(ReplicaMethod):
     def num_rounds(self, num_replicas: int) -> int:
         return 2
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         drawn = {
             name: RandomK(self.share, per="tensor").draw(key_of(name, context, shared=True), tuple(x.shape), x.device)
             for name, x in gradients.items()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from raysim.codecs import Identity, Packet
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
@@ -22,6 +22,8 @@ from raysim.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 AGREED = "agreed"  # kind of a memory: the parameters on which replicas agreed last, which are evaluated and exported
 
@@ -43,7 +45,7 @@ class Round(NamedTuple):
 
 
 Received = Sequence[Packets]  # by replica: its packets to everyone and to this replica; of this replica, `everyone`
-Rounds = Generator[Round, Received, Any]
+Rounds: TypeAlias = Generator[Round, Received, T]  # of one member, to its result
 
 
 class ReplicaContext(NamedTuple):
@@ -111,18 +113,16 @@ class ReplicaMethod(Notation, ABC):
         """Return the most rounds that a step takes; a step may take fewer."""
 
     @abstractmethod
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
 
         All replicas yield equally often, and return the same gradients bit for bit unless the method is `decentralized`.
-        A method that works `after_update` is given the stepped parameters in the place of `gradients`, and returns `parameters`
+        A method that works `after_update` is given the stepped parameters as `gradients`, and returns `parameters`
         alone. Raises NonFiniteError at NaN or infinity.
         """
 
     def part(self, step: int) -> int | None:
-        """Return the part of the stage that replicas exchange in a step, counted from 0; None where they exchange nothing.
+        """Return the part of the stage that replicas exchange in a step, counted from 0; None if they exchange nothing.
 
         Steps of the same part send alike. `average` is called in every step, and takes no rounds in those without a part.
         """
@@ -143,7 +143,7 @@ class ReplicaMethod(Notation, ABC):
         return {}
 
     def check_steps(self, num_steps: int) -> None:
-        """Raise ValueError where the method does not fit the length of a run."""
+        """Raise ValueError if the method does not fit the length of a run."""
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the codecs of the packets that this method sends, for the table of its group, see `Compressor.entries`."""
@@ -158,7 +158,7 @@ class ReplicaMethod(Notation, ABC):
         return False
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        """Raise ValueError, by field and rule, where the method cannot average gradients of these shapes.
+        """Raise ValueError, by field and rule, if the method cannot average gradients of these shapes.
 
         `momentum`: momentum of the optimiser, None for an optimiser without momentum.
         """
@@ -170,7 +170,7 @@ class ReplicaMethod(Notation, ABC):
 
 def reduce_scatter(
     name: str, packets: Mapping[int, Packet], own: Tensor | None, me: int, device: torch.device
-) -> Generator[Round, Received, Tensor | None]:
+) -> Rounds[Tensor | None]:
     """Send every other member the packet of its chunk; return the sum of the members' chunks for this one, in their order.
 
     `own` is this member's chunk for itself: None, without packets, if it has nothing to add. The sum is None if no member has.
@@ -191,7 +191,7 @@ def reduce_scatter(
 
 def sum_over_members(
     name: str, values: Tensor | None, me: int, count: int, device: torch.device
-) -> Generator[Round, Received, Tensor | None]:
+) -> Rounds[Tensor | None]:
     """Return the sum of flat `values` over `count` members of which this is `me`, the same bits at each; None if no member has any.
 
     Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so that each sends
@@ -205,14 +205,14 @@ def sum_over_members(
     return torch.cat(sums) if sums else None
 
 
-def all_reduce(name: str, values: Tensor, me: int, count: int) -> Generator[Round, Received, Tensor]:
+def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]:
     """Return the sum of flat float32 `values` over `count` members, see `sum_over_members`."""
     total = yield from sum_over_members(name, values, me, count, values.device)
     assert total is not None
     return total
 
 
-def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
+def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the uncompressed means of `gradients`, by one all-reduce for all."""
     if not gradients:
         return {}
@@ -225,7 +225,7 @@ def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Gene
 class RoundDriver:
     """Advances the generator of one member of a group, round by round, to its result."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: Rounds[Any]) -> None:
         self._rounds = rounds
         self.over = False
         self.result: Any = None
@@ -244,12 +244,12 @@ class RoundDriver:
             return None
 
 
-def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
+def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
     """Run several generators as one, the k-th rounds of all sent together, and return their results.
 
     The names of their packets must differ.
     """
-    drivers = [RoundDriver(one) for one in rounds]
+    drivers = [RoundDriver(each) for each in rounds]
     received: Received | None = None
     while True:
         sent = [part for driver in drivers if (part := driver.advance(received)) is not None]
@@ -264,13 +264,13 @@ def together(*rounds: Rounds) -> Generator[Round, Received, list[Any]]:
 
 
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
-    """Return the parameters that are evaluated: those on which replicas agreed last, where a method remembers them."""
+    """Return the parameters for evaluation: those on which replicas agreed last, if a method remembers them."""
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
 
 
 def exchange(sent: Sequence[Round]) -> list[Received]:
     """Return the packets that each replica receives in a round."""
-    return [[{**one.everyone, **one.each.get(replica, {})} for one in sent] for replica in range(len(sent))]
+    return [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(len(sent))]
 
 
 def average_together(

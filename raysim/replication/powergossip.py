@@ -1,8 +1,8 @@
-"""PowerGossip: replicas that are no longer one, and close in on their neighbours by low-rank differences (Vogels et al. 2020)."""
+"""PowerGossip: replicas with parameters of their own approach their neighbours by low-rank differences (Vogels et al. 2020)."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +13,7 @@ from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds
 from raysim.replication.powersgd import matrix_of, orthonormal, revived
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class PowerGossip(Layered):
     there is no residual. As with overlapping in the authors' code, X are the parameters before the step.
 
     The parameters of replicas differ, and their mean is evaluated. Small tensors (see `min_values`) are averaged as gradients, and
-    so are all tensors in the first `warmup` steps. Raises ValueError where `rank` exceeds the rank of every matrix.
+    so are all tensors in the first `warmup` steps. Raises ValueError if `rank` exceeds the rank of every matrix.
 
     >>> PowerGossip(rank=2).neighbours(0, 4)
     [1, 3]
@@ -48,7 +48,7 @@ class PowerGossip(Layered):
         )
 
     def neighbours(self, replica: int, num_replicas: int) -> list[int]:
-        """Return the replicas next to one in the ring."""
+        """Return the neighbours of a replica in the ring."""
         return sorted({(replica + 1) % num_replicas, (replica - 1) % num_replicas} - {replica})
 
     def compressed_rounds(self, num_replicas: int) -> int:
@@ -61,9 +61,7 @@ class PowerGossip(Layered):
         sides = (matrix_of(shape) for shape in self.compressed_shapes(shapes).values())
         return 2 * 4 * sum(min(m, n, self.rank) * (m + n) for m, n in sides)  # for each of two neighbours
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         for gradient in gradients.values():
             check_finite(gradient)
         done = context.step - self.warmup
@@ -79,9 +77,7 @@ class PowerGossip(Layered):
         close = {name: cast_saturating(x, torch.float32).view_as(given[name]) for name, x in matrices.items()}
         return Averaged(gradients, moved, parameters=close)
 
-    def _iterate(
-        self, iteration: int, matrices: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, None]:
+    def _iterate(self, iteration: int, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[None]:
         """Move `matrices` towards the neighbours' matrices, and update the sides in `memory`."""
         side, other_side = ("left", "right") if iteration % 2 else ("right", "left")
         me, others = context.replica, self.neighbours(context.replica, context.num_replicas)
@@ -92,20 +88,20 @@ class PowerGossip(Layered):
         own = {
             other: {
                 name: cast_saturating(
-                    x @ basis[name] if side == "left" else (basis[name].T @ x).T,  # BLAS is slow where x is turned
+                    x @ basis[name] if side == "left" else (basis[name].T @ x).T,  # BLAS is slow if x is transposed
                     torch.float32,
                 )
                 for name, x in matrices.items()
             }
             for other, basis in bases.items()
         }
-        place = f"{side} of rank {self.rank}"
-        received = yield Round(each={other: {place: Identity().encode(_flat(own[other]))} for other in others})
+        label = f"{side} of rank {self.rank}"
+        received = yield Round(each={other: {label: Identity().encode(_flat(own[other]))} for other in others})
         for other in others:
-            theirs = received[other][place].decode(next(iter(matrices.values())).device)
+            theirs = received[other][label].decode(next(iter(matrices.values())).device)
             parts = torch.split(theirs, [x.numel() for x in own[other].values()])
-            for (name, mine), part in zip(own[other].items(), parts, strict=True):
-                difference = part.view_as(mine) - mine if me < other else mine - part.view_as(mine)  # the same at both
+            for (name, sent), part in zip(own[other].items(), parts, strict=True):
+                difference = part.view_as(sent) - sent if me < other else sent - part.view_as(sent)  # the same at both
                 memory[f"{side}/{other}/{name}"] = difference
                 thin, basis = difference.double(), bases[other][name]
                 projected = thin @ basis.T if side == "left" else basis @ thin.T
@@ -114,7 +110,7 @@ class PowerGossip(Layered):
     def _basis(
         self, name: str, side: str, matrix: Tensor, other: int, memory: Memory, context: ReplicaContext
     ) -> Tensor:
-        """Return orthonormal columns, the same at both ends: of the last iteration, or drawn where there was none."""
+        """Return orthonormal columns, the same at both ends: of the last iteration, or drawn before the first."""
         length = matrix.shape[1 if side == "right" else 0]
         rank = min(*matrix.shape, self.rank)
         pair = sorted((context.replica, other))

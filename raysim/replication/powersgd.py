@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, all_reduce
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, all_reduce
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Approximation = Generator[Round, Received, tuple[Gradients, Gradients, Memory]]
+_Approximation = Rounds[tuple[Gradients, Gradients, Memory]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,9 +77,7 @@ class PowerSGD(Layered):
             values += min(rows, columns, self.rank) * (columns + (rows if self.alternate else 0)) * self.warm_start
         return 4 * values
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         matrices = {}
         for name, gradient in gradients.items():
             check_finite(gradient)
@@ -98,30 +96,30 @@ class PowerSGD(Layered):
                 moved[f"residual/{name}"] = m.sub_(taken).float().view_as(gradient)
         return Averaged(averaged, moved)
 
-    def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
+    def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
         """Return the approximations of the mean and of this replica's matrices, and the sides to remember."""
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
         left = yield from self._averaged("left", {name: m @ start[name] for name, m in matrices.items()}, context)
         bases = {name: orthonormal(mean) for name, mean in left.items()}
         own = {
             name: (bases[name].T @ m).T for name, m in matrices.items()
-        }  # BLAS is slow where the long matrix is turned
+        }  # BLAS is slow if the long matrix is transposed
         right = yield from self._averaged("right", own, context)
         sides = {f"right/{name}": mean.float() for name, mean in right.items()} if self.warm_start else {}
         mean = {name: bases[name] @ thin.T for name, thin in right.items()}
         return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
 
-    def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Approximation:
+    def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
         """Return the same from one side alone: a projection onto the span of the other side, which the last step averaged."""
         side, other = ("left", "right") if context.step % 2 == 0 else ("right", "left")
         turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
         bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
         own = {name: m @ bases[name] for name, m in turned.items()}
         mean = yield from self._averaged(side, own, context)
-        found = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
+        wide = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
         if side == "right":
-            found = [{name: x.T for name, x in one.items()} for one in found]
-        return found[0], found[1], {f"{side}/{name}": x.float() for name, x in mean.items()}
+            wide = [{name: x.T for name, x in matrices.items()} for matrices in wide]
+        return wide[0], wide[1], {f"{side}/{name}": x.float() for name, x in mean.items()}
 
     def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
         """Return a side of `rank` columns: as the last step left it, or drawn at random."""
@@ -132,7 +130,7 @@ class PowerSGD(Layered):
         drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
         return revived(memory.get(f"{side}/{name}") if self.warm_start else None, drawn)
 
-    def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Generator[Round, Received, Gradients]:
+    def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
         """Return the means of thin matrices over replicas, all in one all-reduce."""
         flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
         total = yield from all_reduce(f"{side} of rank {self.rank}", flat, context.replica, context.num_replicas)
@@ -149,9 +147,7 @@ def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
     """Return the orthonormal columns of `kept`; columns that are missing or became zero are replaced from `drawn`."""
     if kept is None:
         return drawn
-    kept = orthonormal(
-        kept.to(drawn.device)[:, : drawn.shape[1]]
-    )  # it may be of another rank, where a method adapts that
+    kept = orthonormal(kept.to(drawn.device)[:, : drawn.shape[1]])  # a method may adapt the rank
     width = kept.shape[1]
     alive = kept.any(dim=0)  # a column that became zero would stay there
     return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)

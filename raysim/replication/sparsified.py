@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,7 @@ from raysim.codecs.selection import kept_of, select_topk, select_with_values
 from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, remembered, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, Received, ReplicaContext, Round, mean_dense
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, mean_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,14 +81,14 @@ def energy(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class DGC(Layered):
-    """Sends the greatest of v = v + u, where u = m u + g is the velocity at this replica, and clears both where it sent (deep
+    """Sends the greatest of v = v + u, with u = m u + g the velocity at this replica, and clears both at sent positions (deep
     gradient compression, Lin et al. 2018, 1712.01887).
 
-    m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` lets u go on where it was
-    sent; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` bounds the norm of all gradients of the
+    m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` keeps u at sent
+    positions; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` bounds the norm of all gradients of the
     stage to clip_norm/sqrt(replicas), before all else; `optimizer.clip_norm` would clip the sums of velocities that are sent, and is
     refused. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal factors to `density`. `select` "exact" or
-    "sampled", the threshold estimated from a sample. Where masking is on and all is sent, the step is dense, with the optimiser's
+    "sampled", the threshold estimated from a sample. If masking is on and all is sent, the step is dense, with the optimiser's
     momentum.
 
     >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
@@ -144,22 +144,19 @@ class DGC(Layered):
                 "`optimizer.momentum`, or `correction=False`."
             )
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes) * (2 if self.correction else 1)
+    @property
+    def memories(self) -> int:
+        return 2 if self.correction else 1
 
-    def average(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.clip_norm is not None:
             norm = math.sqrt(sum(energy(gradient) for gradient in gradients.values()))
             limit = self.clip_norm / math.sqrt(context.num_replicas)
-            if norm > limit:  # NaN is found where it is sent
+            if norm > limit:  # NaN is found by the selection
                 gradients = {name: gradient * (limit / norm) for name, gradient in gradients.items()}
         return (yield from super().average(gradients, memory, context))
 
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         density = self.density_of(context.epoch)
         if density == 1 and self.masking:
             return Averaged((yield from mean_dense("dense layers", gradients, context)), memory)
@@ -213,12 +210,7 @@ class RedSync(Layered):
     def compressed_rounds(self, num_replicas: int) -> int:
         return 1
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes)
-
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         packets, moved = {}, dict(memory)
         for name, gradient in gradients.items():
             fed = (gradient + remembered(memory, "residual", name, gradient)).view(1, -1)
@@ -240,8 +232,8 @@ class GTopK(Layered):
     """Averages the k values that are greatest over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
 
     In round t replica i swaps its k values with replica i XOR 2^t, adds, and keeps the k greatest of the sum; so all end up
-    with the same k. A replica's value is sent where it survived every round; elsewhere it stays in the residual. If the number of
-    replicas is no power of two, missing replicas count as empty, and a replica with the same sum sends in their place.
+    with the same k. A replica's value is sent if it survives every round; else it stays in the residual. If the number of
+    replicas is no power of two, missing replicas count as empty, and a replica with the same sum sends instead.
     """
 
     density: float
@@ -258,12 +250,7 @@ class GTopK(Layered):
     def compressed_rounds(self, num_replicas: int) -> int:
         return (num_replicas - 1).bit_length()
 
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * self.compressed_values(shapes)
-
-    def compress(
-        self, gradients: Gradients, memory: Memory, context: ReplicaContext
-    ) -> Generator[Round, Received, Averaged]:
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         fed = {
             name: row + remembered(memory, "residual", name, row)
             for name, row in flatten(gradients, self.scope).items()
@@ -300,7 +287,7 @@ class GTopK(Layered):
 
 
 def partners(replica: int, group: int, count: int) -> tuple[int | None, list[int]]:
-    """Return from whom a replica receives, and to whom it sends, where groups of `group` replicas hold the same and merge.
+    """Return from whom a replica receives, and to whom it sends, when groups of `group` replicas with equal values merge.
 
     >>> [partners(replica, 2, 3) for replica in range(3)]  # there is no replica 3: replica 2 sends to 1 as well
     [(2, [2]), (2, []), (0, [0, 1])]

@@ -1,6 +1,6 @@
 """Packing of small integers in numba: fields most significant bit first, one stream; see `raysim.codecs.bits`.
 
-Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once where there are vector
+Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once if there are vector
 registers; the words are then written over one another, since each holds `bits` bytes.
 """
 
@@ -53,7 +53,7 @@ def copy(source, target):
 
 @njit(cache=True, nogil=True)
 def pack_block(codes, bits, words, padded, out):
-    """Pack len(out) * 8 / bits codes into `out`; `codes` has BLOCK places, `words` BLOCK / 8, `padded` BLOCK + 8.
+    """Pack len(out) * 8 / bits codes into `out`; `codes` has BLOCK elements, `words` BLOCK / 8, `padded` BLOCK + 8.
 
     Codes beyond the last must be zero up to a multiple of eight.
     """

@@ -31,7 +31,7 @@ def _cross(left, right):
 
 @njit(cache=True, nogil=True)
 def _load(x, tile, part):
-    """Write tiles side by side: value i of tile j to i * _LANES + j, zeros where x ends."""
+    """Write tiles side by side: value i of tile j to i * _LANES + j, zeros beyond the end of x."""
     part[:] = 0
     for lane in range((len(x) + tile - 1) // tile):
         values, lanes = x[lane * tile : (lane + 1) * tile], part[lane:]

@@ -23,7 +23,7 @@ _GREATEST = 3.4028234663852886e38
 def _dot(a, b, sums):
     """Return the sum of a[i] * b[i]: lane i % LANES in order, then the lanes by halves; `sums` is scratch of LANES.
 
-    Indices are unsigned: numba vectorises only where it can see that they are not negative.
+    Indices are unsigned: numba vectorises only if it can see that they are not negative.
     """
     sums[:] = 0
     n, count = np.uint64(LANES), np.uint64(len(a))

@@ -101,40 +101,40 @@ def _encode_bitmap(positions, bitmap):
 
 @njit(cache=True, nogil=True)
 def _decode_bitmap(bitmap, total, positions):
-    """Write the positions of the set bits below `total`; return their number, or len(positions) + 1 where there are more."""
-    found = 0
+    """Write the positions of the set bits below `total`; return their number, or len(positions) + 1 if there are more."""
+    written = 0
     for block in range((total + 63) // 64):
         word = _big_endian(bitmap, block)
         beyond = 64 * (block + 1) - total
         if beyond > 0:
             word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
         while word:
-            if found == len(positions):
-                return found + 1
-            place = leading_zeros(word)
-            positions[found] = 64 * block + np.int64(place)
-            found += 1
-            word &= ~(_TOP >> place)
-    return found
+            if written == len(positions):
+                return written + 1
+            bit_index = leading_zeros(word)
+            positions[written] = 64 * block + np.int64(bit_index)
+            written += 1
+            word &= ~(_TOP >> bit_index)
+    return written
 
 
 @njit(cache=True, nogil=True)
 def _count_bits(bitmap, total):
     """Return how many of the first `total` bits are set."""
-    found = np.int64(0)
+    written = np.int64(0)
     for block in range((total + 63) // 64):
         word = _big_endian(bitmap, block)
         beyond = 64 * (block + 1) - total
         if beyond > 0:
             word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
-        found += np.int64(ones(word))
-    return found
+        written += np.int64(ones(word))
+    return written
 
 
 @njit(cache=True, nogil=True)
 def _expand_bitmap(bitmap, values, out):
-    """Write to `out` the values in order where bits are set, and zero elsewhere; there are as many values as set bits."""
-    found = 0
+    """Write to `out` the values in order at set bits, and zero elsewhere; there are as many values as set bits."""
+    written = 0
     for block in range((len(out) + 63) // 64):
         word = _big_endian(bitmap, block)
         part = out[64 * block : 64 * block + 64]
@@ -142,16 +142,16 @@ def _expand_bitmap(bitmap, values, out):
             word &= ~((np.uint64(1) << np.uint64(64 - len(part))) - np.uint64(1))
         if not ~word:
             for i in range(64):
-                part[i] = values[found + i]
-            found += 64
+                part[i] = values[written + i]
+            written += 64
             continue
         for i in range(len(part)):
             part[i] = 0
         while word:
-            place = leading_zeros(word)
-            part[np.int64(place)] = values[found]
-            found += 1
-            word &= ~(_TOP >> place)
+            bit_index = leading_zeros(word)
+            part[np.int64(bit_index)] = values[written]
+            written += 1
+            word &= ~(_TOP >> bit_index)
 
 
 @njit(cache=True, nogil=True)
@@ -177,12 +177,12 @@ def _encode_elias_fano(positions, width, low, high):
 
 @njit(cache=True, nogil=True)
 def _decode_elias_fano(low, high, length, width, total, positions):
-    """Write the positions; return whether they are as many as `positions` has room for, increasing, and below `total`."""
+    """Write the positions; return whether they fill `positions`, are increasing, and lie below `total`."""
     mask = np.uint64((1 << width) - 1)
     held = np.uint64(0)
     num_held = 0
     read = 0
-    found = 0
+    written = 0
     last = np.int64(-1)
     for block in range((length + 63) // 64):
         word = _big_endian(high, block)
@@ -190,23 +190,23 @@ def _decode_elias_fano(low, high, length, width, total, positions):
         if beyond > 0:
             word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
         while word:
-            if found == len(positions):
+            if written == len(positions):
                 return False
-            place = leading_zeros(word)
-            word &= ~(_TOP >> place)
+            bit_index = leading_zeros(word)
+            word &= ~(_TOP >> bit_index)
             while num_held < width:
                 held = (held << np.uint64(8)) | np.uint64(low[read])
                 read += 1
                 num_held += 8
             num_held -= width
             field = np.int64((held >> np.uint64(num_held)) & mask)
-            position = ((64 * block + np.int64(place) - found) << width) | field
+            position = ((64 * block + np.int64(bit_index) - written) << width) | field
             if position <= last:
                 return False
             last = position
-            positions[found] = position
-            found += 1
-    return found == len(positions) and last < total
+            positions[written] = position
+            written += 1
+    return written == len(positions) and last < total
 
 
 @njit(cache=True, nogil=True)
@@ -224,21 +224,21 @@ def _expand_elias_fano(low, high, length, width, values, out):
     """
     total = len(out)
     cleared = 0
-    found = 0
+    written = 0
     last = np.int64(-1)
     for block in range((length + 63) // 64):
         word = _big_endian(high, block)
         beyond = 64 * (block + 1) - length
         if beyond > 0:
             word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
-        if found + np.int64(ones(word)) > len(values):
+        if written + np.int64(ones(word)) > len(values):
             return False
         word = reversed_bits(word)
         while word:
-            position = 64 * block + np.int64(trailing_zeros(word)) - found
+            position = 64 * block + np.int64(trailing_zeros(word)) - written
             word &= word - np.uint64(1)
             if width:
-                bit = found * width
+                bit = written * width
                 field = (load_word(low, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - width)
                 position = (position << width) | np.int64(field)
             if position <= last or position >= total:
@@ -247,11 +247,11 @@ def _expand_elias_fano(low, high, length, width, values, out):
             while position >= cleared:
                 _clear(out[cleared : min(cleared + _PIECE, total)])
                 cleared += _PIECE
-            out[np.uint64(position)] = values[found]
-            found += 1
+            out[np.uint64(position)] = values[written]
+            written += 1
     if cleared < total:
         _clear(out[cleared:])
-    return found == len(values)
+    return written == len(values)
 
 
 @njit(cache=True, nogil=True)

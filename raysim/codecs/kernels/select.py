@@ -2,7 +2,7 @@
 
 Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A guess
 from the rows before, or from a sample of the row, brackets the threshold; one pass counts what lies above the bracket and
-gathers the few values inside it, among which the exact threshold is found; a second pass writes what is kept. A wrong guess
+gathers the few values inside it, among which lies the exact threshold; a second pass writes what is kept. A wrong guess
 costs time and never changes the result.
 """
 
@@ -92,12 +92,12 @@ def _ranked(magnitudes, count, rank, bins, scratch):
         first = low + (b << shift)
         if shift == 0:
             return first
-        found = 0
+        gathered = 0
         for i in range(count):
-            scratch[found] = source[i]
-            found += (source[i] - low) >> shift == b
+            scratch[gathered] = source[i]
+            gathered += (source[i] - low) >> shift == b
         source = scratch
-        count = found
+        count = gathered
         low, high = source[0], source[0]
         for i in range(count):
             low = min(low, source[i])
@@ -123,7 +123,7 @@ def _sampled_bracket(bits, start, length, kept, mask, none, magnitudes, bins, sc
 @njit(cache=True, nogil=True)
 def _gather(bits, start, length, mask, low, high, inside):
     """Write the magnitudes in [low, high) to `inside`; return their number and the number at or above `high`."""
-    found = np.int64(0)
+    gathered = np.int64(0)
     above = np.int64(0)
     whole = length & ~63
     for i in range(0, whole, 64):
@@ -131,16 +131,16 @@ def _gather(bits, start, length, mask, low, high, inside):
         word = at_least_64(bits, start + i, mask, low) & ~over
         above += np.int64(ones(over))
         while word:
-            inside[found] = bits[start + i + np.int64(trailing_zeros(word))] & mask
-            found += 1
+            inside[gathered] = bits[start + i + np.int64(trailing_zeros(word))] & mask
+            gathered += 1
             word &= word - np.uint64(1)
     for i in range(whole, length):
         magnitude = bits[start + i] & mask
         above += magnitude >= high
         if low <= magnitude < high:
-            inside[found] = magnitude
-            found += 1
-    return found, above
+            inside[gathered] = magnitude
+            gathered += 1
+    return gathered, above
 
 
 @njit(cache=True, nogil=True)
@@ -154,17 +154,17 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
     """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
 
     `bits` are the signed bit patterns from flat position `offset` on, `mask` all of their bits but the sign, `infinity` the
-    pattern of infinity. Of equal magnitudes the first are kept. Returns False where infinity or NaN, which rank above all
-    numbers, is found.
+    pattern of infinity. Of equal magnitudes the first are kept. Returns False if there is infinity or NaN, which rank above all
+    numbers.
 
-    Where `memory` is not empty, x + memory is written to `total` first, row by row; `bits` are its patterns then. With `clear`
-    what was selected is zero in `bits` afterwards.
+    If `memory` is not empty, x + memory is written to `total` first, row by row; `bits` are its patterns then. With `clear`
+    selected values are zero in `bits` afterwards.
     """
     inside = np.empty(length + 64, np.int32)
     scratch = np.empty(length + 64, np.int32)
     bins = np.empty(_BINS + 1, np.int32)
     none = np.int64(mask)  # no number has this magnitude: it is a NaN
-    center = np.int64(-1)  # about where thresholds were, once one is known
+    center = np.int64(-1)  # a recent mean of thresholds, once one is known
     margin = np.int64(infinity >> 9)
     out = np.int64(0)
     for row in range(num_rows):
@@ -179,8 +179,8 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
             low, high = _sampled_bracket(bits, start, length, kept, mask, none, inside, bins, scratch)
             sampled = True
         while True:
-            found, above = _gather(bits, start, length, mask, low, high, inside)
-            if above < kept <= above + found:
+            gathered, above = _gather(bits, start, length, mask, low, high, inside)
+            if above < kept <= above + gathered:
                 break
             if high == none and above:  # a NaN of all ones, beyond the greatest bracket
                 return False
@@ -190,7 +190,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
                 low, high = _sampled_bracket(bits, start, length, kept, mask, none, inside, bins, scratch)
                 sampled = True
             margin = min(2 * margin, none)
-        threshold = np.int64(_ranked(inside, found, kept - above, bins, scratch))
+        threshold = np.int64(_ranked(inside, gathered, kept - above, bins, scratch))
         center = threshold if center < 0 else center + ((threshold - center) >> 3)
         margin -= margin >> 6  # it doubles on a miss: about one row in forty is gathered twice
         if sampled and length >= 4 * _SAMPLE and high < none:  # a sample varies far more than whole rows do
@@ -199,7 +199,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
             return False
         end = out + kept
         ties = kept - above  # how many at the threshold are kept: what those above it leave
-        for i in range(found):
+        for i in range(gathered):
             ties -= inside[i] > threshold
         whole = length & ~63
         i = np.int64(0)
@@ -243,13 +243,13 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
 @njit(cache=True, nogil=True)
 def _count_at_least(bits, mask, floor):
     """Return how many magnitudes are at least `floor`."""
-    found = np.int64(0)
+    gathered = np.int64(0)
     whole = len(bits) & ~63
     for i in range(0, whole, 64):
-        found += np.int64(ones(at_least_64(bits, i, mask, floor)))
+        gathered += np.int64(ones(at_least_64(bits, i, mask, floor)))
     for i in range(whole, len(bits)):
-        found += bits[i] & mask >= floor
-    return found
+        gathered += bits[i] & mask >= floor
+    return gathered
 
 
 @njit(cache=True, nogil=True)

@@ -2,7 +2,7 @@
 
 Values lie in groups as (outer, groups, inner), of which the last may be cut short. Work goes in blocks that stay in the first
 cache: codes are made a byte each, which vectorises, and packed from there. Inner loops are functions over slices: numba
-vectorises only where it can see that an index is not negative.
+vectorises only if it can see that an index is not negative.
 """
 
 # mypy: ignore-errors
@@ -68,7 +68,7 @@ def _ranges(x, memory, total, layout):
 
 
 def dequantize(codes, low, high, layout, levels, dtype, device, error):
-    """Return the flat values of packed codes; raises `error` where a code or a range is out of bounds."""
+    """Return the flat values of packed codes; raises `error` if a code or a range is out of bounds."""
     high = high.copy().view(np.float32)
     low = -high if levels.absmax else low.copy().view(np.float32)
     center, scale, step = np.empty((3, layout.groups))
@@ -130,7 +130,7 @@ def _add(x, memory, out):
 
 @njit(cache=True, nogil=True)
 def _find_ranges(x, memory, total, groups, inner, low, high):
-    """Write the least and greatest value of each group of x; where `memory` is not empty of x + memory, which goes to `total`.
+    """Write the least and greatest value of each group of x; if `memory` is not empty of x + memory, which goes to `total`.
 
     Numbers are compared as integers in their order. NaN comes out as a least or greatest value, beyond infinity.
     """
@@ -265,9 +265,9 @@ def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
             group = segment % groups
             _value_run(codes[at:end], center[group], step[group], middle, out[at:end])
         else:
-            place = (first + at) % len(center)
-            end = min(len(out), at + len(center) - place)
-            _value_each(codes[at:end], center[place:], step[place:], middle, out[at:end])
+            column = (first + at) % len(center)
+            end = min(len(out), at + len(center) - column)
+            _value_each(codes[at:end], center[column:], step[column:], middle, out[at:end])
         at = end
 
 
@@ -277,7 +277,7 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
 
     x are the values of the tensor from `offset` on, a multiple of BLOCK.
 
-    Stochastic rounding is floor(t + u), u the draw of the value's index. Where `residual` is not empty, the decoded values are
+    Stochastic rounding is floor(t + u), u the draw of the value's index. If `residual` is not empty, the decoded values are
     subtracted from it.
     """
     codes = np.empty(BLOCK, np.uint8)
@@ -306,12 +306,12 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
                 else:
                     _round_run(block[at:end], center[group], scale[group], middle, last, codes[at:end])
             else:
-                place = (offset + first + at) % len(center)
-                end = min(len(block), at + len(center) - place)
+                column = (offset + first + at) % len(center)
+                end = min(len(block), at + len(center) - column)
                 if stochastic:
-                    _floor_each(block[at:end], center[place:], scale[place:], middle, last, state, codes[at:end])
+                    _floor_each(block[at:end], center[column:], scale[column:], middle, last, state, codes[at:end])
                 else:
-                    _round_each(block[at:end], center[place:], scale[place:], middle, last, codes[at:end])
+                    _round_each(block[at:end], center[column:], scale[column:], middle, last, codes[at:end])
             at = end
         pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
         if fused:
@@ -331,7 +331,7 @@ def _greatest(codes):
 
 @njit(cache=True, nogil=True)
 def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
-    """Write center + step * (code - middle), computed in float64; return False where a code exceeds `last`.
+    """Write center + step * (code - middle), computed in float64; return False if a code exceeds `last`.
 
     `out` are the values of the tensor from `offset` on, a multiple of BLOCK, and `packed` their codes.
     """

@@ -1,6 +1,6 @@
 """Operations on 64 values or bits at a time that numba has no name for, as LLVM instructions.
 
-They compile on every processor; where it has vector registers, a comparison of 64 values is a handful of instructions.
+They compile on every processor; with vector registers, a comparison of 64 values is a handful of instructions.
 """
 
 # mypy: ignore-errors

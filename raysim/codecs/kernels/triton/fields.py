@@ -19,8 +19,8 @@ def _pack(values, packed, count, num_bytes, WIDTH: tl.constexpr, ROWS: tl.conste
     """Write eight fields of at most 8 bits to `WIDTH` bytes a row."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
-    place = row[:, None] * 8 + column[None, :]
-    field = tl.load(values + place, mask=place < count, other=0).to(tl.int64)
+    index = row[:, None] * 8 + column[None, :]
+    field = tl.load(values + index, mask=index < count, other=0).to(tl.int64)
     word = tl.sum(field << (WIDTH * (7 - column))[None, :], axis=1)
     byte = (word[:, None] >> (8 * tl.maximum(WIDTH - 1 - column, 0))[None, :]) & 255
     target = row[:, None] * WIDTH + column[None, :]

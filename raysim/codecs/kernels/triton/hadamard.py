@@ -16,15 +16,15 @@ _VALUES = 4096  # of a program
 @triton.jit
 def _turn(x, out, held, count, factor, limit, TILES: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr):
     """Write tiles times Sylvester's matrix and the factor, by way of float64 and within +-limit; zeros lie beyond x."""
-    place = (tl.program_id(0) * TILES + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    values = tl.load(x + place, mask=place < held, other=0.0).to(tl.float64)
+    index = (tl.program_id(0) * TILES + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    values = tl.load(x + index, mask=index < held, other=0.0).to(tl.float64)
     for s in tl.static_range(LEVELS):
         pairs = tl.permute(tl.reshape(values, [TILES, TILE // (2 << s), 2, 1 << s]), (0, 1, 3, 2))
         left, right = tl.split(pairs)
         values = tl.reshape(tl.permute(tl.join(left + right, left - right), (0, 1, 3, 2)), [TILES, TILE])
     bound = tl.load(limit)
     values = tl.minimum(tl.maximum(values * tl.load(factor), -bound), bound)
-    tl.store(out + place, values.to(tl.float32), mask=place < count)
+    tl.store(out + index, values.to(tl.float32), mask=index < count)
 
 
 def turn(x: Tensor, tile: int, factor: float, limit: float, count: int) -> Tensor:

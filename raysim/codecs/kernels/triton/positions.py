@@ -24,39 +24,39 @@ def _set_bits(positions, words, count, WIDTH: tl.constexpr, UNARY: tl.constexpr,
     """Set the bit of every position in `words`, int32 over a bitmap; with UNARY the ones of what is above WIDTH low bits."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
-    place = tl.load(positions + index, mask=inside, other=0)
+    position = tl.load(positions + index, mask=inside, other=0)
     if UNARY:
-        place = (place >> WIDTH) + index
-    bit = (((place >> 3) & 3) << 3) + 7 - (place & 7)  # bytes of a word lie least significant first
+        position = (position >> WIDTH) + index
+    bit = (((position >> 3) & 3) << 3) + 7 - (position & 7)  # bytes of a word lie least significant first
     one = tl.full([BLOCK], 1, tl.int32) << bit.to(tl.int32)
-    tl.atomic_or(words + (place >> 5), one, mask=inside)
+    tl.atomic_or(words + (position >> 5), one, mask=inside)
 
 
 @triton.jit
-def _bits_of(bitmap, place, inside):
-    byte = tl.load(bitmap + (place >> 3), mask=inside, other=0).to(tl.int32)
-    return tl.where(inside, (byte >> (7 - (place & 7))) & 1, 0)
+def _bits_of(bitmap, index, inside):
+    byte = tl.load(bitmap + (index >> 3), mask=inside, other=0).to(tl.int32)
+    return tl.where(inside, (byte >> (7 - (index & 7))) & 1, 0)
 
 
 @triton.jit
 def _count_bits(bitmap, counts, length, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(counts + tl.program_id(0), tl.sum(_bits_of(bitmap, place, place < length), axis=0))
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(counts + tl.program_id(0), tl.sum(_bits_of(bitmap, index, index < length), axis=0))
 
 
 @triton.jit
 def _expand(bitmap, starts, values, out, length, count, BLOCK: tl.constexpr):
-    """Write the values in order where bits are set, and zero elsewhere."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < length
-    bit = _bits_of(bitmap, place, inside)
+    """Write the values in order at set bits, and zero elsewhere."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < length
+    bit = _bits_of(bitmap, index, inside)
     rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(bit, axis=0) - 1
     value = tl.load(values + rank, mask=(bit > 0) & (rank < count), other=0)
-    tl.store(out + place, value, mask=inside)
+    tl.store(out + index, value, mask=inside)
 
 
 @triton.jit
-def _places(
+def _positions(
     bitmap,
     low,
     starts,
@@ -69,25 +69,25 @@ def _places(
     BLOCK: tl.constexpr,
 ):
     """Write the positions of set bits; with UNARY those that these bits and the fields of `low` code."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    bit = _bits_of(bitmap, place, place < length)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bit = _bits_of(bitmap, index, index < length)
     rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(bit, axis=0) - 1
-    found = (bit > 0) & (rank < count)
-    position = place.to(tl.int64)
+    kept = (bit > 0) & (rank < count)
+    position = index.to(tl.int64)
     if UNARY:
         position = (position - rank) << WIDTH
         if WIDTH > 0:
-            position = position | field_at(low, rank, found, low_bytes, WIDTH)
-    tl.store(positions + rank, position, mask=found)
+            position = position | field_at(low, rank, kept, low_bytes, WIDTH)
+    tl.store(positions + rank, position, mask=kept)
 
 
 @triton.jit
 def _scatter(positions, values, out, count, total, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
-    place = tl.load(positions + index, mask=inside, other=-1)
+    position = tl.load(positions + index, mask=inside, other=-1)
     value = tl.load(values + index, mask=inside, other=0)
-    tl.store(out + place, value, mask=(place >= 0) & (place < total))
+    tl.store(out + position, value, mask=(position >= 0) & (position < total))
 
 
 def set_bits(positions: Tensor, num_bits: int, width: int | None = None) -> Tensor:
@@ -111,7 +111,7 @@ def encode(positions: Tensor, total: int, form: str) -> dict[str, np.ndarray]:
 
 
 def decode(packet: Packet, kept: int, device: torch.device | str) -> Tensor:
-    """Return what `raysim.codecs.positions.decode_positions` does; an error is found when the open flight lands."""
+    """Return what `raysim.codecs.positions.decode_positions` does; an error is raised when the open flight lands."""
     total = packet.numel
     if "bitmap" in packet.arrays:
         bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
@@ -143,7 +143,7 @@ def _starts(bitmap: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def expand_bitmap(bitmap: Tensor, values: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Return `total` values, zero where no bit is set, and a flag that is set unless there are as many bits as values."""
+    """Return `total` values, zero at unset bits, and a flag that is set unless there are as many bits as values."""
     starts, bad = _starts(bitmap, total, len(values))
     patterns = values.view(torch.int16 if values.dtype.itemsize == 2 else torch.int32)
     out = torch.empty(total, dtype=patterns.dtype, device=values.device)
@@ -163,7 +163,7 @@ def positions_of(
     starts, bad = _starts(bitmap, length, count)
     positions = torch.zeros(count, dtype=torch.int64, device=bitmap.device)
     launch(
-        _places, len(starts), bitmap, low, starts, positions, length, count, len(low),
+        _positions, len(starts), bitmap, low, starts, positions, length, count, len(low),
         WIDTH=width or 0, UNARY=width is not None, BLOCK=_BLOCK,
     )  # fmt: skip
     wrong = (positions[1:] <= positions[:-1]).any() | (positions[-1] >= total)

@@ -23,14 +23,14 @@ _STEPS = 4  # blocks that a program counts before it adds to the histogram
 
 
 @triton.jit
-def _loaded(x, memory, total, place, inside, MASK: tl.constexpr, ADD: tl.constexpr):
-    """Return the patterns at `place`, and the magnitudes, -1 outside; with ADD of x + memory, which is written to `total`."""
+def _loaded(x, memory, total, index, inside, MASK: tl.constexpr, ADD: tl.constexpr):
+    """Return the patterns at `index`, and the magnitudes, -1 outside; with ADD of x + memory, which is written to `total`."""
     if ADD:
-        values = tl.load(memory + place, mask=inside, other=0.0) + tl.load(x + place, mask=inside, other=0.0)
-        tl.store(total + place, values, mask=inside)
+        values = tl.load(memory + index, mask=inside, other=0.0) + tl.load(x + index, mask=inside, other=0.0)
+        tl.store(total + index, values, mask=inside)
         bits = values.to(tl.int32, bitcast=True)
     else:
-        bits = tl.load(x + place, mask=inside, other=0)
+        bits = tl.load(x + index, mask=inside, other=0)
     return bits, tl.where(inside, bits.to(tl.int32) & MASK, -1)
 
 
@@ -43,10 +43,10 @@ def _select_short(
     """Write what is kept of whole rows; `total` are the patterns that are selected from, or with ADD x + memory."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    place = row[:, None] * length + column[None, :]
+    index = row[:, None] * length + column[None, :]
     inside = (row < rows)[:, None] & (column < length)[None, :]
-    bits, magnitude = _loaded(x, memory, total, place, inside, MASK, ADD)
-    tl.store(bad + tl.zeros_like(place), 1, mask=magnitude >= INFINITY)
+    bits, magnitude = _loaded(x, memory, total, index, inside, MASK, ADD)
+    tl.store(bad + tl.zeros_like(index), 1, mask=magnitude >= INFINITY)
     threshold = tl.zeros([ROWS], tl.int32)
     for b in tl.static_range(TOP):
         trial = threshold | (1 << (TOP - 1 - b))
@@ -57,11 +57,11 @@ def _select_short(
     ties = kept - tl.sum(over, axis=1)
     keep = (over > 0) | ((equal > 0) & (tl.cumsum(equal, axis=1) <= ties[:, None]))
     target = row[:, None] * kept + tl.cumsum(keep.to(tl.int32), axis=1) - 1
-    tl.store(positions + target, place.to(tl.int64), mask=keep)
+    tl.store(positions + target, index.to(tl.int64), mask=keep)
     tl.store(values + target, bits, mask=keep)
     if CLEAR:
         tl.debug_barrier()  # behind the sum, which another thread may have stored
-        tl.store(total + place, tl.zeros([ROWS, BLOCK], total.dtype.element_ty), mask=keep)
+        tl.store(total + index, tl.zeros([ROWS, BLOCK], total.dtype.element_ty), mask=keep)
 
 
 @triton.jit

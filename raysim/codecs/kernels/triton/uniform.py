@@ -25,7 +25,7 @@ _ROWS = 512  # runs of eight values of a program that packs or unpacks
 _LONG = 16  # runs of a group from this length on are reduced one by one
 
 
-class Grid(NamedTuple):
+class _Grid(NamedTuple):
     """Center, codes a unit, and unit a code of each group, in float64."""
 
     center: Tensor
@@ -42,12 +42,12 @@ def _find_ranges(
     across = tl.cdiv(columns, COLUMNS)
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    place = row[:, None] * columns + column[None, :]
-    inside = (row < rows)[:, None] & (column < columns)[None, :] & (place < numel)
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    index = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :] & (index < numel)
+    values = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        values = tl.load(memory + place, mask=inside, other=0.0) + values
-        tl.store(total + place, values, mask=inside)
+        values = tl.load(memory + index, mask=inside, other=0.0) + values
+        tl.store(total + index, values, mask=inside)
     bits = values.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     if BY_ROW:
@@ -67,7 +67,7 @@ def _grid(
     low, high, center, scale, step, bad, groups,
     STEPS: tl.constexpr, ABSMAX: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the grid of each group; set the flag where an end is not finite or the least exceeds the greatest.
+    """Write the grid of each group; set the flag if an end is not finite or the least exceeds the greatest.
 
     With ORDERED the ends are integers in the order of float32 numbers, and become what is sent: float32 patterns, of the two zeros
     the positive one. Else they are patterns that came in a packet.
@@ -104,9 +104,9 @@ def _grid(
 
 
 @triton.jit
-def _uniform(key, place):
-    """Return the numbers in [0, 1) at places of the SplitMix64 stream that starts at `key`, float64."""
-    state = key + (place.to(tl.int64) + 1) * -7046029254386353131
+def _uniform(key, index):
+    """Return the numbers in [0, 1) at indices of the SplitMix64 stream that starts at `key`, float64."""
+    state = key + (index.to(tl.int64) + 1) * -7046029254386353131
     z = state.to(tl.uint64, bitcast=True)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -115,11 +115,11 @@ def _uniform(key, place):
 
 
 @triton.jit
-def _levels(per_group, place, inside, groups, inner, ONE: tl.constexpr):
+def _levels(per_group, index, inside, groups, inner, ONE: tl.constexpr):
     if ONE:
         return tl.load(per_group)
     else:
-        return tl.load(per_group + (place // inner) % groups, mask=inside, other=0.0)
+        return tl.load(per_group + (index // inner) % groups, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -130,20 +130,20 @@ def _quantize(
     """Write the codes of x, eight to `BITS` bytes; with LEFT also what they withhold of x, to `left`, which may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
-    place = row[:, None] * 8 + column[None, :]
-    inside = place < numel
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    at = _levels(center, place, inside, groups, inner, ONE)
-    level = (values.to(tl.float64) - at) * _levels(scale, place, inside, groups, inner, ONE)
+    index = row[:, None] * 8 + column[None, :]
+    inside = index < numel
+    values = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
+    at = _levels(center, index, inside, groups, inner, ONE)
+    level = (values.to(tl.float64) - at) * _levels(scale, index, inside, groups, inner, ONE)
     if STOCHASTIC:
-        level = tl.floor(level + _uniform(tl.load(key), place))
+        level = tl.floor(level + _uniform(tl.load(key), index))
     else:
         level = (level + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2**52: to the nearest, half to even
     level = tl.where(level == level, level, 0.0)  # NaN has no code, and its group a flag
     code = tl.minimum(tl.maximum(level.to(tl.int32) + middle, 0), last)
     if LEFT:
-        decoded = (code - middle).to(tl.float64) * _levels(step, place, inside, groups, inner, ONE) + at
-        tl.store(left + place, values - decoded.to(tl.float32), mask=inside)
+        decoded = (code - middle).to(tl.float64) * _levels(step, index, inside, groups, inner, ONE) + at
+        tl.store(left + index, values - decoded.to(tl.float32), mask=inside)
     code = tl.where(inside, code, 0).to(tl.int64)
     word = tl.sum(code << (BITS * (7 - column))[None, :], axis=1)
     byte = (word[:, None] >> (8 * tl.maximum(BITS - 1 - column, 0))[None, :]) & 255
@@ -163,22 +163,22 @@ def _dequantize(
     held = (column < BITS)[None, :] & (source < num_bytes)
     byte = tl.load(packed + source, mask=held, other=0).to(tl.int64)
     word = tl.sum(byte << (8 * tl.maximum(BITS - 1 - column, 0))[None, :], axis=1)
-    place = row[:, None] * 8 + column[None, :]
-    inside = place < numel
+    index = row[:, None] * 8 + column[None, :]
+    inside = index < numel
     code = ((word[:, None] >> (BITS * (7 - column))[None, :]) & ((1 << BITS) - 1)).to(tl.int32)
-    tl.store(bad + tl.zeros_like(place), 1, mask=inside & (code > last))
-    level = (code - middle).to(tl.float64) * _levels(step, place, inside, groups, inner, ONE)
-    value = (level + _levels(center, place, inside, groups, inner, ONE)).to(tl.float32)
+    tl.store(bad + tl.zeros_like(index), 1, mask=inside & (code > last))
+    level = (code - middle).to(tl.float64) * _levels(step, index, inside, groups, inner, ONE)
+    value = (level + _levels(center, index, inside, groups, inner, ONE)).to(tl.float32)
     if LIMIT == 0:
-        tl.store(out + place, value, mask=inside)
+        tl.store(out + index, value, mask=inside)
     else:
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
         if out.dtype.element_ty == tl.float16:
-            tl.store(out + place, value.to(tl.float16), mask=inside)
+            tl.store(out + index, value.to(tl.float16), mask=inside)
         else:  # bfloat16, as patterns, rounded to nearest even; all are finite
             bits = value.to(tl.int32, bitcast=True)
             rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            tl.store(out + place, rounded.to(tl.int16), mask=inside)
+            tl.store(out + index, rounded.to(tl.int16), mask=inside)
 
 
 def quantize(
@@ -259,7 +259,7 @@ def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | No
     return low, high
 
 
-def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[Grid, Tensor]:
+def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[_Grid, Tensor]:
     """Return the grid of the ends of `_ranges` (`ordered`), which become float32 patterns, or of such patterns; and a flag."""
     groups, bad = len(high), flag(high.device)
     center, scale, step = torch.empty(3, groups, dtype=torch.float64, device=high.device)
@@ -268,4 +268,4 @@ def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tupl
         _grid, blocks(groups, size), low, high, center, scale, step, bad, groups,
         STEPS=levels.steps, ABSMAX=levels.absmax, ORDERED=ordered, BLOCK=size,
     )  # fmt: skip
-    return Grid(center, scale, step), bad
+    return _Grid(center, scale, step), bad
