@@ -15,9 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config import ConfigError
 from raysim.engine.cluster import lost_nodes, node_address
-from raysim.engine.init import first_reason
-from raysim.engine.occupancy import Waiting, room_sentence
-from raysim.engine.resources import free_resources, total_resources
+from raysim.engine.resources import Waiting, free_resources, shortage, total_resources
+from raysim.engine.start import first_reason
 from raysim.places import PlaceError, in_bucket, open_system
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial_resources import Need, Share, SharedCapacity, choose_engine, fit
@@ -81,8 +80,8 @@ def allocate(
                     return allocation
                 lacks = f"{allocation.trial_words} needs room"
             if waiting.seconds >= limit_s:
-                raise ConfigError(f"{room_sentence(lacks)}.")
-            waiting.tell(partial(room_sentence, lacks))
+                raise ConfigError(f"{shortage(lacks)}.")
+            waiting.tell(partial(shortage, lacks))
     finally:
         queue.leave()
 

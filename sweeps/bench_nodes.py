@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.bench.processes import Spent, by_kind, cpu_seconds, per
-from raysim.engine.loopback import listen_on_loopback
+from raysim.engine.access import listen_on_loopback
 from raysim.sweeps.trial_rows import Rows
 
 STAGES = 4

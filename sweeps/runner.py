@@ -19,8 +19,8 @@ import ray
 from raysim import analysis
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.cluster import check_address, join_cluster
-from raysim.engine.head import RayWatch, end_process
-from raysim.engine.init import end_ray, start_ray
+from raysim.engine.start import end_ray, start_ray
+from raysim.engine.watch import RayWatch, end_process
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import ray
 
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.occupancy import holders
-from raysim.engine.resources import GRAINS, free_resources, room_for, total_resources
+from raysim.engine.ray_internals import cpus_by_driver
+from raysim.engine.resources import GRAINS, free_resources, stages_that_fit, total_resources
 from raysim.pipeline.plan import prepare
 from raysim.sweeps.study import workers
 
@@ -89,7 +89,7 @@ def fit(
     gpus = _gpu_share(config, gpus_free, processes * jobs)
     for size in _cpu_shares(cpus_given, nodes, processes * jobs):
         cpus = max(_grains(size), 1) / GRAINS
-        fits = sum(room_for(dict(node), cpus, gpus) for node in nodes) // processes
+        fits = sum(stages_that_fit(dict(node), cpus, gpus) for node in nodes) // processes
         if fits >= jobs:
             break
     if fits < (1 if growing else jobs):
@@ -166,9 +166,9 @@ class SharedCapacity:
         """Return the number of trials that may run at once, `running` of which do."""
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
-            others = [holder for holder in holders() if holder.job != self._own_job]
+            others = [driver for driver in cpus_by_driver() if driver.job != self._own_job]
             free, capacity = self.fitting(free_resources()), self.fitting(total_resources())
-            waiting = any(holder.waiting > 0 for holder in others)
+            waiting = any(driver.waiting > 0 for driver in others)
             limit = fair_limit(running, free, capacity, waiting, len(others))
             self._limit = limit if self._jobs is None else min(limit, self._jobs)
         return self._limit
@@ -176,5 +176,5 @@ class SharedCapacity:
     def fitting(self, by_node: Mapping[str, dict[str, float]]) -> int:
         """Return how many trials fit into the resources of nodes."""
         nodes = by_node.values()
-        by_cpu = sum(room_for(node, self._share.cpus, self._share.gpus) for node in nodes) // self._processes
+        by_cpu = sum(stages_that_fit(node, self._share.cpus, self._share.gpus) for node in nodes) // self._processes
         return min(by_cpu, _by_memory(nodes, self._memory_bytes)) if self._memory_bytes else by_cpu

@@ -18,12 +18,12 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.tune.experiment import Trial
 
-from raysim.engine.init import first_reason
-from raysim.engine.occupancy import Waiting, is_starting, room_sentence
+from raysim.engine.ray_internals import is_starting, task_errors_as
+from raysim.engine.resources import Waiting, shortage
+from raysim.engine.start import first_reason
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.training.phases import Phases
@@ -140,9 +140,9 @@ class Watch(tune.Callback):
                 self._waiting.restart()
         lacks = f"{self._trial_words} needs room"
         if self._nodes is not None:  # a Ray of this process's own has resources, but takes a while to start
-            self._waiting.tell(partial(room_sentence, lacks))
+            self._waiting.tell(partial(shortage, lacks))
         if self._waiting.seconds > self._limit_s and self._halt.reason is None:
-            self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {room_sentence(lacks)}"
+            self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {shortage(lacks)}"
         elif self._idle.seconds > self._limit_s + START_S and self._halt.reason is None:
             self._halt.reason = (
                 f"No trial has started for {self._idle.seconds:.0f} s, although its processes have their resources"
@@ -232,33 +232,20 @@ def run_tune(
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     pending = {} if starting is None else {"TUNE_MAX_PENDING_TRIALS_PG": str(starting)}
     try:
-        with _retry_losses(), tune_settings(pending):
+        with task_errors_as(_as_loss), tune_settings(pending):
             tuner.fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-@contextmanager
-def _retry_losses() -> Iterator[None]:
-    """Make Tune treat every error of Ray itself as the loss of the trial's process, until the block ends.
+def _as_loss(error: Exception) -> Exception:
+    """Return an error of Ray itself as the loss of a trial's process, after which Tune tries the trial again.
 
-    Tune 2.60 tries a trial again after `RayActorError` only. Any other error of Ray ends the whole experiment, such as
-    `OutOfMemoryError`, which Ray raises after killing a process because its node ran out of memory. No setting, callback or
-    scheduler of Tune sees such an error first, so its receiving method is wrapped.
+    For instance Ray kills a process whose node runs out of memory, and raises `OutOfMemoryError`.
     """
-    manager: Any = RayActorManager
-    receive = manager._actor_task_failed
-
-    def receive_as_loss(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
-        if isinstance(exception, RayError) and not isinstance(exception, (RayActorError, RayTaskError)):
-            exception = RayActorError(error_msg=first_reason(exception))
-        receive(self, tracked_actor_task, exception)
-
-    manager._actor_task_failed = receive_as_loss
-    try:
-        yield
-    finally:
-        manager._actor_task_failed = receive
+    if isinstance(error, RayError) and not isinstance(error, (RayActorError, RayTaskError)):
+        return RayActorError(error_msg=first_reason(error))
+    return error
 
 
 def last_reason(text: str) -> str:

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysim.engine.actor import start_actor
 from raysim.engine.ray import RayEngine
-from raysim.engine.room import check_room
+from raysim.engine.resources import check_memories
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.plan import Workload
 from raysim.workloads.data import Data
@@ -113,7 +113,7 @@ class WarmEngine(RayEngine):
         self._actors = [hosts[i] for i in order]
         self._nodes = [places[i][0] for i in order]
         if not self._warm.gpus:
-            check_room(self.all_memories, dict(places), self.by_stage(self._nodes))
+            check_memories(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine
         modules = [self._modules(worker) for worker in range(self.num_workers)]
         self._enlist(ray.put(plan), modules, self._warm.data(self.workload.data))

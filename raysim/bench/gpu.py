@@ -16,7 +16,7 @@ from rich.table import Table
 from raysim.bench.intervals import median_interval
 from raysim.bench.workload import time_engine
 from raysim.config import RunConfig, make_config
-from raysim.engine.base import Engine
+from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import equal_share

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from raysim.bench.processes import by_kind, cpu_seconds, per
 from raysim.config import RunConfig, make_config
-from raysim.engine.base import Engine
+from raysim.engine.engine import Engine
 
 WARMUP_STEPS = 3
 

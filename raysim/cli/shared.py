@@ -123,7 +123,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 def leave(loss: str, again: str, ending: Ending) -> NoReturn:
     """End the process with one sentence on a loss of Ray's servers, from any thread: the main one waits in Ray."""
-    from raysim.engine.head import end_process
+    from raysim.engine.watch import end_process
 
     ending.notice()
     end_process(

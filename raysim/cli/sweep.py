@@ -55,7 +55,7 @@ def sweep(
 
     check_transport(transport)
     with bad_input_in_one_sentence(), ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
-        from raysim.engine.loopback import listen_on_loopback
+        from raysim.engine.access import listen_on_loopback
         from raysim.plugins import trusting
         from raysim.sweeps.study_file import read_study
 

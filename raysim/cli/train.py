@@ -54,7 +54,7 @@ def _train(
     phases: Phases,
 ) -> None:
     from raysim.config import ConfigError, read_config
-    from raysim.engine.loopback import listen_on_loopback
+    from raysim.engine.access import listen_on_loopback
     from raysim.training.start import check_start
 
     config = read_config(recipe, overrides)

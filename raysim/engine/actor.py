@@ -16,8 +16,7 @@ import torch
 from raysim.codecs.message import Message
 from raysim.engine.delivery import Limits, pieces
 from raysim.engine.mailbox import Mailbox
-from raysim.engine.slow_start import Reach, starts_slowly
-from raysim.engine.speeds import measured_gflops
+from raysim.engine.nodes import Reach, measured_gflops, starts_slowly
 from raysim.limits import node_memory
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Send, Turns

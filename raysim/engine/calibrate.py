@@ -20,7 +20,7 @@ import numpy as np
 from raysim.engine.actor import start_actor
 from raysim.engine.cluster import check_address, join_cluster
 from raysim.engine.delivery import find_limits
-from raysim.engine.init import end_ray, start_ray
+from raysim.engine.start import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.network.transport import HostCosts
 from raysim.pipeline.mail import Letter, Send, Take, Turns

@@ -1,36 +1,24 @@
-"""The Ray cluster that a driver joins: checks of its address, its nodes by their addresses, and reasons of its errors."""
+"""The Ray cluster that a driver joins: checks of its address, and its nodes by their addresses."""
 
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 from raysim.config import ConfigError
-from raysim.engine.head import Connected, HeadWatch, RayWatch
-from raysim.engine.init import first_reason, init_ray, plain_text
-from raysim.engine.token import token_words, user_here
+from raysim.engine.access import token_words, user_here
+from raysim.engine.ray_internals import complaint_of, local_address, local_nodes
+from raysim.engine.start import first_reason, init_ray, plain_text
+from raysim.engine.watch import Connected, HeadWatch, RayWatch
 
 ANSWER_S = 3.0  # for the head to take a connection
-PROBE_S = 11.0  # for the cluster to say who its nodes are
-
-# Asks the head for its nodes in a process of its own: Ray's core prints what it thinks of a token, and may end the process.
-_PROBE = """
-import sys
-from ray._raylet import GcsClient
-try:
-    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=8)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
 
 
 def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> Connected:
-    """Join the cluster at an address, which `check_address` has found good, and watch its head from then on.
+    """Join the cluster at an address, checked by `check_address`, and watch its head.
 
-    `field` names the setting that the address is of, `on_lost` is called when the head is lost. Raises ConfigError where the
-    cluster cannot be joined.
+    `field` names the setting with the address; `on_lost` is called if the head is lost. Raises ConfigError if the cluster cannot
+    be joined.
     """
     import ray
     from ray.job_config import JobConfig
@@ -43,7 +31,7 @@ def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] =
 
 
 def check_address(address: str, field: str) -> None:
-    """Raise ConfigError, within 15 seconds, where a driver on this machine cannot join the cluster at an address."""
+    """Raise ConfigError, within 15 seconds, if a driver on this machine cannot join the cluster at an address."""
     if "://" in address:
         raise ConfigError(
             f"{field} must be the host:port of a cluster's head, or auto, but got {address!r}: a driver needs a Ray node on "
@@ -51,8 +39,13 @@ def check_address(address: str, field: str) -> None:
         )
     if address == "local":
         return
-    if address == "auto" and not (address := _found()):
-        raise ConfigError(f"{field} = 'auto' finds no Ray node on this machine. {_ways_in('HEAD:6379')}")
+    if address == "auto":
+        local = local_address()
+        if local is None:
+            return
+        if not local:
+            raise ConfigError(f"{field} = 'auto' finds no Ray node on this machine. {_ways_in('HEAD:6379')}")
+        address = local
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
@@ -62,7 +55,7 @@ def check_address(address: str, field: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"{field} must be a running cluster's, but {address!r} does not answer: {error}.") from None
-    if not _local_nodes():
+    if local_nodes() == set():
         raise ConfigError(
             f"{field} = {address!r} answers, but this machine is no node of that cluster. {_ways_in(address)}"
         )
@@ -77,49 +70,25 @@ def _ways_in(address: str) -> str:
 
 
 def _check_token(address: str, field: str) -> None:
-    """Raise ConfigError where the head does not answer a process with this environment's token."""
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", _PROBE, address], capture_output=True, text=True, timeout=PROBE_S, check=False
-        )
-        said = asked.stderr if asked.returncode else ""
-    except subprocess.TimeoutExpired as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else "no answer"
-    if not said:
+    """Raise ConfigError if the head does not answer a process with this environment's token."""
+    complaint = complaint_of(address)
+    if not complaint:
         return
-    if "auth" in said.lower() or "token" in said.lower():
+    if "auth" in complaint.lower() or "token" in complaint.lower():
         raise ConfigError(f"The cluster at {field} = {address!r} asks for its token, {token_words()}")
-    raise ConfigError(f"The cluster at {field} = {address!r} does not say who its nodes are: {_last_line(said)}.")
-
-
-def _found() -> str:
-    """Return the address of the cluster that this machine belongs to, "" where there is none."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        return canonicalize_bootstrap_address("auto") or ""
-    except ConnectionError:
-        return ""
-
-
-def _local_nodes() -> set[str]:
-    """Return the ids of the Ray nodes that run on this machine."""
-    from ray._private.services import find_node_ids
-
-    found: set[str] = find_node_ids()  # type: ignore[no-untyped-call]
-    return found
+    raise ConfigError(f"The cluster at {field} = {address!r} does not say who its nodes are: {_last_line(complaint)}.")
 
 
 def node_address(node: str) -> str:
-    """Return the address of a node, by which people know it."""
+    """Return the address of a node by its id."""
     import ray
 
-    found = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node]  # type: ignore[no-untyped-call]
-    return str(found[0]) if found else node
+    addresses = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node]  # type: ignore[no-untyped-call]
+    return str(addresses[0]) if addresses else node
 
 
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that are no longer alive, each once."""
+    """Return the dead nodes, each once."""
     import ray
 
     alive = {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from raysim.config import ConfigError
-from raysim.engine.base import Engine, Ref
-from raysim.engine.room import check_room
+from raysim.engine.engine import Engine, Ref
+from raysim.engine.resources import check_memories
 from raysim.limits import process_memory
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.mail import Key, Parts, Send, Take, Turns
@@ -28,7 +28,7 @@ class InlineEngine(Engine):
             raise ConfigError(
                 "`device` = 'cuda' needs a GPU, and torch finds none here. Set `device` to 'auto' or 'cpu'."
             )
-        check_room(self.all_memories, process_memory())
+        check_memories(self.all_memories, process_memory())
 
     @property
     def device_kind(self) -> str:

@@ -14,17 +14,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from raysim.config import ConfigError
+from raysim.engine.access import dashboard_sentence
 from raysim.engine.actor import start_actor
-from raysim.engine.base import Engine, Ref
 from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_address
 from raysim.engine.delivery import find_limits
-from raysim.engine.head import RayWatch
-from raysim.engine.init import end_ray, first_reason, start_ray
-from raysim.engine.occupancy import Waiting, room_sentence
-from raysim.engine.resources import assign, equal_share, free_resources, room_for
-from raysim.engine.room import check_room
-from raysim.engine.slow_start import Reach
-from raysim.engine.token import dashboard_sentence
+from raysim.engine.engine import Engine, Ref
+from raysim.engine.nodes import Reach
+from raysim.engine.resources import (
+    Waiting,
+    assign,
+    check_memories,
+    equal_share,
+    free_resources,
+    shortage,
+    stages_that_fit,
+)
+from raysim.engine.start import end_ray, first_reason, start_ray
+from raysim.engine.watch import RayWatch
 from raysim.limits import node_memory, usable_cpus
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
@@ -70,7 +76,7 @@ class RayEngine(Engine):
         if address := os.environ.get("RAY_ADDRESS"):
             check_address(address, "`RAY_ADDRESS`")
         else:
-            check_room(self.all_memories, node_memory())
+            check_memories(self.all_memories, node_memory())
 
     def start(self) -> None:
         import ray
@@ -250,20 +256,22 @@ class RayEngine(Engine):
             free = free_resources()
             if self._gpus is None:
                 self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
-            room = {node: room_for(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()}
+            room = {
+                node: stages_that_fit(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()
+            }
             if sum(room.values()) >= self.num_workers:
                 break
             asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
             needed = f"{self.num_workers} workers of {asked} each need room, and there is room for {sum(room.values())}"
             if waiting.seconds >= limit_s:
-                sentence = f"{room_sentence(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+                sentence = f"{shortage(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
-            waiting.tell(partial(room_sentence, needed))
+            waiting.tell(partial(shortage, needed))
             time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # killed actors free theirs a moment later
         nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
-            check_room(self.all_memories, capacity, self.by_stage(nodes))
+            check_memories(self.all_memories, capacity, self.by_stage(nodes))
         return nodes
 
     def _gpus_per_stage(self, total: float) -> float:

@@ -1,22 +1,50 @@
-"""The resources of a Ray cluster's nodes, and the nodes on which workers are placed."""
+"""The resources of a Ray cluster: the capacity of its nodes for stages, their placement, and the drivers that hold the rest."""
 
 from __future__ import annotations
 
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raysim.config import ConfigError
+from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, free_by_node
+from raysim.limits import MemoryLimit
+from raysim.network.memory import StageMemory, check_memory
+
 GRAINS = 10_000  # of a resource in Ray
+SHOWN = 80  # characters of another driver's command
+FIRST_S = 10.0  # of waiting, after which the first message comes
+EVERY_S = 30.0  # between further messages
 
 
-def assign(room: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
+def check_memories(
+    memories: Sequence[StageMemory], capacity: MemoryLimit | Mapping[Any, int], nodes: Sequence[str] | None = None
+) -> None:
+    """Raise ConfigError, with the arithmetic, if the stages on a node need more than its memory.
+
+    `capacity`: the limit of this machine, or the bytes of each node.
+    """
+    try:
+        check_memory(memories, capacity.size if isinstance(capacity, MemoryLimit) else capacity, nodes)
+    except ValueError as error:
+        limit = f" {str(capacity)[0].upper()}{str(capacity)[1:]}." if isinstance(capacity, MemoryLimit) else ""
+        raise ConfigError(f"{error}{limit}") from None
+
+
+def assign(capacity: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
     """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
 
-    Nodes are taken in the order of `room`, after `first`. With "pack" the nodes with most room come next.
+    Nodes are taken in the order of `capacity`, after `first`; with "pack", the largest first.
 
     >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
     (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
     """
-    nodes = sorted(room, key=lambda node: (node != first, -room[node] if placement == "pack" else 0))
+    nodes = sorted(capacity, key=lambda node: (node != first, -capacity[node] if placement == "pack" else 0))
     shares = dict.fromkeys(nodes, 0)
     for _ in range(count):
-        open_nodes = [node for node in nodes if shares[node] < room[node]]
+        open_nodes = [node for node in nodes if shares[node] < capacity[node]]
         chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
         shares[chosen] += 1
     return [node for node in nodes for _ in range(shares[node])]
@@ -33,16 +61,14 @@ def total_resources() -> dict[str, dict[str, float]]:
 
 def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each living node of the cluster, in the order of their addresses."""
-    from ray._private.state import available_resources_per_node
-
-    available = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return {node: available.get(node, {}) for node in total_resources()}
+    free = free_by_node()
+    return {node: free.get(node, {}) for node in total_resources()}
 
 
 def equal_share(count: int) -> float:
-    """Return the share of a GPU that `count` stages have each, in the ten-thousandths in which Ray counts.
+    """Return the share of a GPU of each of `count` stages, rounded down to the ten-thousandths in which Ray counts.
 
-    Ray rounds to the nearest: of six times a sixth it would make more than one.
+    Ray rounds to the nearest: six times a sixth would be more than one.
 
     >>> equal_share(4), equal_share(6)
     (0.25, 0.1666)
@@ -50,11 +76,62 @@ def equal_share(count: int) -> float:
     return (GRAINS // count) / GRAINS
 
 
-def room_for(free: dict[str, float], cpus: float, gpus: float) -> int:
-    """Return how many stages a node has room for; a fraction of a GPU is of one, so rests of several do not add up."""
+def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
+    """Return how many stages fit on a node. A fraction of a GPU is of one GPU: rests of several do not add up."""
     gpus = round(gpus * GRAINS) / GRAINS
     fits = free.get("CPU", 0.0) / cpus
     if gpus:
         whole, rest = divmod(free.get("GPU", 0.0), 1)
         fits = min(fits, whole * int(1 / gpus + 1e-9) + rest / gpus if gpus <= 1 else whole / gpus)
     return int(fits + 1e-9)
+
+
+def described(driver: DriverCpus) -> str:
+    """Return a driver by its user, command without the path of Python, address and CPUs."""
+    command = re.sub(r"^.*?(/raysim|-m raysim\.cli)(?= )", "raysim", driver.command)
+    command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+    return f"{f'{driver.user}: ' if driver.user else ''}`{command}` on {driver.address} ({driver.held:g} CPU)"
+
+
+def shortage(needed: str) -> str:
+    """Return `needed`, the free CPUs of the cluster, and the drivers that hold the others."""
+    import ray
+
+    own = ray.get_runtime_context().get_job_id()
+    total = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    others = [described(driver) for driver in cpus_by_driver() if driver.held and driver.job != own]
+    by = f"; the rest is held by {' and '.join(others)}: `--wait SECONDS` waits for it" if others else ""
+    return f"{needed}; {free:g} of {total:g} CPU are free{by}"
+
+
+class Waiting:
+    """Prints the reason for waiting after `FIRST_S` seconds, then every `EVERY_S`.
+
+    >>> waiting = Waiting(print)
+    >>> waiting.tell(lambda: "nothing is said at once")
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or _to_stderr
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the wait again from zero."""
+        self._began = time.monotonic()
+        self._next_s = FIRST_S
+
+    @property
+    def seconds(self) -> float:
+        """Seconds waited so far."""
+        return time.monotonic() - self._began
+
+    def tell(self, sentence: Callable[[], str]) -> None:
+        """Print the sentence, if it is due."""
+        if self.seconds >= self._next_s:
+            self._next_s = self.seconds + EVERY_S
+            self._say(f"waiting for room since {self.seconds:.0f} s: {sentence()}")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from raysim.engine.base import Engine
+from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.plan import Plan
 from raysim.records import Recorder

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig, make_config, read_config
-from raysim.engine.base import Engine
+from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
+from raysim.engine.nodes import slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
-from raysim.engine.slow_start import slow_start_warning
-from raysim.engine.speeds import slow_node_warning
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.plan import Workload, prepare
 from raysim.pipeline.reports import StepReport

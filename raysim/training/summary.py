@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from raysim.config import RunConfig, as_row
-from raysim.engine.base import Engine
+from raysim.engine.engine import Engine
 from raysim.records import SCHEMA_VERSION, Run
 
 

@@ -22,7 +22,7 @@ from raysim.engine.actor import StageActor
 from raysim.engine.cluster import node_address
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
-from raysim.engine.resources import assign, equal_share, room_for
+from raysim.engine.resources import assign, equal_share, stages_that_fit
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.plan import prepare
 from raysim.pipeline.state import unpack_tensors
@@ -417,8 +417,8 @@ def test_neighbours_are_placed_side_by_side(room, count, placement, expected):
 def test_equal_shares_fit_on_a_gpu_as_ray_rounds_them(count):
     share = equal_share(count)
     assert count * round(10_000 * share) <= 10_000
-    assert room_for({"CPU": 64.0, "GPU": 1.0}, 1.0, share) == count
-    assert room_for({"CPU": 64.0, "GPU": 1.0}, 1.0, 1 / count) * round(10_000 / count) <= 10_000
+    assert stages_that_fit({"CPU": 64.0, "GPU": 1.0}, 1.0, share) == count
+    assert stages_that_fit({"CPU": 64.0, "GPU": 1.0}, 1.0, 1 / count) * round(10_000 / count) <= 10_000
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from runs import same_records
 from struck import server, strike, to_group, to_server
 
-from raysim.engine.head import ServersWatch
-from raysim.engine.init import adopted_by
+from raysim.engine.ray_internals import new_servers
+from raysim.engine.watch import ServersWatch
 from raysim.records import Run
 from raysim.training.run import train
 
@@ -69,7 +69,7 @@ def test_a_watch_sees_a_server_that_is_killed_or_stopped(tmp_path, monkeypatch, 
     program.symlink_to(shutil.which("sleep"))
     lost = threading.Event()
     watch = ServersWatch(lambda watch: lost.set())
-    with adopted_by(watch):
+    with new_servers(watch.adopt):
         process = services.ConsolePopen([str(program), "60"])
     assert os.getpgid(process.pid) == process.pid  # out of reach of signals to the group of the driver
     assert not watch.look()

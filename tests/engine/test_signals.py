@@ -6,8 +6,8 @@ import signal
 import pytest
 import ray
 
-from raysim.engine.head import ServersWatch
-from raysim.engine.init import end_ray, start_ray
+from raysim.engine.start import end_ray, start_ray
+from raysim.engine.watch import ServersWatch
 
 
 def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):

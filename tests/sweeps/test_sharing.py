@@ -80,7 +80,7 @@ def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path,
 
 @pytest.mark.slow
 def test_a_sweep_waits_for_room_and_says_so(taken, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("raysim.engine.occupancy.FIRST_S", 0.5)
+    monkeypatch.setattr("raysim.engine.resources.FIRST_S", 0.5)
     study = read_study(write_study(tmp_path, trials=2, engine="ray"))
     sweep = Sweep(study, out=tmp_path / "out", address="auto", wait_s=60.0)
     threading.Timer(2.0, taken).start()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raysim.engine import occupancy
+from raysim.engine import resources as occupancy
 from raysim.sweeps import tuning
 from raysim.training.phases import Phases
 
@@ -17,7 +17,7 @@ def wait(monkeypatch, capsys):
     monkeypatch.setattr(tuning, "time", clock)
     monkeypatch.setattr(occupancy, "time", clock)
     monkeypatch.setattr(tuning, "NodeWatch", lambda say: SimpleNamespace(look=lambda: None))
-    monkeypatch.setattr(tuning, "room_sentence", lambda lacks: f"{lacks}; 0 of 2 CPU are free")
+    monkeypatch.setattr(tuning, "shortage", lambda lacks: f"{lacks}; 0 of 2 CPU are free")
 
     def wait(seconds, starting_until=0.0):
         monkeypatch.setattr(tuning, "is_starting", lambda: now[0] < starting_until)

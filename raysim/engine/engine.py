@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from raysim.engine.head import end_process
-from raysim.engine.slow_start import Reach
+from raysim.engine.nodes import Reach
+from raysim.engine.watch import end_process
 from raysim.network.memory import StageMemory
 from raysim.pipeline.device import DeviceFacts, check_devices
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError

@@ -1,4 +1,4 @@
-"""The token of Ray's clusters, kept from other users of the machine, and the name of a cluster's user."""
+"""Access to Ray: the address on which it listens, its token, and the name of a user."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def listen_on_loopback(address: str | None = None) -> None:
+    """Make a Ray of this process listen on loopback only, unless it joins the cluster of an address. Call it before Ray is imported.
+
+    By default Ray on Linux listens on all addresses. The variable was made for other systems, hence its name.
+    """
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
 def protect_token() -> None:
-    """Make the file of the token, which Ray writes for all to read, its owner's alone; nothing where there is none."""
+    """Make the token's file, which Ray writes for all to read, readable by its owner only, if there is one."""
     with suppress(OSError):
         _token_file().chmod(0o600)
 
 
 def dashboard_sentence(url: str) -> str:
-    """Return the address of Ray's dashboard, and the file of the token that it asks for, where it does."""
+    """Return a sentence with the address of Ray's dashboard, and the file of its token if it asks for one."""
     asked = os.environ.get("RAY_AUTH_MODE") == "token"
     return f"Ray's dashboard: http://{url}" + (f", by the token in {_token_file()}" if asked else "")
 
 
 def token_words() -> str:
-    """Return what this process showed a cluster that refused it, and the remedy: the end of a sentence."""
+    """Return the end of a sentence on a refusal: the token that this process showed, and the remedy."""
     copied = "from the machine that made the cluster"
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return (
@@ -38,7 +47,7 @@ def token_words() -> str:
 
 
 def user_here() -> str:
-    """Return this process's user and host, by which others on a cluster know its jobs."""
+    """Return user@host of this process, the name of its jobs to others on a cluster."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user without a name, as in some containers

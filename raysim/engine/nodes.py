@@ -1,18 +1,21 @@
-"""The speed of the nodes that stages are on: a pipeline is as fast as its slowest stage."""
+"""The nodes of a run: their speed, since a pipeline is as fast as its slowest stage, and TCP's slow start after idle."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
-
-import torch
+from typing import NamedTuple
 
 from raysim.limits import cpu_quota
+from raysim.on_demand import torch
 
 SIZE = 256  # of the matrices that are multiplied
 TRIES = 9  # of which the fastest counts: others may use the node as well
 SLOW = 0.5  # of the median speed, below which a node is slow
+TCP_SETTING = "net.ipv4.tcp_slow_start_after_idle"  # many trips for a packet between distant hosts, unless switched off
+DISTANT_S = 0.01  # round trip of distant peers
 
 
 def measured_gflops() -> float:
@@ -51,3 +54,34 @@ def _seconds(matrix: torch.Tensor) -> float:
     start = time.perf_counter()
     torch.mm(matrix, matrix)
     return time.perf_counter() - start
+
+
+class Reach(NamedTuple):
+    """A worker's connections to its peers."""
+
+    slow_start: bool
+    """True where this host's TCP starts slowly after idle, as Linux's does by default."""
+    farthest_s: float
+    """Round trip of a call to the farthest peer, in seconds; 0 without peers."""
+
+
+def starts_slowly() -> bool:
+    """Return whether TCP of this host starts slowly after idle; False where the host does not say."""
+    setting = Path("/proc/sys") / TCP_SETTING.replace(".", "/")
+    return setting.is_file() and setting.read_text(encoding="ascii").strip() == "1"
+
+
+def slow_start_warning(reaches: Mapping[str, Reach]) -> str | None:
+    """Return a sentence on the nodes that start slowly and have a distant peer; None where there are none.
+
+    >>> slow_start_warning({"10.0.0.1": Reach(True, 0.001), "10.0.0.2": Reach(False, 0.08)}) is None
+    True
+    """
+    slow = [node for node, reach in reaches.items() if reach.slow_start and reach.farthest_s >= DISTANT_S]
+    if not slow:
+        return None
+    farthest_s = max(reaches[node].farthest_s for node in slow)
+    return (
+        f"TCP starts slowly after idle on {', '.join(slow)}, {1000 * farthest_s:.0f} ms from a neighbour: large packets take two to "
+        f"four times as long. Run `sysctl -w {TCP_SETTING}=0` there (docs/networks.md)."
+    )

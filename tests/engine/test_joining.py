@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from raysim.config import ConfigError
-from raysim.engine import cluster, head, occupancy, speeds
+from raysim.engine import cluster, nodes, ray_internals, resources
+from raysim.engine.access import token_words
 from raysim.engine.cluster import check_address
-from raysim.engine.head import HeadWatch
-from raysim.engine.occupancy import Holder, Waiting, holders, is_starting, room_sentence
+from raysim.engine.nodes import Reach, measured_gflops, slow_node_warning, slow_start_warning, starts_slowly
 from raysim.engine.ray import RayEngine
-from raysim.engine.slow_start import Reach, slow_start_warning, starts_slowly
-from raysim.engine.speeds import measured_gflops, slow_node_warning
-from raysim.engine.token import token_words
+from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, is_starting
+from raysim.engine.resources import Waiting, described, shortage
+from raysim.engine.watch import HeadWatch
 from raysim.limits import cpu_quota
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.plan import prepare
@@ -47,13 +47,13 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
         assert refused(address) == (
             f"`RAY_ADDRESS` must be the host:port of a cluster's head, as 10.78.0.50:6379, but got {address!r}."
         )
-    monkeypatch.setattr(cluster, "_local_nodes", set)
+    monkeypatch.setattr(cluster, "local_nodes", set)
     assert refused(listening) == (
         f"`RAY_ADDRESS` = '{listening}' answers, but this machine is no node of that cluster. Send a job with `raysim submit`, or "
         f"make this machine a node without CPUs: `ray start --address={listening} --num-cpus=0` (with RAY_AUTH_MODE=token where "
         "the cluster has a token)."
     )
-    monkeypatch.setattr(cluster, "_found", lambda: "")
+    monkeypatch.setattr(cluster, "local_address", lambda: "")
     assert refused("auto").startswith("`RAY_ADDRESS` = 'auto' finds no Ray node on this machine. Send a job")
 
 
@@ -66,8 +66,8 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, tmp_path, monkeypatch, said, mode, sentence):
-    monkeypatch.setattr(cluster, "_local_nodes", lambda: {"here"})
-    monkeypatch.setattr(cluster, "_PROBE", f"import sys; sys.exit({said!r})")
+    monkeypatch.setattr(cluster, "local_nodes", lambda: {"here"})
+    monkeypatch.setattr(ray_internals, "_PROBE", f"import sys; sys.exit({said!r})")
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
@@ -88,14 +88,14 @@ def test_a_token_that_is_not_there_or_comes_from_a_variable_is_named(tmp_path, m
     "program", ["/home/a/long/way/env/bin/python /home/a/long/way/env/bin/raysim", "python -m raysim.cli"]
 )
 def test_a_holder_is_named_by_user_and_study_first(program):
-    holder = Holder("01", f"{program} sweep quickstart --out /srv/nfs/{'x' * 80}", "10.0.0.1", 2.0, 0.0, "ada@desk")
-    assert str(holder).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
-    assert str(holder).endswith("...` on 10.0.0.1 (2 CPU)")
+    driver = DriverCpus("01", f"{program} sweep quickstart --out /srv/nfs/{'x' * 80}", "10.0.0.1", 2.0, 0.0, "ada@desk")
+    assert described(driver).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
+    assert described(driver).endswith("...` on 10.0.0.1 (2 CPU)")
 
 
 def test_words_come_after_ten_seconds_and_then_every_thirty(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(occupancy.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resources.time, "monotonic", lambda: now[0])
     said = []
     waiting = Waiting(said.append)
     for second in range(101):
@@ -111,11 +111,11 @@ def test_drivers_are_listed_with_what_they_hold_and_wait_for(ray):
     actor = ray.remote(num_cpus=1)(type("Idle", (), {"nothing": lambda self: None})).remote()
     ray.get(actor.nothing.remote())
     try:
-        (me,) = (one for one in holders() if one.job == ray.get_runtime_context().get_job_id())
-        assert me.held >= 4
-        assert me.waiting == 100
-        assert re.fullmatch(r"`.*` on [\d.]+ \(\d+ CPU\)", str(me))
-        assert re.fullmatch(r"a trial needs room; \d of 8 CPU are free", room_sentence("a trial needs room"))
+        (own,) = (driver for driver in cpus_by_driver() if driver.job == ray.get_runtime_context().get_job_id())
+        assert own.held >= 4
+        assert own.waiting == 100
+        assert re.fullmatch(r"`.*` on [\d.]+ \(\d+ CPU\)", described(own))
+        assert re.fullmatch(r"a trial needs room; \d of 8 CPU are free", shortage("a trial needs room"))
     finally:
         ray.util.remove_placement_group(held)
         ray.util.remove_placement_group(waiting)
@@ -143,8 +143,8 @@ def test_an_actor_whose_process_starts_is_seen(ray, tmp_path):
 
 def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
     monkeypatch.setattr(HeadWatch, "look_s", 0.05)
-    monkeypatch.setattr(head, "LOST_S", 0.3)
-    monkeypatch.setattr(head.atexit, "register", lambda function: None)
+    monkeypatch.setattr("raysim.engine.watch.LOST_S", 0.3)
+    monkeypatch.setattr("raysim.engine.watch.atexit.register", lambda function: None)
     server = socket.create_server(("127.0.0.1", 0))
     told = threading.Event()
     watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", lambda watch: told.set())
@@ -210,9 +210,9 @@ def quarter():
 
 
 def test_a_quarter_of_a_core_is_slow_although_a_burst_is_not(quarter, monkeypatch):
-    monkeypatch.setattr(speeds, "_seconds", lambda matrix: 1.0)
+    monkeypatch.setattr(nodes, "_seconds", lambda matrix: 1.0)
     assert cpu_quota() == 0.25
-    assert measured_gflops() == pytest.approx(0.25 * 2e-9 * speeds.SIZE**3)
+    assert measured_gflops() == pytest.approx(0.25 * 2e-9 * nodes.SIZE**3)
 
 
 def test_distant_nodes_whose_connections_start_slowly_are_named():

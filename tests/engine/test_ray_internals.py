@@ -1,0 +1,149 @@
+"""Adapters to Ray's internals: with this Ray they do what they say, and in a Ray without the private name nothing breaks."""
+
+import ast
+import signal
+import subprocess
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from raysim.engine import ray_internals
+from raysim.engine.ray_internals import (
+    complaint_of,
+    cpus_by_driver,
+    free_by_node,
+    is_starting,
+    local_address,
+    local_nodes,
+    new_servers,
+    no_sigterm_handler,
+    silent_losses,
+    task_errors_as,
+)
+
+ROOT = Path(__file__).parents[2]
+REPLACED = [
+    ("ray._private.services", "ConsolePopen", lambda: new_servers(lambda server: None)),
+    ("ray._private.utils", "set_sigterm_handler", no_sigterm_handler),
+    ("ray._raylet", "GcsErrorSubscriber", silent_losses),
+    (
+        "ray.air.execution._internal.actor_manager",
+        "RayActorManager._actor_task_failed",
+        lambda: task_errors_as(lambda error: error),
+    ),
+]
+
+
+@pytest.fixture
+def other_ray(monkeypatch):
+    """Make this Ray one without private names."""
+    monkeypatch.setattr(ray_internals, "_internal", lambda module, name="": None)
+
+
+@pytest.mark.parametrize(("module", "name", "adapter"), REPLACED, ids=[name for _, name, _ in REPLACED])
+def test_a_private_object_is_replaced_within_the_block_only(module, name, adapter):
+    before = ray_internals._internal(module, name)
+    assert before is not None
+    with adapter():
+        assert ray_internals._internal(module, name) is not before
+    with pytest.raises(KeyError), adapter():
+        raise KeyError
+    assert ray_internals._internal(module, name) is before
+
+
+@pytest.mark.parametrize(("module", "name", "adapter"), REPLACED, ids=[name for _, name, _ in REPLACED])
+def test_without_the_private_object_the_block_runs_as_it_is(module, name, adapter, monkeypatch):
+    before = ray_internals._internal(module, name)
+    monkeypatch.setattr(ray_internals, "_internal", lambda module, name="": None)
+    with adapter():
+        holder = import_module(module)
+        for part in name.split("."):
+            holder = getattr(holder, part)
+        assert holder is before
+
+
+def test_a_missing_module_or_name_is_none():
+    assert ray_internals._internal("ray._private.nowhere", "name") is None
+    assert ray_internals._internal("ray._private.services", "Nothing.at_all") is None
+
+
+def test_sigterm_stays_the_drivers(monkeypatch):
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with no_sigterm_handler():
+        ray._private.utils.set_sigterm_handler(lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_messages_on_losses_are_left_out_and_others_kept():
+    class Subscriber:
+        closed = False
+
+        def __init__(self):
+            self.messages = [{"type": "worker_died"}, {"type": "task"}, None]
+
+        def poll(self):
+            return "key", self.messages.pop(0)
+
+    silent = ray_internals._Silent(Subscriber())
+    assert [silent.poll()[1] for _ in range(3)] == [None, {"type": "task"}, None]
+    assert silent.closed is False
+
+
+def test_errors_reach_tune_converted():
+    received = []
+    manager = ray_internals._internal("ray.air.execution._internal.actor_manager", "RayActorManager")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "_actor_task_failed", lambda self, actor, error: received.append(error))
+        with task_errors_as(lambda error: ValueError(str(error))):
+            manager._actor_task_failed(None, None, KeyError("lost"))
+    (error,) = received
+    assert isinstance(error, ValueError)
+
+
+def test_free_resources_are_read_by_node_and_without_that_as_one_nodes(ray, monkeypatch):
+    here = ray.get_runtime_context().get_node_id()
+    by_node = free_by_node()
+    assert set(by_node) == {here}
+    monkeypatch.setattr(ray_internals, "_internal", lambda module, name="": None)
+    assert free_by_node()[here]["memory"] == by_node[here]["memory"]
+
+
+def test_fallbacks_of_questions_claim_nothing(ray, other_ray):
+    assert local_address() is None
+    assert local_nodes() is None
+    assert cpus_by_driver() == []
+    assert not is_starting()
+
+
+def test_a_head_is_not_asked_by_a_ray_that_cannot_ask(monkeypatch):
+    monkeypatch.setattr(ray_internals, "_PROBE", ray_internals._PROBE.replace("ray._raylet", "ray.nowhere"))
+    assert complaint_of("127.0.0.1:1") == ""
+
+
+def test_a_head_that_does_not_answer_in_time_is_said_to():
+    def late(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", late)
+        assert complaint_of("127.0.0.1:1") == "no answer"
+
+
+def test_no_other_module_uses_private_names_of_ray():
+    uses = []
+    for path in [path for top in ("raysim", "analysis", "sweeps") for path in sorted((ROOT / top).rglob("*.py"))]:
+        if path.name == "ray_internals.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+            uses += [
+                f"{path}: {name}"
+                for name in names
+                if name.startswith(("ray._", "ray.")) and "._" in name.replace("ray.__version__", "")
+            ]
+    assert uses == []
