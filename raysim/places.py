@@ -17,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
+from raysim.errors import InputError
+
 LIMIT_S = 15.0  # for the first answer of a bucket; some clients would try for minutes
 
 # Asks for the bucket in a process of its own: clients without credentials may try for minutes, or end their process.
@@ -34,7 +36,7 @@ except Exception as error:
 """
 
 
-class PlaceError(ValueError):
+class PlaceError(InputError):
     """A place that cannot be opened: one sentence with its URI and the reason."""
 
 

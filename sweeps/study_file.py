@@ -88,6 +88,12 @@ def study_text(name: str) -> str:
     return resources.files("raysim.sweeps").joinpath("studies", f"{name}.toml").read_text(encoding="utf-8")
 
 
+def unknown_study(name: str) -> ConfigError:
+    """Return the error of a name that is no study's, with the known ones."""
+    known = known_words(name, study_names(), rest="; or give a .toml or .py file")
+    return ConfigError(f"Unknown study {name!r}.{known}")
+
+
 def read_study(
     source: str | Path,
     overrides: Sequence[str] = (),
@@ -138,8 +144,7 @@ def _read(source: str | Path) -> _File:
     if str(source) in study_names():
         return _File(path.stem, path.parent, tomllib.loads(study_text(str(source))))
     if path.suffix not in (".toml", ".py"):
-        known = known_words(str(source), study_names(), rest="; or give a .toml or .py file")
-        raise ConfigError(f"Unknown study {str(source)!r}.{known}")
+        raise unknown_study(str(source))
     try:
         text = read_text(path)
     except OSError as error:

@@ -1,7 +1,9 @@
 """Records of runs and studies: folders, files, settings and recordings, and the errors if they cannot answer a question."""
 
+from raysim.errors import InputError
 
-class AnalysisError(ValueError):
+
+class AnalysisError(InputError):
     """The records cannot answer a question; the message is one sentence with the cause."""
 
 

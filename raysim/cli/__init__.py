@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, export, keys, pack, price, submit, sweep, train, validate
-from raysim.cli.shared import Commands
+from raysim.cli import bench, conclude, lists, price, sweep, train, validate
+from raysim.cli.exits import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -22,18 +22,18 @@ app = typer.Typer(
 for command in (
     train.train,
     sweep.sweep,
-    sweep.studies,
-    submit.submit,
+    lists.studies,
+    sweep.submit,
     price.replay,
     conclude.findings,
     price.simulate,
     price.profile,
     price.calibrate,
     conclude.report,
-    train.recipes,
-    export.export,
-    pack.pack,
-    keys.keys,
+    lists.recipes,
+    train.export,
+    conclude.pack,
+    lists.keys,
     validate.validate,
 ):
     app.command()(command)
@@ -83,9 +83,6 @@ def main() -> None:
     try:
         app()
     finally:
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # the exit code is decided, and Python takes a while to end
+        # The exit code is decided, and Python takes a while to end.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import (
-    JsonFile,
-    check_writable,
-    fail,
-    on_made_hosts,
-    write_json,
-)
+from raysim.cli.exits import end_on_sigterm, fail
+from raysim.cli.options import JsonFile, check_writable, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Device = Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")]
+
+
+@contextmanager
+def on_made_hosts() -> Iterator[None]:
+    """Let a command that makes hosts on this machine remove them at SIGTERM, and end in one sentence if it fails."""
+    from raysim.validate.runs import FailedError
+
+    end_on_sigterm()
+    try:
+        yield
+    except FailedError as error:
+        fail(str(error), 1)
 
 
 def _check_device(device: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands that draw conclusions from runs and studies: findings and the report."""
+"""Conclusions from the records of runs and studies, and their pack."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.shared import (
+from raysim.cli.exits import fail
+from raysim.cli.options import (
     JsonFile,
     Networks,
     StudyTransport,
     Trust,
     check_runs,
-    check_transport,
     check_writable,
-    fail,
     parse_networks,
     write_json,
 )
 
+Folder = Annotated[
+    str, typer.Argument(metavar="DIR", help="A folder, or a bucket's URI, with runs or studies at any depth.")
+]
+
 
 def findings(
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="A folder, or a bucket's URI, with runs or studies at any depth.")
-    ],
+    folder: Folder,
     quality: Annotated[
         str,
         typer.Option(help="A measure of the runs, such as accuracy or loss; auto: the one that each run is judged by."),
@@ -49,30 +50,26 @@ def findings(
 
     For example: raysim findings results
     """
-    check_writable("--json", json_file)
     given = parse_networks([network]) if network is not None else []
-    check_transport(transport)
     check_runs(folder, "no folder there has a run.parquet")
-    from raysim.analysis import AnalysisError, load
     from raysim.analysis import findings as test_claims
+    from raysim.analysis import load
     from raysim.analysis.report.reuse import adoptions
     from raysim.show.findings import findings_figures, show_findings
 
-    try:
-        results = load(folder)
-        if results.runs.empty:
-            fail(" ".join(results.problems), 2)
-        found = test_claims(
-            results, quality=quality, margin=margin, confidence=confidence, network=network, transport=transport
-        )
-    except AnalysisError as error:
-        fail(str(error), 2)
-    problems = list(results.problems)  # of the findings; of runs without a price, the recommendation speaks itself
-    (chosen,) = given or parse_networks([results.network_of(results.runs["study"].dropna())])
-    home = adoptions(results, chosen, transport)
-    show_findings(found, problems, home, transport or results.transport_of(results.runs["study"].dropna()))
+    results = load(folder)
+    if results.runs.empty:
+        fail(" ".join(results.problems), 2)
+    verdicts = test_claims(
+        results, quality=quality, margin=margin, confidence=confidence, network=network, transport=transport
+    )
+    problems = list(results.problems)  # of the findings: the recommendations name runs without a price themselves
+    study = results.runs["study"].dropna()
+    (chosen,) = given or parse_networks([results.network_of(study)])
+    recommendations = adoptions(results, chosen, transport)
+    show_findings(verdicts, problems, recommendations, transport or results.transport_of(study))
     if json_file is not None:
-        write_json(findings_figures(found, problems, home), json_file)
+        write_json(findings_figures(verdicts, problems, recommendations), json_file)
 
 
 def report(
@@ -116,8 +113,36 @@ def report(
     if only and not network:
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
-    check_transport(transport)
     check_runs(folder, "no folder there has a run.parquet")
+    target = _report_target(folder, out, form)
+    from raysim.analysis.report import NETWORKS, write_report
+    from raysim.show.terminal import console
+
+    own = [repr(each) for each in given]
+    unlike = next((repr(each) for each in given if given[own.index(repr(each))] != each), None)
+    if unlike is not None:
+        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
+    networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
+    with console().status(f"reading {folder}"):
+        page = write_report(
+            folder,
+            target,
+            form=form,
+            networks=networks,
+            first=own[0] if own else None,
+            compute=compute,
+            profile=profile,
+            transport=transport,
+        )
+    for problem in page.problems:
+        typer.echo(f"- {problem}")
+    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
+    for sentence in page.decisions(own or [page.network]):
+        typer.echo(sentence)
+
+
+def _report_target(folder: str, out: Path | None, form: str) -> Path:
+    """Return the page or folder to write; fails if it cannot be written."""
     from raysim.places import in_bucket, local_path
 
     here = Path() if in_bucket(folder) else local_path(folder)
@@ -128,32 +153,26 @@ def report(
         check_writable("--out", target)
     elif target.exists() and not target.is_dir():
         fail(f"`--out` must be a folder with --format md, but {target} is a file.", 2)
-    from raysim.analysis import AnalysisError
-    from raysim.analysis.report import NETWORKS, write_report
-    from raysim.show.terminal import console
+    return target
 
-    own = [repr(one) for one in given]
-    unlike = next((repr(one) for one in given if given[own.index(repr(one))] != one), None)
-    if unlike is not None:
-        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
-    networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
-    first = own[0] if own else None
-    try:
-        with console().status(f"reading {folder}"):
-            page = write_report(
-                folder,
-                target,
-                form=form,
-                networks=networks,
-                first=first,
-                compute=compute,
-                profile=profile,
-                transport=transport,
-            )
-    except AnalysisError as error:
-        fail(str(error), 2)
-    for problem in page.problems:
+
+def pack(
+    folder: Folder,
+    target: Annotated[str, typer.Argument(metavar="PACK", help="Folder to write, new or empty.")],
+) -> None:
+    """Write the finished and diverged runs of a folder, one file for each table: to send, to commit, to read fast from a bucket.
+
+    Reports, findings and replays read a pack as they read the folder. Checkpoints and logs stay behind.
+
+    For example: raysim pack results/study study-packed
+    """
+    check_runs(folder, "no folder there has a run.parquet")
+    from raysim.analysis import pack as write_pack
+
+    packed = write_pack(folder, target)
+    for problem in packed.problems:
         typer.echo(f"- {problem}")
-    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
-    for sentence in page.decisions(own or [page.network]):
-        typer.echo(sentence)
+    runs = "1 run" if packed.runs == 1 else f"{packed.runs} runs"
+    studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
+    left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
+    typer.echo(f"{target} holds {runs}{studies}, in {packed.size / 1e6:.2f} MB.{left}")

@@ -1,4 +1,4 @@
-"""Time on networks: of recorded runs, and of runs never made."""
+"""Step times on networks, of recorded runs and of runs never made."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.shared import (
+from raysim.cli.exits import fail
+from raysim.cli.options import (
     JsonFile,
     Networks,
+    ProfileOut,
     Recipe,
     TraceFile,
-    Transports,
+    Transport,
     Trust,
-    bad_input_in_one_sentence,
     check_runs,
-    check_writable,
-    fail,
     parse_networks,
-    parse_range,
     write_json,
     write_trace_file,
 )
@@ -59,7 +57,7 @@ def replay(
         str,
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
-    transport: Transports = "ray",
+    transport: Transport = "ray",
     bandwidths: Annotated[
         str | None,
         typer.Option(
@@ -74,64 +72,64 @@ def replay(
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
-    curve = parse_range(bandwidths) if bandwidths is not None else []
+    curve = _parse_range(bandwidths) if bandwidths is not None else []
     networks = parse_networks(network) if network or not curve else curve[-1:]
-    check_writable("--trace", trace)
-    check_writable("--json", json_file)
     check_runs(run, "it has no run.parquet")
-    from raysim.analysis import AnalysisError, Target, beside
+    from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
     from raysim.show.priced_runs import replay_figures, show_curve, show_replay
 
+    wanted = Target.parse(target) if target is not None else None
+    options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport}
+    candidates = _candidates(run)
+    if candidates:
+        alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
+        _replay_probe(run, candidates, networks, options, alone, json_file)
+        return
+    priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
+    dense = others[0] if others else None
+    frame = price(priced, networks, against=dense, target=wanted)
+    show_replay(priced, networks, frame, dense, wanted)
+    if curve:
+        show_curve(curve, price(priced, curve, against=dense), transport)
+    if trace is not None:
+        step, events = priced.trace(networks[0])
+        write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
+    if json_file is not None:
+        write_json(replay_figures(priced, networks, frame, wanted), json_file)
+
+
+def _parse_range(text: str) -> list[Network]:
+    """Return the networks of `--bandwidths`."""
+    from raysim.network.presets import parse_bandwidths
+
     try:
-        wanted = Target.parse(target) if target is not None else None
-        options: dict[str, Any] = {"compute": compute, "profile": profile}
-        options["transport"] = transport
-        candidates = _candidates(run)
-        if candidates:
-            alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
-            _replay_probe(run, candidates, networks, options, alone, json_file)
-            return
-        one, *others = beside([run, *([against] if against is not None else [])], company, **options)
-        dense = others[0] if others else None
-        frame = price(one, networks, against=dense, target=wanted)
-        show_replay(one, networks, frame, dense, wanted)
-        if curve:
-            show_curve(curve, price(one, curve, against=dense), transport)
-        if trace is not None:
-            step, events = one.trace(networks[0])
-            write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
-        if json_file is not None:
-            write_json(replay_figures(one, networks, frame, wanted), json_file)
-    except AnalysisError as error:
-        fail(str(error), 2)
+        return parse_bandwidths(text)
+    except ValueError as error:
+        fail(f"`--bandwidths`: {error}", 2)
 
 
 def _candidates(folder: str) -> list[Place]:
-    """Return the candidates of a probe in a folder, dense first; none of a run. Fails where the folder holds other runs."""
+    """Return the candidates of a probe in a folder, dense first; none for a run. Fails if the folder holds other runs."""
     from raysim.analysis.data.folders import find
     from raysim.analysis.data.probe_candidates import is_probe
-    from raysim.places import PlaceError
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
 
-    try:
-        place = open_folder(folder)
-    except PlaceError as error:
-        fail(str(error), 2)
+    place = open_folder(folder)
     if not place.is_dir() or (place / "run.parquet").is_file():
         return []
-    found = find([place])
-    paths = list(found.runs.values())
+    contents = find([place])
+    paths = list(contents.runs.values())
     try:
         if paths and all(is_probe(Run(path).row) for path in paths):
             return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
     except (RecordsError, ValueError):
-        pass  # a run that cannot be read is no candidate
+        pass  # an unreadable run is no candidate
     if paths:
         runs = "1 run" if len(paths) == 1 else f"{len(paths)} runs"
-        studies = ", ".join(found.studies) if found.studies else ""
-        of = f" of {'the study' if len(found.studies) == 1 else 'the studies'} {studies}" if studies else ""
+        studies = ", ".join(contents.studies) if contents.studies else ""
+        of = f" of {'the study' if len(contents.studies) == 1 else 'the studies'} {studies}" if studies else ""
         some = ", ".join(str(path) for path in paths[:3])
         more = ", ..." if len(paths) > 3 else ""
         fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}{of}: {some}{more}. Give one of them.", 2)
@@ -146,7 +144,7 @@ def _replay_probe(
     alone: Mapping[str, object],
     json_file: Path | None,
 ) -> None:
-    """Price the candidates of a probe beside dense; `alone` are the options that are for one run."""
+    """Price the candidates of a probe against dense; `alone` are the options for one run only."""
     from raysim.analysis import beside
     from raysim.analysis import replay as price
     from raysim.analysis.data.probe_candidates import LIMIT, candidate_name, cost_words, smaller_runs
@@ -159,8 +157,8 @@ def _replay_probe(
             )
     replays = beside(candidates, folder, **options)
     frame = price(replays, networks, against=replays[0], split=False)
-    commands = smaller_runs([one.row for one in replays])
-    named = {candidate_name(one.row): one for one in replays}
+    commands = smaller_runs([candidate.row for candidate in replays])
+    named = {candidate_name(candidate.row): candidate for candidate in replays}
     figures = probe_figures(named, frame, cost_words(replays[0].row), LIMIT, commands)
     show_probe(folder, replays, figures)
     if json_file is not None:
@@ -182,7 +180,7 @@ def simulate(
             help="Dense bytes a second that codecs go over. By default of the device's datasheet; with --profile codecs are timed here."
         ),
     ] = None,
-    transport: Transports = "ray",
+    transport: Transport = "ray",
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -191,41 +189,38 @@ def simulate(
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
     networks = parse_networks(network)
-    check_writable("--trace", trace)
-    check_writable("--json", json_file)
-    with bad_input_in_one_sentence():
-        from raysim.config import read_config
-        from raysim.files import is_file
-        from raysim.network.trace import trace_events
+    from raysim.config import read_config
+    from raysim.files import is_file
+    from raysim.network.trace import trace_events
 
-        read_config(recipe, overrides or [])  # refused before torch is imported
-        if device is not None and (is_file(device) or Path(device).suffix == ".json"):
-            fail(
-                f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
-                2,
-            )
-        from raysim.forecast.forecast import forecast
-        from raysim.show.forecasts import forecast_figures, show_forecast
-
-        plan = forecast(
-            recipe,
-            *(overrides or []),
-            device=device,
-            profile=profile,
-            efficiency=efficiency,
-            codec_bytes_per_s=codec_speed,
-            transport=transport,
+    read_config(recipe, overrides or [])  # refused before torch is imported
+    if device is not None and (is_file(device) or Path(device).suffix == ".json"):
+        fail(
+            f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
+            2,
         )
-        show_forecast(plan, networks)
-        if trace is not None:
-            write_trace_file(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
-        if json_file is not None:
-            write_json(forecast_figures(plan, networks), json_file)
+    from raysim.forecast.forecast import forecast
+    from raysim.show.forecasts import forecast_figures, show_forecast
+
+    plan = forecast(
+        recipe,
+        *(overrides or []),
+        device=device,
+        profile=profile,
+        efficiency=efficiency,
+        codec_bytes_per_s=codec_speed,
+        transport=transport,
+    )
+    show_forecast(plan, networks)
+    if trace is not None:
+        write_trace_file(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
+    if json_file is not None:
+        write_json(forecast_figures(plan, networks), json_file)
 
 
 def profile(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option(help="The profile's file, for `raysim simulate --profile`.")],
+    out: ProfileOut,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
 ) -> None:
@@ -233,20 +228,18 @@ def profile(
 
     For example: raysim profile topics-gpt --out topics.json
     """
-    check_writable("--out", out)
-    with bad_input_in_one_sentence():
-        from raysim.config import read_config
-        from raysim.forecast.profiling import record_profile
-        from raysim.pipeline.errors import DivergedError, StageError
-        from raysim.show.forecasts import show_profile
+    from raysim.config import read_config
+    from raysim.forecast.profiling import record_profile
+    from raysim.pipeline.errors import DivergedError, StageError
+    from raysim.show.forecasts import show_profile
 
-        try:
-            found = record_profile(read_config(recipe, overrides or []), num_steps=steps)
-        except (DivergedError, StageError) as error:
-            fail(f"the run failed: {error}.", 1)
-        show_profile(found)
-        found.save(out)
-        typer.echo(f"Profile: {out}")
+    try:
+        measured = record_profile(read_config(recipe, overrides or []), num_steps=steps)
+    except (DivergedError, StageError) as error:
+        fail(f"the run failed: {error}.", 1)
+    show_profile(measured)
+    measured.save(out)
+    typer.echo(f"Profile: {out}")
 
 
 def calibrate() -> None:
@@ -254,26 +247,25 @@ def calibrate() -> None:
 
     Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
     """
-    with bad_input_in_one_sentence():
-        from raysim.engine.calibrate import calibrate_ray
-        from raysim.network.calibration import save_calibration
-        from raysim.network.memory import format_bytes
-        from raysim.pipeline.errors import WorkerLostError
-        from raysim.show.terminal import format_seconds
+    from raysim.engine.calibrate import calibrate_ray
+    from raysim.network.calibration import save_calibration
+    from raysim.network.memory import format_bytes
+    from raysim.pipeline.errors import WorkerLostError
+    from raysim.show.terminal import format_seconds
 
-        load = os.getloadavg()[0]
-        try:
-            costs, hops = calibrate_ray()
-            path = save_calibration("ray", costs)
-        except (WorkerLostError, OSError, ValueError) as error:
-            fail(str(error), 1)
-        for hop in hops:
-            typer.echo(
-                f"A message of {format_bytes(hop.size)}: {format_seconds(hop.hop_s)} from worker to worker, "
-                f"{format_seconds(hop.cpu_s)} of CPU in their processes."
-            )
-        driver = f"{format_seconds(costs.step_s)} and {format_seconds(costs.worker_s)} for each worker"
-        typer.echo(f"A step: {driver}. ({costs.source[0].upper()}{costs.source[1:]}.)")
-        if load > (os.cpu_count() or 1) / 2:
-            typer.echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
-        typer.echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")
+    load = os.getloadavg()[0]
+    try:
+        costs, hops = calibrate_ray()
+        path = save_calibration("ray", costs)
+    except (WorkerLostError, OSError, ValueError) as error:
+        fail(str(error), 1)
+    for hop in hops:
+        typer.echo(
+            f"A message of {format_bytes(hop.size)}: {format_seconds(hop.hop_s)} from worker to worker, "
+            f"{format_seconds(hop.cpu_s)} of CPU in their processes."
+        )
+    driver = f"{format_seconds(costs.step_s)} and {format_seconds(costs.worker_s)} for each worker"
+    typer.echo(f"A step: {driver}. ({costs.source[0].upper()}{costs.source[1:]}.)")
+    if load > (os.cpu_count() or 1) / 2:
+        typer.echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
+    typer.echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")

@@ -1,31 +1,35 @@
-"""The command that searches settings, and the list of studies."""
+"""Searching settings: on this machine, on the cluster that it belongs to, or as a job of another cluster."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.shared import (
-    StudyTransport,
-    bad_input_in_one_sentence,
-    check_transport,
-    ending_on_signals,
-    fail,
-    leave,
-)
+from raysim.cli.exits import ending_on_signals, fail, leave
+from raysim.cli.options import StudyTransport
 from raysim.files import os_sentence
+
+if TYPE_CHECKING:
+    from raysim.sweeps.runner import Sweep
+    from raysim.training.ending import Ending
+
+Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")]
+Trials = Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")]
+Seeds = Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")]
 
 
 def sweep(
-    study: Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")] = None,
+    study: Study,
+    overrides: Overrides = None,
+    trials: Trials = None,
+    seeds: Seeds = None,
     jobs: Annotated[
         int | None, typer.Option(help="Trials at once (default: as many as have a CPU, and memory, each).")
     ] = None,
@@ -35,14 +39,16 @@ def sweep(
     confirm: Annotated[
         int | None,
         typer.Option(
-            help="Number of fresh seeds on which the chosen setting is trained and judged, instead of the study's number."
+            help="Held-out seeds on which the chosen settings are trained and judged, instead of the study's."
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
+    resume: Resume = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     wait: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds to wait for room on a cluster that others use (default: 0 at the start)."),
+        typer.Option(
+            min=0, help="Seconds to wait for resources on a cluster with other users (default: 0 at the start)."
+        ),
     ] = None,
     transport: StudyTransport = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
@@ -53,79 +59,126 @@ def sweep(
     """
     from raysim.training.phases import Phases, to_stderr
 
-    check_transport(transport)
-    with bad_input_in_one_sentence(), ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
+    with ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
         from raysim.engine.access import listen_on_loopback
         from raysim.plugins import trusting
         from raysim.sweeps.study_file import read_study
 
-        chosen = read_study(
+        checked = read_study(
             study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
         )
-        stack.enter_context(trusting(*chosen.modules))  # named by the user, in the study
+        stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
         listen_on_loopback(address)
         phases.enter("the import of torch and Ray")
-        from raysim.analysis import AnalysisError
-        from raysim.places import PlaceError
-        from raysim.records import RecordsError
-        from raysim.sweeps.confirm import confirming
-        from raysim.sweeps.progress import show_sweep
-        from raysim.sweeps.runner import Sweep, SweepError
-        from raysim.sweeps.verdicts import show_confirmation, show_power, show_result
+        from raysim.sweeps.runner import Sweep
 
-        one = Sweep(chosen, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
+        started = Sweep(checked, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
-        options = [
-            ("--trials", trials),
-            ("--seeds", seeds),
-            ("--jobs", jobs),
-            ("--confirm", confirm),
-            ("--transport", transport),
-            ("--address", address),
-            ("--wait", wait),
-            ("--out", one.store.out),
-        ]
-        words = [word for option, value in options if value is not None for word in (option, str(value))]
-        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *words, "--resume"])
-
-        def on_lost(loss: str) -> None:
-            ending.signal = ending.signal or one.halt.signal  # a sweep takes the signals while it runs
-            once = ", once a cluster is up" if one.address else ""
-            leave(loss, f"To go on{once}: {again}", ending)
-
-        one.on_lost = on_lost
-        try:
-            show_sweep(one)
-            show_result(one)
-            if (ended := [row for row in one.rows if row.ended]) and all(row.status == "failed" for row in ended):
-                fail(f"all {len(ended)} trials failed, the first of them: {ended[0].error}", 1)
-            if chosen.confirm:
-                second = confirming(one)
-                if second is not None:
-                    second.on_lost = on_lost
-                    show_power(one, second)
-                    show_sweep(second)
-                show_confirmation(second)
-        except KeyboardInterrupt as error:
-            ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
-            fail(
-                f"interrupted. To go on: {again}" if one.begun else "interrupted before anything began.",
-                ending.exit_code,
-            )
-        except OSError as error:
-            fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
-        except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # of a bucket that no longer answers
-            fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
+        options: dict[str, object] = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm}
+        options |= {"--transport": transport, "--address": address, "--wait": wait, "--out": started.store.out}
+        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *_words(options), "--resume"])
+        _run(started, again, ending)
 
 
-def studies() -> None:
-    """List the studies of this package, each with a line about its subject."""
-    from importlib import resources
+def _words(options: Mapping[str, object]) -> list[str]:
+    """Return options with a value as words of a command line."""
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
-    found = {
-        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        for entry in resources.files("raysim.sweeps").joinpath("studies").iterdir()
-        if entry.name.endswith(".toml")
-    }
-    for name, first in sorted(found.items()):
-        typer.echo(f"{name:<{max(map(len, found))}}  {first}")
+
+def _run(sweep: Sweep, again: str, ending: Ending) -> None:
+    """Run a sweep and its confirmation; `again` is the command that resumes it."""
+    from raysim.analysis import AnalysisError
+    from raysim.places import PlaceError
+    from raysim.records import RecordsError
+    from raysim.sweeps.confirm import confirming
+    from raysim.sweeps.progress import show_sweep
+    from raysim.sweeps.runner import SweepError
+    from raysim.sweeps.verdicts import show_confirmation, show_power, show_result
+
+    def on_lost(loss: str) -> None:
+        ending.signal = ending.signal or sweep.halt.signal  # a sweep takes the signals while it runs
+        once = ", once a cluster is up" if sweep.address else ""
+        leave(loss, f"To go on{once}: {again}", ending)
+
+    sweep.on_lost = on_lost
+    try:
+        show_sweep(sweep)
+        show_result(sweep)
+        if (ended := [row for row in sweep.rows if row.ended]) and all(row.status == "failed" for row in ended):
+            fail(f"all {len(ended)} trials failed, the first of them: {ended[0].error}", 1)
+        if sweep.study.confirm:
+            confirmation = confirming(sweep)
+            if confirmation is not None:
+                confirmation.on_lost = on_lost
+                show_power(sweep, confirmation)
+                show_sweep(confirmation)
+            show_confirmation(confirmation)
+    except KeyboardInterrupt as error:
+        ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
+        fail(
+            f"interrupted. To go on: {again}" if sweep.begun else "interrupted before anything began.",
+            ending.exit_code,
+        )
+    except OSError as error:
+        fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
+    except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # of a bucket that no longer answers
+        fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
+
+
+def submit(
+    study: Study,
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option(help="A bucket's URI, or an absolute path that every node sees.")] = ...,  # type: ignore[assignment]
+    cluster: Annotated[str | None, typer.Option(metavar="FILE", help="The cluster, by the file of `ray up`.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="URL", help="The cluster, by its dashboard's URL.")] = None,
+    fetch: Annotated[Path | None, typer.Option(help="A new folder to copy the results to at the end.")] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option(help="A folder to send along, with the modules of your own (default: that of the study's file)."),
+    ] = None,
+    trials: Trials = None,
+    seeds: Seeds = None,
+    jobs: Annotated[int | None, typer.Option(help="Trials at once.")] = None,
+    confirm: Annotated[int | None, typer.Option(help="Held-out seeds that judge the choice.")] = None,
+    wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for resources on the cluster.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job to itself.
+
+    For example: raysim submit quickstart --cluster cluster.yaml --out s3://my-bucket/quickstart --fetch results/quickstart
+    """
+    from raysim.sweeps.remote_cluster import Cluster
+    from raysim.sweeps.submit import JobError
+    from raysim.sweeps.submit import submit as send
+
+    files, study = _sent_files(study, files)
+    options = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm, "--wait": wait, "--out": out}
+    words = ["sweep", study, *(overrides or []), *_words(options), "--address", "auto"]
+    if resume:
+        words.append("--resume")
+    try:
+        code = send(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
+    except KeyboardInterrupt as interruption:
+        fail(" ".join(getattr(interruption, "__notes__", ["interrupted before a job was sent."])), 130)
+    except JobError as error:
+        fail(f"{error}.", 1)
+    if code:
+        raise typer.Exit(code)
+
+
+def _sent_files(study: str, files: Path | None) -> tuple[Path | None, str]:
+    """Return the folder to send, if any, and the study as the job finds it; raises ConfigError."""
+    from raysim.config import ConfigError
+    from raysim.sweeps.study_file import study_names, unknown_study
+
+    path = Path(study)
+    if path.suffix not in (".toml", ".py"):
+        if study not in study_names():
+            raise unknown_study(study)
+        return files, study
+    if not path.is_file():
+        raise ConfigError(f"The study {study!r} cannot be read: there is no such file.")
+    files = files or path.parent
+    if not path.resolve().is_relative_to(files.resolve()):
+        raise ConfigError(f"`--files` {files} must hold the study's file, but {study} lies elsewhere.")
+    return files, str(path.resolve().relative_to(files.resolve()))

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli.shared import fail, on_made_hosts
+from raysim.cli.bench import on_made_hosts
+from raysim.cli.exits import fail
 
 
 def validate(

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
+from raysim.errors import InputError
 from raysim.notation import known_words, shown
 
 # Words that pydantic puts into the path of a value of several kinds; no key has such a name.
@@ -15,7 +16,7 @@ _UNION = ("str", "constrained-int")
 _NESTED = ("tuple[", "dict[", "constrained-tuple")
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A configuration is wrong: one sentence with field, value and rule."""
 
 

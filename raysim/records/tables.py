@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raysim.errors import InputError
 from raysim.files import write_whole
 from raysim.places import Place, arrow_source
 from raysim.records.schema import SCHEMA_VERSION, schema_of
@@ -16,7 +17,7 @@ from raysim.records.schema import SCHEMA_VERSION, schema_of
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
 
 
-class RecordsError(ValueError):
+class RecordsError(InputError):
     """A run's folder cannot be written or read; the sentence names its path and the cause."""
 
 

@@ -81,7 +81,7 @@ def test_unknown_transports_are_one_sentence(small, tmp_path) -> None:
     done = CliRunner().invoke(
         app, ["simulate", "digits-cnn", "--device", "T4", "--network", "8mbps", "--transport", "tcp"]
     )
-    assert (done.exit_code, done.stderr.strip().replace("\n", " ")) == (2, f"raysim: {sentence}")
+    assert (done.exit_code, done.stderr.strip().replace("\n", " ")) == (2, f"raysim: {sentence.replace('`t', '`--t')}")
     with pytest.raises(ConfigError, match="`transport`"):
         make_config({"model": "cnn", "steps": 1, "clock": "8mbps", "profile": "T4", "transport": "tcp"})
     with pytest.raises(ConfigError, match="`transport` has no effect with `clock` = 'measured'"):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli import app
-from raysim.cli.shared import check_writable
+from raysim.cli.options import check_writable
 from raysim.records import Run
 
 
@@ -232,7 +232,7 @@ def test_a_second_sigterm_does_not_break_off_the_clean_up():
     """As `timeout` sends it: to the command, and to its process group."""
     code = (
         "import os, signal, time\n"
-        "from raysim.cli.shared import end_on_sigterm\n"
+        "from raysim.cli.exits import end_on_sigterm\n"
         "end_on_sigterm()\n"
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

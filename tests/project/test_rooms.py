@@ -26,13 +26,26 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"file_lock", "files", "limits", "notation", "on_demand", "plugins", "quality", "random", "values"}
+LOW = {"errors", "file_lock", "files", "limits", "notation", "on_demand", "plugins", "quality", "random", "values"}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
-RECORDS = {"places", "files", "records", "network", "quality", "schedules", "weights", "notation", "plugins", "config"}
+RECORDS = {
+    "errors",
+    "places",
+    "files",
+    "records",
+    "network",
+    "quality",
+    "schedules",
+    "weights",
+    "notation",
+    "plugins",
+    "config",
+}
 PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
 
 ROOMS = {
+    "raysim.errors": (set(), set()),
     "raysim.file_lock": (set(), set()),
     "raysim.files": ({"notation"}, set()),
     "raysim.limits": (set(), set()),
@@ -50,7 +63,7 @@ ROOMS = {
     "raysim.network": ({"files", "notation", "schedules"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
-    "raysim.places": (set(), {"pyarrow"}),
+    "raysim.places": ({"errors"}, {"pyarrow"}),
     "raysim.records": ({*TENSORS, "places", "config", "files"}, {"pyarrow", "pandas"}),
     "raysim.pipeline": (RUNS, {"torch", "safetensors"}),
     "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),

@@ -1,4 +1,4 @@
-"""The keys of runs and studies, and the options of models and data sets: a table with defaults and meanings."""
+"""Lists of what there is: recipes, studies, and the keys and options of runs and studies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,33 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli.shared import fail
+from raysim.cli.exits import fail
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
+
+
+def recipes() -> None:
+    """List the recipes, each with a line about its model and data."""
+    from importlib import resources
+
+    from raysim.config import recipe_names
+
+    files = resources.files("raysim.recipes")
+    _print_titles({name: files.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in recipe_names()})
+
+
+def studies() -> None:
+    """List the studies of this package, each with a line about its subject."""
+    from raysim.sweeps.study_file import study_names, study_text
+
+    _print_titles({name: study_text(name) for name in study_names()})
+
+
+def _print_titles(files: Mapping[str, str]) -> None:
+    """Print the names of files, each with the comment in its first line."""
+    for name, text in files.items():
+        typer.echo(f"{name:<{max(map(len, files))}}  {text.splitlines()[0].lstrip('# ')}")
 
 
 def keys(

@@ -1,0 +1,122 @@
+"""Ends of commands: errors in one sentence with an exit code, and signals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from raysim.errors import InputError
+from raysim.files import os_sentence
+from raysim.notation import printable
+
+if TYPE_CHECKING:
+    from raysim.training.ending import Ending
+
+LONGEST = 4000  # characters of a sentence
+BENCHMARKS = ("bench", "validate")  # commands of the distribution raysim-benchmarks
+
+
+class Commands(TyperGroup):
+    """raysim's commands and those of installed packages, which register a `typer.Typer` as an entry point `raysim.commands`.
+
+    Errors end a command with one sentence: bad input with exit code 2, errors of the system (a full disk, a missing folder, too
+    little memory) with 1.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *sorted(_installed_commands())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name; commands of other packages are imported here."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        installed = _installed_commands().get(cmd_name)
+        if installed is not None:
+            command = get_command(installed.load())
+            command.name = cmd_name
+            return command
+        if cmd_name in BENCHMARKS:
+            fail(
+                f"`raysim {cmd_name}` is in raysim-benchmarks, which is not installed: run `pip install ./benchmarks` in a "
+                "clone of raysim.",
+                2,
+            )
+        return None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command and flush its output; its errors become one sentence."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except InputError as error:
+            fail(str(error), 2)
+        except MemoryError as error:
+            fail(f"this machine has too little memory: {str(error) or 'none is left'}.", 1)
+        except BrokenPipeError:  # the reader has enough
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC and not error.filename:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the rest of the buffer is written again at exit
+            fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
+
+
+def _installed_commands() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="raysim.commands")}
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Print an error on the error stream and exit."""
+    from rich.console import Console
+
+    sentence = printable(sentence)
+    text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+    with suppress(OSError):  # the error stream may lead nowhere
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)
+    raise typer.Exit(code)
+
+
+def leave(loss: str, again: str, ending: Ending) -> NoReturn:
+    """End the process with one sentence on a loss of Ray's servers, from any thread: the main one waits in Ray."""
+    from raysim.engine.watch import end_process
+
+    ending.notice()
+    end_process(
+        f"raysim: {'interrupted' if ending.wanted else loss}. {again}", ending.exit_code if ending.wanted else 1
+    )
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[Ending]:
+    """Yield an Ending set by the process's signals; before a run has begun, a signal ends the command with one sentence."""
+    from raysim.training.ending import Ending
+
+    ending = Ending()
+    with ending.on_signals():
+        try:
+            yield ending
+        except KeyboardInterrupt:
+            fail("interrupted before anything began.", ending.exit_code)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the command as Ctrl-C does, so that it cleans up."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    # `timeout` sends it twice, and the second one must not interrupt the clean-up.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

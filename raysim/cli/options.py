@@ -1,0 +1,162 @@
+"""Options that several commands have, their checks, and the files that they write."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raysim.cli.exits import fail
+
+if TYPE_CHECKING:
+    from raysim.network.topology import Network
+
+
+def _complete_recipe(typed: str) -> list[str]:
+    from raysim.config import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(typed)]
+
+
+def _check_transport(value: str | None) -> str | None:
+    from raysim.network.transport import parse_transport
+
+    try:
+        parse_transport(value or "ray")
+    except ValueError as error:
+        fail(str(error).replace("`transport`", "`--transport`"), 2)
+    return value
+
+
+def _check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    check_writable(parameter.opts[0], value)
+    return value
+
+
+def _trust(context: typer.Context, modules: list[str] | None) -> None:
+    """Import only trusted modules until the command, which reads records, has ended."""
+    from raysim.plugins import from_record, trusting
+
+    context.with_resource(from_record())
+    try:
+        context.with_resource(trusting(*(modules or [])))
+    except ValueError as error:
+        fail(f"`--trust`: {error}", 2)
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=_complete_recipe),
+]
+
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network",
+        help="A preset (free, 100mbps, 10gbps, worldwide, ...), text such as 100mbps+20ms, or a file; may be repeated. "
+        "A .csv file has a line for each link, with columns source, target, bandwidth_bps and latency_s; a .toml file has "
+        "sites with hosts and the links between them, or keys such as bandwidth_bps and latency_s, each one number or a matrix.",
+    ),
+]
+
+Transport = Annotated[
+    str,
+    typer.Option(
+        "--transport",
+        callback=_check_transport,
+        help="The transport of packets: ray, nccl or gloo, or bare, which costs nothing but wires.",
+    ),
+]
+
+StudyTransport = Annotated[
+    str | None,
+    typer.Option(
+        "--transport",
+        callback=_check_transport,
+        help="The transport of packets in prices: ray, nccl or gloo (default: a study's own, as in step_s@1gbps/nccl; else ray).",
+    ),
+]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        callback=_trust,
+        expose_value=False,
+        help="A module that the records may name, and that is then imported: your own, never a stranger's; may be repeated.",
+    ),
+]
+
+JsonFile = Annotated[Path | None, typer.Option("--json", callback=_check_file, help="Write the figures here.")]
+
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_check_file, help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."
+    ),
+]
+
+ProfileOut = Annotated[
+    Path, typer.Option("--out", callback=_check_file, help="The profile's file, for `raysim simulate --profile`.")
+]
+
+
+def check_writable(option: str, file: Path | None) -> None:
+    """Fail if a file cannot be written, before anything starts; leaves nothing behind."""
+    if file is None:
+        return
+    try:
+        if file.exists():
+            file.open("a").close()
+        else:  # a file at that path might be another process's by the time it is removed
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
+
+
+def check_runs(folder: str, lacking: str) -> None:
+    """Fail if a folder of this machine holds no run, before pandas is imported: with the sentence of analysis."""
+    from raysim.analysis.data.folders import find
+    from raysim.places import in_bucket, local_path
+    from raysim.records.packs import open_folder
+
+    if in_bucket(folder):
+        return
+    place = open_folder(folder)
+    if not place.is_dir():
+        fail(
+            f"{folder} is a file, not a folder." if local_path(folder).exists() else f"There is no folder {folder}.", 2
+        )
+    contents = find([place])
+    if not contents.runs:
+        fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
+
+
+def parse_networks(texts: list[str] | None) -> list[Network]:
+    """Return the networks of `--network`, at least one."""
+    if not texts:
+        fail("`--network` must be given once or more, as in --network 100mbps.", 2)
+    from raysim.network.presets import parse_network
+
+    try:
+        return [parse_network(text) for text in texts]
+    except ValueError as error:
+        fail(f"`--network`: {error}", 2)
+
+
+def write_json(figures: dict[str, Any], file: Path) -> None:
+    """Write the file of `--json` and say where."""
+    file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
+    typer.echo(f"Figures: {file}")
+
+
+def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:
+    """Write the file of `--trace` and say where."""
+    from raysim.network.trace import write_trace
+
+    typer.echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")
