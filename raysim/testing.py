@@ -1,4 +1,4 @@
-"""Laws for codecs, compressors, replica methods and schedules of your own, to be called from a test.
+"""Laws for codecs, compressors, replica methods and schedules of your own: call them from a test.
 
 >>> from raysim.codecs import Quantize
 >>> check_codec(Quantize(4))
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from raysim.compressors import Compressor, Context
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
-from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, average_together
+from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules.actions import check_rows
 from raysim.schedules.families import Schedule, parse_schedule
 
@@ -31,7 +32,7 @@ _KEY = 0x5EED
 
 
 def example_tensors() -> dict[str, Tensor]:
-    """Return tensors that links may carry, with the cases at which codecs fail: empty, constant, huge, tiny, strided."""
+    """Return tensors that links may carry, among them empty, constant, huge, tiny and strided ones, at which codecs fail."""
     draw = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -62,66 +63,60 @@ def example_tensors() -> dict[str, Tensor]:
 
 
 def check_codec(codec: Codec, tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Raise AssertionError, naming the law and the tensor, where a codec breaks a law that links rely on.
+    """Raise AssertionError, naming the law and the tensor, if a codec breaks a law that links rely on.
 
-    `tensors`: inputs that the codec can encode; `example_tensors` where not given.
+    `tensors`: inputs that the codec can encode; by default those of `example_tensors`.
     """
-    _require(parse(repr(codec), CODECS) == codec, f"{codec!r} is not what its notation says")
-    _require(
-        pickle.loads(pickle.dumps(codec)) == codec, f"{codec!r} does not survive pickling, as on the way to a worker"
-    )
+    _is_written_and_pickled(codec, lambda text: parse(text, CODECS))
     for name, x in (example_tensors() if tensors is None else tensors).items():
         for law in (_keeps_shape, _is_pure, _survives_the_way, _fits_a_message, _needs_its_arrays):
-            _law(law, codec, x, f"{codec!r} on the tensor {name!r}")
+            with _subject(f"{codec!r} on the tensor {name!r}"):
+                law(codec, x)
     _refuses_what_is_not_finite(codec)
     _refuses_integers(codec)
     _draws_by_its_key(codec)
 
 
 def check_compressor(compressor: Compressor, direction: str = "forward", steps: int = 3) -> None:
-    """Raise AssertionError, naming the law, where a compressor breaks a law that links rely on.
+    """Raise AssertionError, naming the law, if a compressor breaks a law that links rely on.
 
     Sends `steps` messages of two microbatches from one end to the other, as a link does.
     """
     what = repr(compressor)
-    _require(parse_compressor(repr(compressor)) == compressor, f"{what} is not what its notation says")
-    _require(pickle.loads(pickle.dumps(compressor)) == compressor, f"{what} does not survive pickling")
+    _is_written_and_pickled(compressor, parse_compressor)
     sender: dict[int, Tensor] = {}
     receiver: dict[int, Tensor] = {}
     draw = torch.Generator().manual_seed(0)
     for step in range(steps):
         for microbatch in range(2):
             x = torch.randn(4, 6, 8, generator=draw)
-            before, held = x.clone(), {key: row.clone() for key, row in sender.items()}
+            before, held = _bits(x), _content(sender)
             ids = tuple(range(4 * microbatch, 4 * microbatch + 4))
-            context = Context(
-                direction, 0, step, step, microbatch, ids, num_stages=2, num_microbatches=2, key=_KEY + step
-            )
+            facts: dict[str, Any] = {"num_stages": 2, "num_microbatches": 2, "key": _KEY + step}
+            context = Context(direction, 0, step, step, microbatch, ids, **facts)
             packet, changes = compressor.encode(x, sender, context)
             again, _ = compressor.encode(x, sender, context)
-            _require(torch.equal(x, before), f"{what} changes the tensor that it encodes")
-            _require(_same_state(sender, held), f"{what} changes the state that it is given")
+            _require(_bits(x) == before, f"{what} changes the tensor that it encodes")
+            _require(_content(sender) == held, f"{what} changes the state that it is given")
             _require(_same_packet(packet, again), f"{what} encodes the same tensor in two ways")
-            message = compressor.table.pack(packet)
-            arrived = compressor.table.unpack(message, x.numel())
+            arrived = compressor.table.unpack(compressor.table.pack(packet), x.numel())
             y, received = compressor.decode(arrived, receiver, context)
             _require(y.shape == x.shape and y.dtype == x.dtype, f"{what} returns another shape or dtype")
             _require(bool(torch.isfinite(y).all()), f"{what} returns values that are not finite")
             compressor.commit(sender, changes)
             compressor.commit(receiver, received)
             if compressor.two_ended:
-                _require(_same_state(sender, receiver), f"{what} lets the memories of its two ends part")
+                _require(_content(sender) == _content(receiver), f"{what} lets the memories of its two ends part")
 
 
 def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: int = 4) -> None:
-    """Raise AssertionError, naming the law, where a replica method breaks a law that the averaging of gradients relies on.
+    """Raise AssertionError, naming the law, if a replica method breaks a law that the averaging of gradients relies on.
 
     Averages the gradients of three parameters over `num_replicas` replicas in `steps` steps. For methods of gradients: local steps
     (`after_update`) are not checked.
     """
     what = repr(method)
-    _require(parse_replica_method(what) == method, f"{what} is not what its notation says")
-    _require(pickle.loads(pickle.dumps(method)) == method, f"{what} does not survive pickling")
+    _is_written_and_pickled(method, parse_replica_method)
     _require(not method.after_update, f"{what} exchanges parameters, and only methods of gradients are checked")
     draw = torch.Generator().manual_seed(0)
     shapes = {"weight": (24, 30), "silent.weight": (16, 20), "bias": (24,)}
@@ -129,41 +124,32 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
     memories = [method.begin(parameters) for _ in range(num_replicas)]
     for step in range(steps):
         gradients = [
-            {
-                name: torch.randn(*shape, generator=draw) * (not name.startswith("silent"))
-                for name, shape in shapes.items()
-            }
+            {name: torch.randn(*shape, generator=draw) * (name != "silent.weight") for name, shape in shapes.items()}
             for _ in range(num_replicas)
         ]
+        facts: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "step_s": 0.1, "parameters": parameters}
         contexts = [
-            ReplicaContext(
-                *(replica, num_replicas, step, step // 2, 2, _KEY),
-                learning_rate=0.1,
-                momentum=0.9,
-                step_s=0.1,
-                parameters=parameters,
-                previous=given,
-            )
-            for replica, given in enumerate(gradients)
+            ReplicaContext(i, num_replicas, step, step // 2, 2, _KEY, previous=previous, **facts)
+            for i, previous in enumerate(gradients)
         ]
-        before, held = _copied(gradients), _copied(memories)
-        results, sent_bytes = _averaged(method, gradients, memories, contexts)
-        _require(_same_tensors(gradients, before), f"{what} changes the gradients that it is given")
-        _require(_same_tensors(memories, held), f"{what} changes the memory that it is given")
-        again, sent_again = _averaged(method, gradients, memories, contexts)
-        averages = [one.gradients for one in results]
-        _require(
-            _same_tensors(averages, [one.gradients for one in again]), f"{what} averages alike gradients in two ways"
-        )
+        before, held = [*map(_content, gradients)], [*map(_content, memories)]
+        with _subject(what):
+            results, sent_bytes = average_together(method, gradients, memories, contexts)
+            again, sent_again = average_together(method, gradients, memories, contexts)
+        _require([*map(_content, gradients)] == before, f"{what} changes the gradients that it is given")
+        _require([*map(_content, memories)] == held, f"{what} changes the memory that it is given")
+        averages = [_content(result.gradients) for result in results]
+        repeated = [_content(result.gradients) for result in again]
+        _require(averages == repeated, f"{what} averages alike gradients in two ways")
         _require(sent_bytes == sent_again, f"{what} sends alike gradients in two ways")
-        for average in averages:
-            found = {name: tuple(x.shape) for name, x in average.items()}
-            _require(found == shapes, f"{what} returns {found} for gradients of {shapes}")
-            _require(all(bool(torch.isfinite(x).all()) for x in average.values()), f"{what} returns what is not finite")
-            _require(
-                method.decentralized or _same_tensors([average], averages[:1]), f"{what} lets replicas step differently"
-            )
-        memories = [one.memory for one in results]
+        for i, result in enumerate(results):
+            returned = {name: tuple(x.shape) for name, x in result.gradients.items()}
+            _require(returned == shapes, f"{what} returns {returned} for gradients of {shapes}")
+            finite = all(bool(torch.isfinite(x).all()) for x in result.gradients.values())
+            _require(finite, f"{what} returns gradients that are not finite")
+            agrees = method.decentralized or averages[i] == averages[0]
+            _require(agrees, f"{what} lets replicas step differently")
+        memories = [result.memory for result in results]
     gradients[-1]["weight"][3, 4] = math.nan
     try:
         average_together(method, gradients, memories, contexts)
@@ -173,7 +159,7 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
 
 
 def check_schedule(schedule: Schedule, max_stages: int = 6, max_microbatches: int = 8) -> None:
-    """Raise AssertionError where a schedule leaves out an action, repeats one, or deadlocks, at any size up to the given ones."""
+    """Raise AssertionError if a schedule omits an action, repeats one, or deadlocks, at any size up to the given ones."""
     _require(parse_schedule(repr(schedule)) == schedule, f"{schedule!r} is not what its notation says")
     for num_stages in range(1, max_stages + 1):
         for num_microbatches in range(1, max_microbatches + 1):
@@ -181,47 +167,13 @@ def check_schedule(schedule: Schedule, max_stages: int = 6, max_microbatches: in
                 rows = schedule.rows(num_stages, num_microbatches)
             except ValueError:
                 continue  # refused, as a schedule may
-            where = f"{schedule!r} of {num_stages} stages and {num_microbatches} microbatches"
+            size = f"{schedule!r} of {num_stages} stages and {num_microbatches} microbatches"
             try:
                 check_rows(rows)
             except ValueError as error:
-                raise AssertionError(f"{where}: {error}") from None
+                raise AssertionError(f"{size}: {error}") from None
             forwards = {(action.stage, action.microbatch) for row in rows for action in row if action.op == "F"}
-            _require(len(forwards) == num_stages * num_microbatches, f"{where}: a stage or a microbatch is left out")
-
-
-def _averaged(
-    method: ReplicaMethod,
-    gradients: Sequence[dict[str, Tensor]],
-    memories: Sequence[dict[str, Tensor]],
-    contexts: Sequence[ReplicaContext],
-) -> tuple[list[Averaged], list[int]]:
-    try:
-        return average_together(method, gradients, memories, contexts)
-    except AssertionError as error:
-        raise AssertionError(f"{method!r}: {error}") from None
-    except Exception as error:
-        raise AssertionError(f"{method!r}: {type(error).__name__}: {error}") from error
-
-
-def _copied(each: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    return [{name: x.clone() for name, x in one.items()} for one in each]
-
-
-def _same_tensors(one: Sequence[Mapping[str, Tensor]], other: Sequence[Mapping[str, Tensor]]) -> bool:
-    return all(
-        a.keys() == b.keys() and all(_bits(a[name]) == _bits(b[name]) for name in a)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _law(law: Callable[[Codec, Tensor], None], codec: Codec, x: Tensor, where: str) -> None:
-    try:
-        law(codec, x)
-    except AssertionError as error:
-        raise AssertionError(f"{where}: {error}.") from None
-    except Exception as error:
-        raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+            _require(len(forwards) == num_stages * num_microbatches, f"{size}: a stage or a microbatch is missing")
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -229,11 +181,28 @@ def _require(holds: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
+@contextmanager
+def _subject(name: str) -> Iterator[None]:
+    """Raise AssertionError, with the name of the subject first, for any error within the context."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}.") from None
+    except Exception as error:
+        raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _is_written_and_pickled(subject: object, read: Callable[[str], object]) -> None:
+    _require(read(repr(subject)) == subject, f"{subject!r} is not what its notation says")
+    pickled = pickle.loads(pickle.dumps(subject))
+    _require(pickled == subject, f"{subject!r} does not survive pickling, as on the way to a worker")
+
+
 def _keeps_shape(codec: Codec, x: Tensor) -> None:
     y = codec.encode(x, _KEY).decode()
     _require(y.shape == x.shape, f"the shape {tuple(x.shape)} becomes {tuple(y.shape)}")
     _require(y.dtype == x.dtype, f"the type {x.dtype} becomes {y.dtype}")
-    _require(bool(torch.isfinite(y).all()), "what is decoded is not finite")
+    _require(bool(torch.isfinite(y).all()), "decoded values are not finite")
 
 
 def _is_pure(codec: Codec, x: Tensor) -> None:
@@ -283,9 +252,9 @@ def _needs_its_arrays(codec: Codec, x: Tensor) -> None:
 def _refuses_what_is_not_finite(codec: Codec) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for bad in (math.nan, -math.nan, math.inf, -math.inf):
-            for place in ((0, 0), (1, 3), (3, 255)):
+            for position in ((0, 0), (1, 3), (3, 255)):
                 x = torch.linspace(-1, 1, 1024).view(4, 256).to(dtype)
-                x[place] = bad
+                x[position] = bad
                 try:
                     codec.encode(x, _KEY)
                 except NonFiniteError:
@@ -325,10 +294,10 @@ def _bits(x: Tensor) -> bytes:
     return x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
 
 
+def _content(tensors: Mapping[Any, Tensor]) -> dict[Any, bytes]:
+    return {key: _bits(x) for key, x in tensors.items()}
+
+
 def _same_packet(a: Packet, b: Packet) -> bool:
-    same = a.codec == b.codec and a.shape == b.shape and a.dtype == b.dtype and a.arrays.keys() == b.arrays.keys()
+    same = (a.codec, a.shape, a.dtype, a.arrays.keys()) == (b.codec, b.shape, b.dtype, b.arrays.keys())
     return same and all(a.arrays[name].tobytes() == b.arrays[name].tobytes() for name in a.arrays)
-
-
-def _same_state(a: Mapping[int, Any], b: Mapping[int, Any]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

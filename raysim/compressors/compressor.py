@@ -211,26 +211,25 @@ def as_rows(x: Tensor, key: str) -> Tensor:
     return x if key == "sample" else x[None]
 
 
-def recall(state: State, keys: list[int], rows: Tensor) -> Tensor:
-    """Return the memory under `keys`, in the shape of `rows` and float32; zeros if there is none."""
-    if len(keys) == 1:
-        kept = state.get(keys[0])
-        return (
-            torch.zeros_like(rows, dtype=torch.float32) if kept is None else kept[None].to(rows.device, torch.float32)
-        )
+def recall(state: State, key: str, context: Context, x: Tensor) -> Tensor:
+    """Return the memory of the message `x` under `key`, float32 in the shape of `x`; zeros if there is none."""
+    keys, rows = memory_keys(key, context), as_rows(x, key)
+    if len(keys) == 1 and keys[0] in state:
+        return state[keys[0]].to(x.device, torch.float32).view(x.shape)
     memory = torch.zeros_like(rows, dtype=torch.float32)
-    for row, key in zip(memory, keys, strict=True):
-        if key in state:
-            row.copy_(state[key])
-    return memory
+    for row, row_key in zip(memory, keys, strict=True):
+        if row_key in state:
+            row.copy_(state[row_key])
+    return memory.view(x.shape)
 
 
-def remember(keys: list[int], rows: Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the changes that keep `rows` under `keys`, each row in memory of its own, in `dtype` or float32."""
+def remember(key: str, context: Context, x: Tensor, dtype: torch.dtype | None = None) -> State:
+    """Return the changes that keep `x` under `key` for its message, each row in memory of its own, in `dtype` or float32."""
     dtype = dtype or torch.float32
+    keys, rows = memory_keys(key, context), as_rows(x, key)
     if len(keys) == 1:
         return {keys[0]: rows[0].to(dtype)}
-    return {key: row.to(dtype, copy=True) for key, row in zip(keys, rows, strict=True)}
+    return {row_key: row.to(dtype, copy=True) for row_key, row in zip(keys, rows, strict=True)}
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,19 +54,16 @@ class LinkEF21(Residual):
     two_ended: ClassVar[bool] = True
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        keys = memory_keys(self.key, context)
-        rows = as_rows(x.detach(), self.key)
-        reference = recall(state, keys, rows)
-        packet = self.codec.encode((rows - reference).to(x.dtype).view(x.shape), context.key)
-        return packet, remember(keys, reference + as_rows(packet.decode(x.device), self.key))
+        reference = recall(state, self.key, context, x.detach())
+        packet = self.codec.encode((x.detach() - reference).to(x.dtype), context.key)
+        return packet, remember(self.key, context, reference + packet.decode(x.device))
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, State]:
-        keys = memory_keys(self.key, context)
-        delta = as_rows(packet.decode(device), self.key)
-        reference = recall(state, keys, delta) + delta
-        return reference.to(delta.dtype).view(packet.shape), remember(keys, reference)
+        delta = packet.decode(device)
+        reference = recall(state, self.key, context, delta) + delta
+        return reference.to(delta.dtype), remember(self.key, context, reference)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +126,8 @@ class AQSGD(Compressor):
         if first.any():
             arrays |= nest("dense", self._dense.encode(rows[first].view(-1, *row_shape)))
         if not first.all():
-            delta = (rows - recall(state, keys, rows)).to(x.dtype)[~first].view(-1, *row_shape)
+            moved = as_rows(x.detach() - recall(state, self.key, context, x.detach()), self.key)
+            delta = moved.to(x.dtype)[~first].view(-1, *row_shape)
             arrays |= nest("delta", self.codec.encode(delta, context.key))
             if first.any():
                 arrays["first"] = to_bytes(pack_bits(first))
@@ -149,11 +147,11 @@ class AQSGD(Compressor):
             shape = (len(rows[first].view(-1, *row_shape)), *row_shape)
             rows[first] = packet.part("dense", self._dense, shape).decode(device).float().view_as(rows[first])
         if not first.all():
-            moved = recall(state, keys, rows)[~first]
+            moved = as_rows(recall(state, self.key, context, copies), self.key)[~first]
             delta = packet.part("delta", packet.codec, (len(moved.view(-1, *row_shape)), *row_shape)).decode(device)
             rows[~first] = moved + delta.view_as(moved)
         stored = copies.to(dtype)
-        return stored.to(DTYPES[packet.dtype]), remember(keys, as_rows(stored, self.key), dtype)
+        return stored.to(DTYPES[packet.dtype]), remember(self.key, context, stored, dtype)
 
     def commit(self, state: State, changes: State) -> None:
         for key, copy in changes.items():

@@ -16,8 +16,6 @@ from raysim.compressors.compressor import (
     Compressor,
     Context,
     State,
-    as_rows,
-    memory_keys,
     recall,
     remember,
 )
@@ -78,11 +76,9 @@ class ErrorFeedback(Residual):
     carries_support: ClassVar[bool] = True
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        keys = memory_keys(self.key, context)
-        rows = as_rows(x.detach(), self.key)
-        memory = recall(state, keys, rows).view(x.shape)
+        memory = recall(state, self.key, context, x.detach())
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, memory)
-        return packet, remember(keys, as_rows(left, self.key))
+        return packet, remember(self.key, context, left)
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,12 +93,11 @@ class NoiseFeedback(Residual):
     """
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        keys = memory_keys(self.key, context)
-        withheld = recall(state, keys, as_rows(x.detach(), self.key))
+        withheld = recall(state, self.key, context, x.detach())
         drawn = uniform(derive_key(context.key, "noise"), x.numel(), x.device).sub_(0.5).view(x.shape)
         scale = withheld.double().norm() / drawn.norm() if x.numel() else 0.0
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, (drawn * scale).float())
-        return packet, remember(keys, as_rows(left, self.key))
+        return packet, remember(self.key, context, left)
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,22 +131,20 @@ class MixedErrorFeedback(Residual):
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert isinstance(self.codec, TopK)
-        keys = memory_keys(self.key, context)
-        rows = as_rows(x.detach(), self.key)
-        residual = recall(state, keys, rows)
+        residual = recall(state, self.key, context, x.detach())
         num_rows = 1 if self.codec.per == "tensor" or x.ndim == 0 else len(x)
         message, held = x.detach().float().reshape(num_rows, -1), residual.reshape(num_rows, -1)
         kept = kept_of(self.codec.density, message.shape[1]) if message.numel() else 0
-        ours = select_topk(message, kept - kept // 2)
-        theirs = select_topk(held, kept // 2)
+        of_message = select_topk(message, kept - kept // 2)
+        of_residual = select_topk(held, kept // 2)
         wanted = message + held
         sent = torch.zeros_like(wanted).view(-1)
         if self.union:
-            both = torch.cat([ours, theirs])
+            both = torch.cat([of_message, of_residual])
             sent[both] = wanted.view(-1)[both]
         else:
-            sent[ours] += message.view(-1)[ours]
-            sent[theirs] += held.view(-1)[theirs]
+            sent[of_message] += message.view(-1)[of_message]
+            sent[of_residual] += held.view(-1)[of_residual]
         packet = Nonzero(self.codec.values).encode(sent.view(x.shape).to(x.dtype), context.key)
         left = wanted.view(x.shape) - packet.decode(x.device)
-        return packet, remember(keys, as_rows(left, self.key))
+        return packet, remember(self.key, context, left)

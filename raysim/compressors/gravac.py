@@ -14,8 +14,6 @@ from raysim.compressors.compressor import (
     Decision,
     Offer,
     State,
-    as_rows,
-    memory_keys,
     recall,
     remember,
 )
@@ -153,10 +151,8 @@ class LinkGraVAC(Compressor):
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         standing, tally = self._read(state)
         fed = x.detach()
-        keys: list[int] = []
         if self.memory is not None:
-            keys, rows = memory_keys(self.memory, context), as_rows(fed, self.memory)
-            fed = (recall(state, keys, rows) + rows).view(x.shape)
+            fed = recall(state, self.memory, context, fed) + fed
         message = fed.to(x.dtype)
         tried: dict[int, Packet] = {}
         undecided = tally.level < 0
@@ -177,7 +173,7 @@ class LinkGraVAC(Compressor):
         tally.send(wire_bytes(self.table.pack(packet)), x.nbytes)
         changes = {TALLY: tally.tensor()}
         if self.memory is not None:
-            changes |= remember(keys, as_rows(fed - packet.decode(x.device), self.memory))
+            changes |= remember(self.memory, context, fed - packet.decode(x.device))
         return packet, changes
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
