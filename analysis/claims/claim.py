@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raysim.analysis.claims.measures import Degradation, Measure
+from raysim.analysis.claims.measures import HARM, Measure
 from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.data.settings import DENSE_SETTING, Setting
@@ -56,7 +56,6 @@ class Margins(NamedTuple):
     times: float
 
 
-HARM = Degradation()
 MARGIN = Margins(1.0)
 
 

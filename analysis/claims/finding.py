@@ -1,4 +1,4 @@
-"""Findings: the verdict of recorded runs on a claim, and the comparisons that it rests on."""
+"""Findings: the verdict of recorded runs on a claim, and the comparisons behind it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Comparison:
     """The side of `threshold` on which the claim puts the effect: "above" or "below"."""
     threshold: float
     confidence: float
-    """Confidence of the claim over all looks; the confidence of the bounds is higher by the share of this look."""
+    """Confidence of the claim over all interim analyses; that of the bounds is higher by the share of this one."""
     verdict: Verdict
     effects: dict[int, float]
     """By seed."""
@@ -49,12 +49,12 @@ class Comparison:
 
     @property
     def seeds(self) -> int:
-        """Number of seeds that the verdict rests on: the seeds of a plan, or of the last look."""
+        """Number of seeds behind the verdict: those of a plan, or of the last interim analysis."""
         return len(self.sample.values)
 
     @property
     def lacking(self) -> str:
-        """Reason why there is no verdict; empty where there is one."""
+        """The reason for no verdict; empty if there is one."""
         return self.sample.lacking
 
     def __str__(self) -> str:
@@ -70,16 +70,16 @@ class Finding:
 
     claim: Claim
     context: str
-    """The common properties of the runs; empty where no runs bear on the claim."""
+    """The common properties of the runs; empty if no run bears on the claim."""
     verdict: Verdict
     reason: str
     """A sentence."""
     comparisons: tuple[Comparison, ...]
     decisive: Comparison | None
-    """The comparison that decides: one against the claim, an undecided one, or the closest; of a pooled claim the mean."""
+    """The deciding comparison: one against the claim, an undecided one, or the closest; of a pooled claim the mean."""
     confidence: float
     commands: tuple[str, ...]
-    """Shell commands that would decide the claim; none where it is decided, or would take too many seeds."""
+    """Shell commands that would decide the claim; none if it is decided, or would take too many seeds."""
     cost: Cost | None = None
     """Cost of the commands, estimated from recorded runs."""
 
@@ -95,17 +95,17 @@ class Finding:
 
     @property
     def effect(self) -> float | None:
-        """Mean of the decisive comparison, in `unit`; None where nothing was compared."""
+        """Mean of the decisive comparison, in `unit`; None if nothing was compared."""
         return self.decisive.effect if self.decisive and self.decisive.effects else None
 
     @property
     def low(self) -> float | None:
-        """Lower end of its interval; None where there is none."""
+        """Lower end of its interval; None if there is none."""
         return self.decisive.low if self.decisive and math.isfinite(self.decisive.low) else None
 
     @property
     def high(self) -> float | None:
-        """Upper end of its interval; None where there is none."""
+        """Upper end of its interval; None if there is none."""
         return self.decisive.high if self.decisive and math.isfinite(self.decisive.high) else None
 
     @property
@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def side(self) -> Side | None:
-        """Side of `threshold` on which the claim says that the effect lies."""
+        """Side of `threshold` on which the claim puts the effect."""
         return self.decisive.side if self.decisive else None
 
     @property
@@ -130,7 +130,7 @@ class Finding:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs that it rests on, by their names in `Results.runs`."""
+        """The compared runs, by their names in `Results.runs`."""
         return tuple(dict.fromkeys(run for comparison in self.comparisons for run in comparison.runs))
 
 
@@ -150,10 +150,10 @@ def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
         "reason",
     )
     rows: list[dict[str, Any]] = [
-        {"claim": one.claim.name, "text": one.claim.text, "source": one.claim.source}
-        | {name: getattr(one, name) for name in names}
-        | {"runs": list(one.runs), "commands": list(one.commands)}
-        for one in found
+        {"claim": finding.claim.name, "text": finding.claim.text, "source": finding.claim.source}
+        | {name: getattr(finding, name) for name in names}
+        | {"runs": list(finding.runs), "commands": list(finding.commands)}
+        for finding in found
     ]
     columns = ["claim", "text", "source", *names, "runs", "commands"]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("effect", "low", "high", "threshold"), "float64"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,153 +20,95 @@ Run: TypeAlias = "pd.Series[Any]"
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity of a pair of runs, positive if the first has more of it; by default of quality, in the unit of harm."""
+    """A quantity of a pair of runs, positive if the first has more of it."""
+
+    words: str
+    """The comparison in words, with "{one}" and "{other}" for its settings."""
+    effect: Callable[[Context, Run, Run], float | Estimate]
+    """The effect at one seed, with its price's interval if it has a price; not a number if it was not measured."""
+    trains: Callable[[Setting, Setting], Trained] | None = None
+    """The models without whose skill the effect means nothing; None for counted or priced quantities."""
+    units: str | Callable[[Context], str] = lambda context: context.unit
 
     def unit(self, context: Context) -> str:
-        """Return the unit of the effect."""
-        return context.unit
+        """Return the unit of the effect, by default that of harm."""
+        return self.units if isinstance(self.units, str) else self.units(context)
 
-    def step(self, context: Context) -> float | None:
+    def step(self) -> float | None:
         """Return the least effect that can be shown; None for the resolution of an evaluation."""
-        return None
+        return 0.0 if self.trains is None else None
 
     def text(self, one: str, other: str) -> str:
         """Return the comparison in words."""
-        raise NotImplementedError
+        return self.words.format(one=one, other=other)
 
     def trained(self, one: Setting, other: Setting) -> Trained:
         """Return the models without whose skill the effect means nothing."""
-        raise NotImplementedError
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float | Estimate:
-        """Return the effect at one seed, with its price's interval if it has a price; not a number if it was not measured."""
-        raise NotImplementedError
+        return () if self.trains is None else self.trains(one, other)
 
 
-@dataclass(frozen=True)
-class Degradation(Measure):
-    """The loss of quality of the first against the second, each evaluated with its compression on or off."""
-
-    one: Mode = "on"
-    other: Mode = "on"
-
-    def text(self, one: str, other: str) -> str:
-        if one == other:
-            return f"harm of switching compression {self.one} at inference, {one}"
-        return f"harm of {one} against {other}"
-
-    def trained(self, one: Setting, other: Setting) -> Trained:
-        if one == other or other == DENSE_SETTING:
-            return (((other, self.other),),)
-        return (((one, self.one), (other, self.other)),)
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        return context.harm(one, self.one, other, self.other)
+def _harm(one_mode: Mode, other_mode: Mode) -> Callable[[Context, Run, Run], float]:
+    return lambda context, one, other: context.harm(one, one_mode, other, other_mode)
 
 
-@dataclass(frozen=True)
-class Freed(Measure):
-    """The degradation from switching compression off at inference: the second run's less the first's."""
-
-    def text(self, one: str, other: str) -> str:
-        return f"harm of switching compression off that {one} is spared beside {other}"
-
-    def trained(self, one: Setting, other: Setting) -> Trained:
-        return (((one, "on"),), ((other, "on"),))
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        return context.harm(other, "off", other, "on") - context.harm(one, "off", one, "on")
+def _either(one: Setting, other: Setting) -> Trained:
+    return (((other, "on"),),) if other == DENSE_SETTING else (((one, "on"), (other, "on")),)
 
 
-@dataclass(frozen=True)
-class SparedByStatistics(Measure):
-    """The part of the degradation from switching compression off that BatchNorm statistics, estimated under each mode, spare.
-
-    Not a number for a model without BatchNorm, whose evaluations with estimated statistics are those without.
-    """
-
-    def text(self, one: str, other: str) -> str:
-        return f"harm of switching compression off that BatchNorm statistics of each mode spare {one}"
-
-    def trained(self, one: Setting, other: Setting) -> Trained:
-        return (((one, "on"),),)
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        name = context.quality.name
-        if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
-            return math.nan
-        return context.harm(one, "off", one, "on") - context.harm(one, "off_estimated", one, "on_estimated")
+def _freed(context: Context, one: Run, other: Run) -> float:
+    return context.harm(other, "off", other, "on") - context.harm(one, "off", one, "on")
 
 
-@dataclass(frozen=True)
-class Counted(Measure):
-    """Base of counted or priced quantities, which need no trained model."""
-
-    def step(self, context: Context) -> float | None:
-        return 0.0
-
-    def trained(self, one: Setting, other: Setting) -> Trained:
-        return ()
+def _spared_by_statistics(context: Context, one: Run, other: Run) -> float:
+    """Return not a number for a model without BatchNorm: its evaluations with estimated statistics equal the others."""
+    name = context.quality.name
+    if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
+        return math.nan
+    return context.harm(one, "off", one, "on") - context.harm(one, "off_estimated", one, "on_estimated")
 
 
-@dataclass(frozen=True)
-class Saving(Counted):
-    """The ratio of the compression factors of the two in one direction."""
-
-    direction: str
-
-    def unit(self, context: Context) -> str:
-        return "times"
-
-    def text(self, one: str, other: str) -> str:
-        return f"compression factor of {self.direction.replace('_', ' ')}s by {one} over the factor by {other}"
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        factor = context.quantities.factor
-        return factor(str(one["run"]), self.direction) / factor(str(other["run"]), self.direction)
+def _saving(context: Context, one: Run, other: Run) -> float:
+    factors = [context.quantities.factor(str(run["run"]), "replica_gradient") for run in (one, other)]
+    return factors[0] / factors[1]
 
 
-@dataclass(frozen=True)
-class FewerBytes(Counted):
-    """The factor by which the first sends fewer bytes than the second in a step, over all links."""
-
-    def unit(self, context: Context) -> str:
-        return "x fewer bytes"
-
-    def text(self, one: str, other: str) -> str:
-        return f"bytes of a step of {other} over bytes of a step of {one}"
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        sent = context.quantities.step_bytes
-        return sent(str(other["run"])) / sent(str(one["run"]))
+def _fewer_bytes(context: Context, one: Run, other: Run) -> float:
+    return context.quantities.step_bytes(str(other["run"])) / context.quantities.step_bytes(str(one["run"]))
 
 
-@dataclass(frozen=True)
-class ValueFactor(Counted):
-    """Dense values over values sent, without positions, as an adaptive method chose them over a run."""
+HARM = Measure("harm of {one} against {other}", _harm("on", "on"), _either)
+"""The loss of quality of the first against the second."""
+SWITCHED_OFF = Measure(
+    "harm of switching compression off at inference, {one}", _harm("off", "on"), lambda one, other: (((one, "on"),),)
+)
+"""The loss of quality of one model from switching its compression off."""
+FREED = Measure(
+    "harm of switching compression off that {one} is spared beside {other}",
+    _freed,
+    lambda one, other: (((one, "on"),), ((other, "on"),)),
+)
+"""The loss of quality from switching compression off: the second run's less the first's."""
+SPARED_BY_STATISTICS = Measure(
+    "harm of switching compression off that BatchNorm statistics of each mode spare {one}",
+    _spared_by_statistics,
+    lambda one, other: (((one, "on"),),),
+)
+"""The part of the loss from switching compression off that BatchNorm statistics, estimated under each mode, spare."""
+SAVING = Measure("compression factor of replica gradients by {one} over the factor by {other}", _saving, units="times")
+FEWER_BYTES = Measure("bytes of a step of {other} over bytes of a step of {one}", _fewer_bytes, units="x fewer bytes")
+"""Over all links."""
+VALUE_FACTOR = Measure(
+    "dense values over values sent by {one}",
+    lambda context, one, other: context.quantities.values(str(one["run"])),
+    units="x fewer values",
+)
+"""Dense values over values sent, without positions, as an adaptive method chose them over a run."""
+SLOWDOWN = Measure(
+    "time that {one} adds to a step of {other}",
+    lambda context, one, other: context.quantities.slowdown(str(one["run"]), str(other["run"])),
+    units=lambda context: f"% of a step on {context.quantities.network}",
+)
+"""The extra time of the first's step on the network of the context, both with one compute.
 
-    def unit(self, context: Context) -> str:
-        return "x fewer values"
-
-    def text(self, one: str, other: str) -> str:
-        return f"dense values over values sent by {one}"
-
-    def __call__(self, context: Context, one: Run, other: Run) -> float:
-        return context.quantities.values(str(one["run"]))
-
-
-@dataclass(frozen=True)
-class Slowdown(Counted):
-    """The time that the first's step takes longer than the second's on the network of the context, both with one compute.
-
-    The price's interval is part of the bounds: it is common to all seeds, so that more seeds do not narrow it.
-    """
-
-    def unit(self, context: Context) -> str:
-        return f"% of a step on {context.quantities.network}"
-
-    def text(self, one: str, other: str) -> str:
-        return f"time that {one} adds to a step of {other}"
-
-    def __call__(self, context: Context, one: Run, other: Run) -> Estimate:
-        return context.quantities.slowdown(str(one["run"]), str(other["run"]))
+The price's interval is part of the bounds: it is common to all seeds, so that more seeds do not narrow it.
+"""

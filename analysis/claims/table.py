@@ -9,8 +9,9 @@ multi-level compression is left out: it saves compression time against a variant
 from __future__ import annotations
 
 from raysim.analysis.claims import matches, measures
-from raysim.analysis.claims.claim import HARM, MARGIN, Claim, Margins, Part, Parts, no_harm
+from raysim.analysis.claims.claim import MARGIN, Claim, Margins, Part, Parts, no_harm
 from raysim.analysis.claims.matches import FAR_FEWER, FEEDBACK, LEAST_FLOOR, NOISE, both_ways
+from raysim.analysis.claims.measures import HARM, SWITCHED_OFF
 from raysim.analysis.data.settings import Setting
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
@@ -23,10 +24,9 @@ SAME_SPEED = 5.0  # per cent of a step within which compressing a part is said t
 TWO_REPLICAS = ("digits-cnn", "num_stages=1", "num_replicas=2", "num_microbatches=1")
 OPTIMUS_CC_DENSE = ("optimus-cc", "backward=Identity", "replica_gradient=Identity", "fused_embedding=false")
 
-SWITCHED_OFF = measures.Degradation("off", "on")
 FREES = (
     Part("switching it off does no harm", SWITCHED_OFF, "below", MARGIN, other="setting"),
-    Part("and less than without", measures.Freed(), "above", 0.0, other="plain"),
+    Part("and less than without", measures.FREED, "above", 0.0, other="plain"),
 )
 
 CLAIMS: tuple[Claim, ...] = (
@@ -97,7 +97,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.sparse_activations,
             Part(
-                "statistics of each mode spare a part", measures.SparedByStatistics(), "above", MARGIN, other="setting"
+                "statistics of each mode spare a part", measures.SPARED_BY_STATISTICS, "above", MARGIN, other="setting"
             ),
         ),
         (both_ways("TopK(0.1)"),),
@@ -190,7 +190,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.published_gravac,
             no_harm("it keeps dense quality"),
-            Part("at far fewer values", measures.ValueFactor(), "above", LEAST_FACTOR, other="setting"),
+            Part("at far fewer values", measures.VALUE_FACTOR, "above", LEAST_FACTOR, other="setting"),
         ),
         (Setting(replica_gradient="GraVAC(10.0, 1000.0, window=50)"),),
         num_replicas=2,
@@ -208,7 +208,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.published_gravac,
             no_harm("it keeps dense quality"),
-            Part("in steps that are shorter", measures.Slowdown(), "below", 0.0, other="static"),
+            Part("in steps that are shorter", measures.SLOWDOWN, "below", 0.0, other="static"),
         ),
         (Setting(replica_gradient="GraVAC(10.0, 1000.0, window=50)"),),
         num_replicas=2,
@@ -226,7 +226,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.accordion,
             no_harm("it keeps dense quality"),
-            Part("at fewer bytes", measures.Saving("replica_gradient"), "above", 1.0, other="mild"),
+            Part("at fewer bytes", measures.SAVING, "above", 1.0, other="mild"),
         ),
         (Setting(replica_gradient="Accordion(LowRank(4), LowRank(1), interval=1)"),),
         num_replicas=2,
@@ -260,7 +260,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.far_fewer_local_steps,
             no_harm("it keeps the quality of an average in every step"),
-            Part("at far fewer bytes", measures.Saving("replica_gradient"), "above", FAR_FEWER),
+            Part("at far fewer bytes", measures.SAVING, "above", FAR_FEWER),
         ),
         (Setting(replica_gradient="DiLoCo(30, codec=Quantize(4))"),),
         num_replicas=2,
@@ -292,7 +292,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.wrapped_gradients("Epilogue"),
             no_harm("no harm"),
-            Part("hardly slower", measures.Slowdown(), "below", SAME_SPEED, other="inner"),
+            Part("hardly slower", measures.SLOWDOWN, "below", SAME_SPEED, other="inner"),
         ),
         (Setting(backward="Epilogue(LazyErrorPropagation(LowRank(16)))"),),
     ),
@@ -307,7 +307,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.earliest_stages,
             no_harm("no harm"),
-            Part("hardly slower", measures.Slowdown(), "below", SAME_SPEED, other="everywhere"),
+            Part("hardly slower", measures.SLOWDOWN, "below", SAME_SPEED, other="everywhere"),
         ),
         (Setting(replica_gradient='["PowerSGD(8)", "PowerSGD(8)", "PowerSGD(8)", "Identity"]'),),
         num_replicas=2,
@@ -324,7 +324,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.fused,
             Part("no harm", HARM, "below", MARGIN, other="apart"),
-            Part("fewer bytes", measures.FewerBytes(), "above", 1.0, other="apart"),
+            Part("fewer bytes", measures.FEWER_BYTES, "above", 1.0, other="apart"),
         ),
         (Setting(fused_embedding=True),),
         language=True,
@@ -343,7 +343,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.double_buffered,
             no_harm("it keeps the quality of synchronous weights"),
-            Part("in steps that are shorter", measures.Slowdown(), "below", 0.0),
+            Part("in steps that are shorter", measures.SLOWDOWN, "below", 0.0),
         ),
         (Setting(weights="DoubleBuffered"),),
     ),

@@ -22,11 +22,11 @@ LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255
 
 
 class Cost(NamedTuple):
-    """The cost of runs that are missing."""
+    """The cost of missing runs."""
 
     runs: int
     seconds: float | None
-    """Seconds of all commands in turn, by the seconds of similar recorded runs; None where there is no similar run."""
+    """Seconds of all commands in turn, by the seconds of similar recorded runs; None if there is no similar run."""
 
     def __str__(self) -> str:
         """Return it in words.
@@ -47,8 +47,8 @@ def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterabl
     count = sum(len(list(seeds)) for seeds in wanted.values())
     if not count:
         return None
-    mine = results.runs[results.runs["run"].isin(context.rows["run"])]
-    seconds = mine["seconds"].astype(float).median() if "seconds" in mine and len(mine) else math.nan
+    runs = results.runs[results.runs["run"].isin(context.rows["run"])]
+    seconds = runs["seconds"].astype(float).median() if "seconds" in runs and len(runs) else math.nan
     return Cost(count, None if math.isnan(seconds) else count * float(seconds))
 
 
@@ -57,11 +57,11 @@ def train_commands(
 ) -> list[str]:
     """Return one command for each setting that trains the wanted seeds, in new folders beside the loaded ones.
 
-    All other keys are as in the runs of `context`, or as in `recipe` where it has no runs. Where no recipe leads to their
-    configuration, it came from a file, which the command names by the name of its runs.
+    All other keys are as in the runs of `context`, or as in `recipe` if it has no runs. A configuration that no recipe leads
+    to came from a file; the command names it by the name of its runs.
     """
-    mine = results.runs[results.runs["run"].isin(context.rows["run"])]
-    like = mine.iloc[0] if len(mine) else None
+    runs = results.runs[results.runs["run"].isin(context.rows["run"])]
+    like = runs.iloc[0] if len(runs) else None
     base, changes = _base(like, results.keys, recipe)
     commands = []
     for setting, seeds in sorted(wanted.items(), key=lambda item: str(item[0])):
@@ -107,15 +107,15 @@ def _differing(like: pd.Series[Any], keys: Iterable[str], flat: Mapping[str, Any
     """Return the keys in which a recorded configuration differs from this one, with their recorded values."""
     compared = {*keys, *(key for key in flat if "." in key)} - {*COMPRESSION, *NO_SETTING, "seed", "num_stages", "cuts"}
     recorded = {key: plain(like.get(key)) for key in sorted(compared)}
-    found = {key: value for key, value in recorded.items() if value != plain(flat.get(key))}
-    where, count = plain(like.get("cuts")), plain(like.get("num_stages"))
-    if where is not None:  # a run records both cuts and number of stages; the cuts are exact
-        return found if plain(flat.get("cuts")) == where else found | {"cuts": where}
-    return found if (flat.get("num_stages") or 4) == count else found | {"num_stages": count}
+    changes = {key: value for key, value in recorded.items() if value != plain(flat.get(key))}
+    cuts, count = plain(like.get("cuts")), plain(like.get("num_stages"))
+    if cuts is not None:  # a run records both cuts and number of stages; the cuts are exact
+        return changes if plain(flat.get("cuts")) == cuts else changes | {"cuts": cuts}
+    return changes if (flat.get("num_stages") or 4) == count else changes | {"num_stages": count}
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, texts without quotes where they do not parse as TOML."""
+    """Return a value as TOML, texts without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -129,8 +129,8 @@ def _folder(root: Path, setting: Setting, context: Context, seeds: Iterable[int]
     name = f"{name}-{tail}" if tail else name
     if len(name.encode()) > LONGEST_NAME:
         name = f"{name.encode()[:LONGEST_NAME].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    draft, place = root / name, 1
-    while any(Path(f"{draft}-s{seed}").exists() for seed in seeds):
-        place += 1
-        draft = root / f"{name}-{place}"
-    return str(draft)
+    folder, i = root / name, 1
+    while any(Path(f"{folder}-s{seed}").exists() for seed in seeds):
+        i += 1
+        folder = root / f"{name}-{i}"
+    return str(folder)

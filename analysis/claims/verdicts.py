@@ -1,9 +1,10 @@
 """Tests of the papers' claims on recorded runs: supported, contradicted or undecided, and the runs that would decide.
 
-Differences are paired by seed, between runs alike in all but compression, and judged by `analysis.comparison.rule`. A comparison speaks
-where the one-sided bound that faces its threshold lies beyond it. A claim is supported where all comparisons with seeds enough
-say so, in each of its parts: each at the stated confidence, which the whole then has too. It is contradicted where one speaks
-against it, the comparisons of the claim being a family. Comparisons of models at chance do not count. Anything else is undecided.
+Differences are paired by seed, between runs equal in all but compression, and judged by `raysim.analysis.comparison.rule`. A
+comparison decides if the one-sided bound next to its threshold lies beyond it. A claim is supported if all comparisons with enough
+seeds support it, in each of its parts: each at the stated confidence, which then holds for the whole too. It is contradicted if one
+contradicts it, with the comparisons of the claim as a family. Comparisons of models at chance do not count. Anything else is
+undecided.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from raysim.analysis.claims import CLAIMS, Claim, Contrast
 from raysim.analysis.claims.finding import Comparison, Finding, Verdict
 from raysim.analysis.claims.train_commands import cost_of, train_commands
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, Where, judge
-from raysim.analysis.comparison.statistics import MOST_SEEDS, Bounds, Side, seeds_to_decide
+from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
+from raysim.analysis.comparison.statistics import MOST_SEEDS, seeds_to_decide
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.pricing.estimates import Estimate
@@ -39,50 +40,48 @@ def findings(
     network: str | None = None,
     transport: str | None = None,
 ) -> list[Finding]:
-    """Return one finding for each claim and context, where a context is runs alike in all but compression and seed.
+    """Return one finding for each claim and context: the runs equal in all but compression and seed.
 
-    `quality` is a measure of the runs, or "auto": the one that each is judged by. `margin` is the harm that counts as none:
-    half a point, or one per cent where not given. `network` and `transport` are where step times are compared: by default those
-    of the runs' study, see `Results.network_of`. Raises AnalysisError where one of these cannot be.
+    `quality` is a measure of the runs, or "auto" for the measure that each is judged by. `margin` is the harm that counts as none:
+    by default half a point, or one per cent. `network` and `transport` are where step times are compared: by default those
+    of the runs' study, see `Results.network_of`. Raises AnalysisError if one of these is invalid.
     """
     if not 0.5 <= confidence < 1:
         raise AnalysisError(f"`confidence` must be in [0.5, 1), but got {confidence!r}.")
     if margin is not None and not (math.isfinite(margin) and margin >= 0):
         raise AnalysisError(f"`margin` must be 0 or more, but got {margin!r}.")
-    places = contexts(results, quality=quality, margin=margin, network=network, transport=transport)
-    found = []
+    known = contexts(results, quality=quality, margin=margin, network=network, transport=transport)
+    tested = []
     for claim in claims:
-        fitting = [place for place in places if place.language or not claim.language]
-        told = [place for place in fitting if any(claim.contrasts(place, place.settings))]
-        if not told:  # the context of most runs is the one to go on in
-            fitting = [place for place in fitting if place.num_replicas >= claim.num_replicas]
-            told = sorted(fitting, key=lambda place: -len(place.rows))[:1] or [_nothing(claim, quality, margin)]
-        for place in told:
-            tested = verdict_on(claim, place, confidence)
-            found.append(_with_commands(tested, place, results))
-    return found
+        fitting = [context for context in known if context.language or not claim.language]
+        chosen = [context for context in fitting if any(claim.contrasts(context, context.settings))]
+        if not chosen:  # commands continue in the context with most runs
+            fitting = [context for context in fitting if context.num_replicas >= claim.num_replicas]
+            chosen = sorted(fitting, key=lambda context: -len(context.rows))[:1] or [_empty(claim, quality, margin)]
+        tested += [_with_commands(verdict_on(claim, context, confidence), context, results) for context in chosen]
+    return tested
 
 
 def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
     """Return the finding of the runs of one context on a claim; commands are left out."""
     contrasts = list(claim.contrasts(context, context.settings))
-    asked = list(claim.contrasts(context, [*context.settings, *claim.examples]))
-    have = {contrast.part for contrast in contrasts}
-    contrasts += [contrast for contrast in asked if contrast.part not in have]
+    with_examples = claim.contrasts(context, [*context.settings, *claim.examples])
+    parts = {contrast.part for contrast in contrasts}
+    contrasts += [contrast for contrast in with_examples if contrast.part not in parts]
     tried = tuple(_compare(contrast, context, confidence) for contrast in contrasts)
     if not tried:
         return Finding(claim, "", "undecided", "No run bears on it.", (), None, confidence, ())
     counted = [one for part in dict.fromkeys(c.part for c in tried) for one in _counted(tried, part)]
     decisive = [_pool(counted, context, confidence)] if claim.pooled else counted
     against = [one for one in _as_family(decisive, confidence) if one.verdict == "contradicted"]
-    open_ones = [one for one in decisive if one.verdict != "supported"]
+    unsupported = [one for one in decisive if one.verdict != "supported"]
     verdict: Verdict
     if against:
         verdict, shown = "contradicted", max(against, key=_distance)
         reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
-    elif open_ones:
-        verdict, shown = "undecided", open_ones[0]
-        reason = _why_open(shown, len(open_ones), len(decisive))
+    elif unsupported:
+        verdict, shown = "undecided", unsupported[0]
+        reason = _why_open(shown, len(unsupported), len(decisive))
     else:
         verdict, shown = "supported", min(decisive, key=_distance)
         closest = "" if len(decisive) == 1 else f"All {len(decisive)} comparisons say so; the closest: "
@@ -92,19 +91,19 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
 
 
 def _compare(contrast: Contrast, context: Context, confidence: float) -> Comparison:
-    empty = pd.DataFrame({"run": []})
-    one, other = (context.settings.get(setting, empty) for setting in (contrast.one, contrast.other))
+    no_runs = pd.DataFrame({"run": []})
+    one, other = (context.settings.get(setting, no_runs) for setting in (contrast.one, contrast.other))
     effects: dict[int, float] = {}
     reaches, runs = [], []
     for seed in (seed for seed in one.index if seed in other.index):
-        found = contrast.measure(context, one.loc[seed], other.loc[seed])
-        effect, low, high = found if isinstance(found, Estimate) else (found, found, found)
+        measured = contrast.measure.effect(context, one.loc[seed], other.loc[seed])
+        effect, low, high = measured if isinstance(measured, Estimate) else (measured, measured, measured)
         if not math.isnan(effect):
             effects[int(seed)] = effect
             reaches.append((low - effect, high - effect))
             runs += [str(one.loc[seed, "run"]), str(other.loc[seed, "run"])]
     settings = tuple(dict.fromkeys((contrast.one, contrast.other)))
-    sample = context.sample(effects, *settings, step=contrast.measure.step(context))
+    sample = context.sample(effects, *settings, step=contrast.measure.step())
     for group in contrast.measure.trained(contrast.one, contrast.other):
         if not sample.lacking and not any(
             context.learned(setting, sample.seeds, mode, alpha=1 - confidence) for setting, mode in group
@@ -124,7 +123,7 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
         sample,
         tuple(dict.fromkeys(runs)),
         settings,
-        _mean(reaches),
+        _mean_reach(reaches),
     )
     return _as_family([comparison], confidence)[0]
 
@@ -132,48 +131,38 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
 def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
     """Return comparisons with their bounds and verdicts, judged as one family.
 
-    Above a threshold lies what lies above it at the lower end of its price, and below it likewise.
+    An effect lies above its threshold if it does at the lower end of its price, and below likewise.
     """
     if not comparisons:
         return []
     thresholds = [one.threshold for one in comparisons]
     plain, low, high = (
-        judge([_moved(one.sample, by) for one, by in zip(comparisons, moved, strict=True)], thresholds, 1 - confidence)
-        for moved in zip(*((0.0, *one.price) for one in comparisons), strict=True)
+        judge([_moved(one.sample, by) for one, by in zip(comparisons, moves, strict=True)], thresholds, 1 - confidence)
+        for moves in zip(*((0.0, *one.price) for one in comparisons), strict=True)
     )
-    found = []
+    judged = []
     for one, middle, lowest, highest in zip(comparisons, plain, low, high, strict=True):
-        where: Where = "above" if lowest.where == "above" else "below" if highest.where == "below" else "undecided"
-        reached = middle.bounds._replace(low=lowest.bounds.low, high=highest.bounds.high)
-        found.append(_judged(one, reached, _verdict(where, one.side)))
-    return found
+        side = "above" if lowest.where == "above" else "below" if highest.where == "below" else None
+        verdict: Verdict = "undecided" if side is None else "supported" if side == one.side else "contradicted"
+        effect, low_bound, high_bound = middle.bounds.mean, lowest.bounds.low, highest.bounds.high
+        judged.append(replace(one, effect=effect, low=low_bound, high=high_bound, verdict=verdict))
+    return judged
 
 
-def _moved(one: Sample, by: float) -> Sample:
-    return one._replace(values=tuple(value + by for value in one.values)) if by else one
+def _moved(sample: Sample, by: float) -> Sample:
+    return sample._replace(values=tuple(value + by for value in sample.values)) if by else sample
 
 
-def _mean(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean reach below and above; none of nothing."""
+def _mean_reach(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean reach below and above; zero of nothing."""
     low, high = (sum(ends) / len(reaches) for ends in zip(*reaches, strict=True)) if reaches else (0.0, 0.0)
     return low, high
 
 
-def _verdict(where: Where, side: Side) -> Verdict:
-    if where == "undecided":
-        return "undecided"
-    return "supported" if where == side else "contradicted"
-
-
-def _judged(comparison: Comparison, found: Bounds, verdict: Verdict) -> Comparison:
-    mean, low, high = found
-    return replace(comparison, effect=mean, low=low, high=high, verdict=verdict)
-
-
 def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
-    """Return the comparisons of a part that have enough data; all of them where none has."""
-    mine = [one for one in comparisons if one.part == part]
-    return [one for one in mine if not one.lacking] or mine
+    """Return the comparisons of a part with enough data; all of them if none has."""
+    of_part = [one for one in comparisons if one.part == part]
+    return [one for one in of_part if not one.lacking] or of_part
 
 
 def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float) -> Comparison:
@@ -192,13 +181,13 @@ def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float
         sample=sample._replace(lacking=sample.lacking or lacking),
         runs=tuple(run for one in comparisons for run in one.runs),
         settings=settings,
-        price=_mean([one.price for one in comparisons]),
+        price=_mean_reach([one.price for one in comparisons]),
     )
     return _as_family([pooled], confidence)[0]
 
 
 def _distance(comparison: Comparison) -> float:
-    """Return how far the interval keeps from the threshold, in its own widths: the least is the closest."""
+    """Return the distance of the interval from the threshold, in its own widths."""
     above = (comparison.side == "above") == (comparison.verdict == "supported")
     edge = comparison.low if above else comparison.high
     return abs(edge - comparison.threshold) / max(comparison.high - comparison.low, 1e-12)
@@ -226,7 +215,7 @@ def _why_open(comparison: Comparison, count: int, of: int) -> str:
 
 
 def _with_commands(finding: Finding, context: Context, results: Results) -> Finding:
-    """Return an undecided finding with the commands for its open comparisons, or the reason why they would not help."""
+    """Return an undecided finding with the commands for its open comparisons, or why they would not help."""
     if finding.verdict != "undecided":
         return finding
     wanted: dict[Setting, set[int]] = {}
@@ -242,8 +231,8 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
             wanted.setdefault(setting, set()).update(seeds)
     reason = finding.reason
     if hopeless:
-        what = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
-        reason += f" More than {MOST_SEEDS} seeds would be needed for {what}: the effect is near the threshold for its spread."
+        which = "this comparison" if len(finding.comparisons) == 1 else f"{hopeless} of the comparisons"
+        reason += f" More than {MOST_SEEDS} seeds would be needed for {which}: the effect is near the threshold for its spread."
     commands = train_commands(results, context, wanted, finding.claim.recipe)
     return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
 
@@ -255,14 +244,14 @@ def _step(comparison: Comparison) -> float:
 def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:
     """Return the seeds that each setting lacks for `count` pairs: first seeds that other settings have, then new ones."""
     have = {s: {int(seed) for seed in context.settings[s].index} if s in context.settings else set() for s in settings}
-    some = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in mine for mine in have.values()), seed))
-    fresh = (seed for seed in range(len(some) + count) if seed not in some)
-    chosen = set((some + list(fresh))[:count])
-    return {setting: chosen - mine for setting, mine in have.items() if chosen - mine}
+    used = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in seeds for seeds in have.values()), seed))
+    fresh = [seed for seed in range(len(used) + count) if seed not in used]
+    chosen = set((used + fresh)[:count])
+    return {setting: chosen - seeds for setting, seeds in have.items() if chosen - seeds}
 
 
-def _nothing(claim: Claim, quality: str, margin: float | None) -> Context:
-    """Return a context without runs, of the kind that a claim is about."""
+def _empty(claim: Claim, quality: str, margin: float | None) -> Context:
+    """Return a context without runs, of the kind of a claim."""
     name = quality if quality != "auto" else "loss" if claim.language else "accuracy"
     measure = MEASURES.get(name, MEASURES["accuracy"])
     rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})

@@ -1,4 +1,4 @@
-"""Runs that may be compared: equal in all but compression and seed, with the quality that they reached."""
+"""Comparable runs: equal in all but compression and seed, with their final quality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import is_confirmation
 from raysim.analysis.data.jobs import model_of
 from raysim.analysis.data.probe_candidates import are_probes
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, differing, is_missing, setting_of
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, differing, is_missing, plain, setting_of
 from raysim.analysis.data.studies import USUAL_TRANSPORT, over
 from raysim.analysis.pricing.estimates import Estimate
 from raysim.analysis.runs.results import Results
@@ -32,7 +32,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Runs that are alike in all but compression and seed.
+    """Runs equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `quantities`
@@ -53,46 +53,46 @@ class Context:
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
         """The runs of each setting, one row for each seed; the first of several runs with one seed counts."""
-        found: dict[Setting, pd.DataFrame] = {}
-        for setting, rows in self.rows.groupby(self.rows["setting"].map(tuple), sort=True):
-            found[Setting(*setting)] = rows.drop_duplicates("seed").set_index("seed").sort_index()
-        return found
+        groups = self.rows.groupby(self.rows["setting"].map(tuple), sort=True)
+        return {
+            Setting(*setting): rows.drop_duplicates("seed").set_index("seed").sort_index() for setting, rows in groups
+        }
 
     @cached_property
     def confirmations(self) -> Context | None:
-        """The runs that confirm a choice, by themselves; None where there are none."""
+        """The confirming runs by themselves; None if there are none."""
         rows = self.rows[self.rows["confirms"].astype(bool)]
         return replace(self, rows=rows) if len(rows) else None
 
     @cached_property
     def choices(self) -> Context:
-        """The runs among which a choice was made, without the runs that confirm it."""
+        """The runs among which a choice was made, without the confirming runs."""
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
-        """Return the differences between settings, by seed, that a verdict rests on: all of a plan, or of the last look.
+        """Return the differences between settings, by seed, behind a verdict: all of a plan, or of the last interim analysis.
 
         `step` is the least difference that can be shown; by default the resolution of an evaluation.
         """
-        rows = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
-        studies = {study for each in rows for study in each["study"]}
+        runs = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
+        studies = {study for of_setting in runs for study in of_setting["study"]}
         named = [study for study in studies if study is not None]
-        confirming = bool(rows) and all(each["confirms"].all() for each in rows)
+        confirming = bool(runs) and all(of_setting["confirms"].all() for of_setting in runs)
         planned = len(named) == 1 and (len(studies) == 1 or confirming)
         plan = (self.plans.get(named[0]) or None) if planned else None
         return sample(effects, plan=plan, spent=bool(named) or confirming, step=self.step if step is None else step)
 
     def learned(self, setting: Setting, seeds: Iterable[int], mode: Mode = "on", *, alpha: float) -> bool:
-        """Return whether models of a setting, at these seeds, are surely above chance."""
+        """Return whether the models of a setting at these seeds are clearly better than chance."""
         runs = self.settings.get(setting)
         if runs is None:
             return False
         kept = runs[runs.index.isin(list(seeds))]
-        return not at_chance([self.skill(kept.iloc[place], mode) for place in range(len(kept))], alpha)
+        return not at_chance([self.skill(kept.iloc[i], mode) for i in range(len(kept))], alpha)
 
     @cached_property
     def step(self) -> float:
-        """The least difference in quality that an evaluation can show, in `unit`; not a number where that is not recorded."""
+        """The least difference in quality that an evaluation can show, in `unit`; not a number if it was not recorded."""
         if not self.quality.counted:
             return LOSS_STEP
         predictions = self.rows["predictions"].min()
@@ -109,7 +109,7 @@ class Context:
         return self.quality.harm(float(worse[f"{name}_{worse_mode}"]), float(than[f"{name}_{than_mode}"]))
 
     def skill(self, run: pd.Series[Any], mode: Mode = "on") -> float:
-        """Return how far a run's quality lies above chance: per cent of the way from chance to perfection."""
+        """Return a run's quality as per cent of the way from chance to perfection."""
         name = self.quality.name
         return self.quality.skill(float(run[f"{name}_{mode}"]), float(run[f"chance_{name}"]))
 
@@ -125,8 +125,7 @@ class Quantities:
     values: Callable[[str], float] = lambda run: math.nan
     """Dense values over values sent, as an adaptive method of replica gradients chose them."""
     slowdown: Callable[[str, str], Estimate] = lambda run, than: UNPRICED
-    """Per cent by which a step takes longer than one of another run of the same job, on the network asked for, with the price's
-    interval."""
+    """Per cent by which a step takes longer than a step of another run of the same job on `network`, with the price's interval."""
     network: str = ""
 
 
@@ -138,11 +137,11 @@ def contexts(
     network: str | None = None,
     transport: str | None = None,
 ) -> list[Context]:
-    """Return the runs that are over, apart by all that is not compression or seed.
+    """Return the finished runs, in groups equal in all but compression and seed.
 
     A diverged run counts as untrained: the loss of its first step, and of other measures the value by chance, 0 of an
-    accuracy. `quality` is a measure of the runs, or "auto": the one that each is judged by, see
-    `Results.measure_of`. `margin` is the harm that counts as none, half a point or one per cent where not given. `network` and
+    accuracy. `quality` is a measure of the runs, or "auto" for the measure that each is judged by, see
+    `Results.measure_of`. `margin` is the harm that counts as none: by default half a point or one per cent. `network` and
     `transport` are where step times are compared: by default those of the runs' study, see `Results.network_of`. Runs without a
     final evaluation, or without the measure, are named in the problems of `results`.
     """
@@ -157,47 +156,60 @@ def contexts(
     groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
     predictions = _predictions(results)
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
-    found = []
-    for _, mine in groups:
-        first = mine.iloc[0].to_dict()
-        its = measures_of(first)
-        if quality != "auto" and quality not in its:
-            for run in mine["run"]:
+    comparable = []
+    for _, group in groups:
+        first = group.iloc[0].to_dict()
+        own = measures_of(first)
+        if quality != "auto" and quality not in own:
+            for run in group["run"]:
                 results.complain(f"The run {run} does not measure {quality}, and is not compared.")
             continue
-        measure = results.measure_of(mine) if quality == "auto" else its[quality]
-        rows = _rows(results, mine, measure, predictions)
+        measure = results.measure_of(group) if quality == "auto" else own[quality]
+        rows = _rows(results, group, measure, predictions)
         if len(rows):
-            language = is_language(first)
-            limit = measure.margin if margin is None else margin
-            replicas = 1 if pd.isna(first.get("num_replicas")) else int(first["num_replicas"])
-            label = _label(mine.iloc[0], runs, keys)
-            studies = mine["study"].dropna()
+            studies = group["study"].dropna()
             chosen = results.network_of(studies) if network is None else network
-            quantities = _quantities(results, chosen, transport or results.transport_of(studies))
-            found.append(Context(label, rows, measure, limit, language, replicas, quantities, plans))
-    return sorted(found, key=lambda context: context.label)
+            comparable.append(
+                Context(
+                    _label(group.iloc[0], runs, keys),
+                    rows,
+                    measure,
+                    measure.margin if margin is None else margin,
+                    is_language(first),
+                    int(plain(first.get("num_replicas")) or 1),
+                    _quantities(results, chosen, transport or results.transport_of(studies)),
+                    plans,
+                )
+            )
+    return sorted(comparable, key=lambda context: context.label)
 
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
     rows = []
+    name = measure.name
     for row in runs.to_dict("records"):
-        name = measure.name
+        run = row["run"]
         values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in MODES}
         chance = _number(row.get(f"chance_{name}"))
         if row["status"] == "diverged":
-            untrained, said = _untrained(results, row["run"], measure, chance)
-            results.complain(f"The run {row['run']} diverged, and counts as untrained: {said}.")
+            untrained, reason = _untrained(results, run, measure, chance)
+            results.complain(f"The run {run} diverged, and counts as untrained: {reason}.")
             values = dict.fromkeys(values, untrained)
         if all(math.isnan(value) for value in values.values()):
-            results.complain(f"The run {row['run']} has no final evaluation, and is not compared.")
+            results.complain(f"The run {run} has no final evaluation, and is not compared.")
             continue
-        by_chance = {f"chance_{name}": chance}
-        study = None if pd.isna(row["study"]) else str(row["study"])
-        origin = {"study": study, "confirms": is_confirmation(results.path(row["run"]))}
-        counted = {"predictions": predictions.get(row["run"], math.nan)}
-        setting, seed = setting_of(row), int(row["seed"])
-        rows.append({"run": row["run"], "setting": setting, "seed": seed, **values, **by_chance, **counted, **origin})
+        rows.append(
+            {
+                "run": run,
+                "setting": setting_of(row),
+                "seed": int(row["seed"]),
+                **values,
+                f"chance_{name}": chance,
+                "predictions": predictions.get(run, math.nan),
+                "study": None if is_missing(row["study"]) else str(row["study"]),
+                "confirms": is_confirmation(results.path(run)),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -209,12 +221,12 @@ def _predictions(results: Results) -> dict[str, int]:
 
 
 def _untrained(results: Results, run: str, measure: Measure, chance: float) -> tuple[float, str]:
-    """Return the quality that a diverged run counts with, and the reason in words."""
+    """Return the quality assigned to a diverged run, and why."""
     if measure.name == "loss":
         return _first_loss(results, run), "the loss of its first step"
     if measure.counted:
         return 0.0, f"{measure.name} 0"
-    return chance, f"the {measure.name} that is reached by chance"
+    return chance, f"the {measure.name} by chance"
 
 
 def _first_loss(results: Results, run: str) -> float:
@@ -227,7 +239,7 @@ def _number(value: object) -> float:
 
 
 def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
-    """Return the label of a run: its model, its data, and the keys in which other runs of the two differ."""
+    """Return the label of a run: its model, its data, and the keys in which other runs of both differ."""
     names = [key for key in ("model", "data") if key in runs]
     alike = runs[(runs[names] == row[names]).all(axis=1)]
     telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
@@ -261,8 +273,8 @@ def _quantities(results: Results, network: str, transport: str) -> Quantities:
 
     def slowdown(run: str, than: str) -> Estimate:
         try:
-            one, other = (results.replay(name, transport=transport) for name in (run, than))
-            (speedup,) = one.speedup(other, [parsed])
+            replay, reference = (results.replay(name, transport=transport) for name in (run, than))
+            (speedup,) = replay.speedup(reference, [parsed])
         except ValueError as error:
             results.complain(str(error))
             return UNPRICED

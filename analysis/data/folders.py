@@ -14,23 +14,23 @@ CONFIRMATION = "confirm"
 """Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""
 
 
-class Found(NamedTuple):
-    """Contents of the folders: names relative to the folder asked for, and the place of each."""
+class Contents(NamedTuple):
+    """Runs and studies in folders: their folders by name, which is relative to the given folder."""
 
     runs: dict[str, Place]
     studies: dict[str, Place]
     study_of: dict[str, str]
-    """The study that a run belongs to, by name."""
+    """The study of a run, by names."""
     problems: list[str]
-    """A sentence for each file that may be of a pack, and cannot be read."""
+    """A sentence for each unreadable file that may be of a pack."""
 
 
-def find(folders: Iterable[Place]) -> Found:
+def find(folders: Iterable[Place]) -> Contents:
     """Return the runs and studies in folders, each once, in the order of their names.
 
     A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`, and the
-    study that confirms its choice in its folder `confirm`. A pack holds what the folder held that was packed. Hidden folders are
-    passed over. Raises AnalysisError where a folder does not exist.
+    study that confirms its choice in its folder `confirm`. A pack stands for the packed folder. Hidden folders are
+    skipped. Raises AnalysisError if a folder does not exist.
     """
     roots = list(folders)
     runs: dict[Place, str] = {}
@@ -42,20 +42,20 @@ def find(folders: Iterable[Place]) -> Found:
             raise AnalysisError(f"There is no folder {root}.")
         for folder, study, is_run in _walk(root, problems):
             name = _name(folder, root, alone=len(roots) == 1)
-            place = folder.resolve()
-            if place in runs or place in studies:
+            path = folder.resolve()
+            if path in runs or path in studies:
                 continue
             if is_run:
-                runs[place] = name
+                runs[path] = name
                 if study is not None:
                     study_of[name] = _name(study, root, alone=len(roots) == 1)
             else:
-                studies[place] = name
-    return Found(_by_name(runs), _by_name(studies), study_of, list(dict.fromkeys(problems)))
+                studies[path] = name
+    return Contents(_by_name(runs), _by_name(studies), study_of, list(dict.fromkeys(problems)))
 
 
 def is_confirmation(run: Place) -> bool:
-    """Return whether a run's folder says that it confirms a choice.
+    """Return whether a run confirms a choice, by its folder.
 
     >>> from pathlib import Path
     >>> is_confirmation(Path("study/confirm/trials/1-s5")), is_confirmation(Path("study/trials/1-s5"))
@@ -66,9 +66,9 @@ def is_confirmation(run: Place) -> bool:
 
 
 def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iterator[tuple[Place, Place | None, bool]]:
-    """Yield the folders of runs and studies, each with the study that it lies in, and whether it is a run's.
+    """Yield the folders of runs and studies, each with the study around it, and whether it is a run's.
 
-    `problems` takes the sentences on packs that cannot be read; `around` is the study that the root lies in.
+    `problems` takes the sentences on unreadable packs; `around` is the study around the root.
     """
     inside: dict[Place, Place] = {} if around is None else {root: around}
     for folder, folders, files in walk(root):
@@ -96,8 +96,7 @@ def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iter
 
 
 def _name(folder: Place, root: Place, *, alone: bool) -> str:
-    """Return how a folder is called: by its way from the root, or by its own name where it is the root; by its whole path where
-    there are several roots."""
+    """Return the name of a folder: its path from the root, or its own name if it is the root; of several roots, its whole path."""
     inside = str(folder.relative_to(str(root.resolve() if isinstance(folder, ListedPath) else root)))
     if inside in ("", "."):
         return root.resolve().name or str(root) if alone else str(root)

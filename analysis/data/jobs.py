@@ -1,8 +1,8 @@
-"""Jobs: the work that runs share, so that one figure for compute holds for all."""
+"""Jobs: work shared by runs, so that one figure for compute holds for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from raysim.analysis.data.settings import as_text
@@ -28,11 +28,11 @@ KEYS = (
 """Keys of a job, beside the options of its model, its data and its loss. Compression, schedule, optimizer, steps and seed are not."""
 
 FLAGS = ("tf32", "deterministic", "probe")
-"""Further keys of a job, where they are on; runs recorded before these keys existed count as off."""
+"""Further keys of a job, if they are on; they are off in runs recorded before these keys existed."""
 
 PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
-"""Keys in which runs that are set against each other must agree, since they decide the price of a step beside its packets. Weights do
-too, but are what is compared: each run is priced with its own."""
+"""Keys in which compared runs must agree, since they decide the price of a step besides its packets. Weights do too, but are
+themselves compared: each run is priced with its own."""
 
 
 def job_of(row: Mapping[Any, Any]) -> Job:
@@ -49,7 +49,7 @@ def device_kind(row: Mapping[Any, Any]) -> str:
 
 
 def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the values of `PRICED`: runs of one job that agree in them differ in price by their packets and their weights."""
+    """Return the values of `PRICED`: runs of one job with equal ones differ in price by packets and weights only."""
     return tuple(as_text(row.get(name)) for name in PRICED)
 
 
@@ -60,17 +60,18 @@ def titles(jobs: Iterable[Job]) -> dict[Job, str]:
     >>> list(titles([first, second]).values())
     ['cnn on digits, num_stages=4', 'cnn on digits']
     """
-    known = {job: dict(job) for job in jobs}
-    found = {}
-    for job, values in known.items():
-        alike = [other for other in known.values() if _subject(other) == _subject(values)]
-        telling = [name for name in _names(alike) if len({other.get(name, "") for other in alike}) > 1]
-        short = [name for name in telling if name != "cuts"]  # mostly they follow from the number of stages
-        if len({tuple(other.get(name) for name in short) for other in alike}) == len(alike):
-            telling = short
-        parts = [f"{name}={values[name]}" for name in telling if name in values]
-        found[job] = ", ".join([_subject(values), *parts])
-    return found
+    by_job = {job: dict(job) for job in jobs}
+    texts = {}
+    for job, values in by_job.items():
+        others = [other for other in by_job.values() if _subject(other) == _subject(values)]
+        names = list(dict.fromkeys(name for other in others for name in other))
+        differing = [name for name in names if len({other.get(name, "") for other in others}) > 1]
+        short = [name for name in differing if name != "cuts"]  # mostly they follow from the number of stages
+        if len({tuple(other.get(name) for name in short) for other in others}) == len(others):
+            differing = short
+        parts = [f"{name}={values[name]}" for name in differing if name in values]
+        texts[job] = ", ".join([_subject(values), *parts])
+    return texts
 
 
 def _subject(values: Mapping[str, str]) -> str:
@@ -78,14 +79,10 @@ def _subject(values: Mapping[str, str]) -> str:
 
 
 def model_of(values: Mapping[Any, Any]) -> str:
-    """Return the name of a run's model, with its family where it is one of transformers."""
+    """Return the name of a run's model, with its family if it is of transformers."""
     name = str(values.get("model", "a model"))
     if name != "hf":
         return name
     from raysim.config.family import model_title
 
     return model_title(name, values.get("model.path"), values.get("model.config"))
-
-
-def _names(jobs: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(name for job in jobs for name in job))

@@ -24,7 +24,7 @@ FOLDER = "results/probed"
 
 
 def is_probe(row: Mapping[Any, Any]) -> bool:
-    """Return whether a run is a candidate of a probe: it has no losses of its own, and says nothing on quality."""
+    """Return whether a run is a candidate of a probe: it has no losses of its own, so no quality."""
     return str(row.get("probe")) == "True"
 
 
@@ -34,7 +34,7 @@ def are_probes(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def candidate_name(row: Mapping[Any, Any]) -> str:
-    """Return the name of the candidate that a run of a probe tried.
+    """Return the name of a candidate, from its run.
 
     >>> candidate_name({"forward": "TopK(0.1)", "replica_gradient": "SignSGD", "num_stages": 2})
     'TopK(0.1), replicas SignSGD'
@@ -48,7 +48,7 @@ def candidate_name(row: Mapping[Any, Any]) -> str:
 
 
 def cost_words(row: Mapping[Any, Any]) -> str:
-    """Return the overhead of the probe that wrote a run, in a sentence.
+    """Return the overhead of the probe of a run, in a sentence.
 
     >>> cost_words({"steps_done": 5, "probe_every": 10, "probe_overhead": 0.031})
     'The probe sampled 5 steps, one in 10, and took 3.1% of the time of the training.'
@@ -63,8 +63,8 @@ def cost_words(row: Mapping[Any, Any]) -> str:
 def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     """Return the commands that train the candidates of a probe, and dense, in raysim at a smaller size, and judge them.
 
-    A model of transformers is trained by the recipe `hf`, from a folder MODEL of its `save_pretrained`; another one is replaced by
-    a small GPT.
+    A model of transformers is trained by the recipe `hf`, from a folder MODEL of its `save_pretrained`; any other model is
+    replaced by a small GPT.
 
     >>> print(*smaller_runs([{"forward": "TopK(0.1)", "backward": "TopK(0.1)", "num_stages": 2, "num_replicas": 1}]), sep="\\n")
     for s in 0 1 2; do raysim train topics-gpt 'forward=TopK(0.1)' 'backward=TopK(0.1)' seed=$s --out results/probed/1-s$s; done
@@ -73,7 +73,7 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     for s in 0 1 2; do raysim train hf model.path=MODEL seed=$s --out results/probed/1-s$s; done
     """
     commands = []
-    for place, row in enumerate(rows, start=1):
+    for i, row in enumerate(rows, start=1):
         changes = [
             f"{key}={row[key]}"
             for key in ("forward", "backward", "replica_gradient")
@@ -85,5 +85,5 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
         hf = OF_TRANSFORMERS.search(str(row.get("model")))
         words = shlex.join(["raysim", "train", *(["hf", "model.path=MODEL"] if hf else [SMALLER]), *changes])
         seeds = " ".join(map(str, SEEDS))
-        commands.append(f"for s in {seeds}; do {words} seed=$s --out {FOLDER}/{place}-s$s; done")
+        commands.append(f"for s in {seeds}; do {words} seed=$s --out {FOLDER}/{i}-s$s; done")
     return [*commands, f"raysim report {FOLDER}"]

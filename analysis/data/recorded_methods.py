@@ -1,4 +1,4 @@
-"""Recorded notations, read without the class that they name, as the records may be of a raysim with other methods."""
+"""Methods in records, read without their classes: the records may be of a raysim with other methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raysim.notation import check_size, hide_paths
 
 
 class Method(NamedTuple):
-    """A name with its arguments, in which other methods may be nested; leading required arguments are positional."""
+    """A name with its arguments, which may be methods; leading required arguments are positional."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -23,18 +23,18 @@ class Method(NamedTuple):
 
     @property
     def inner(self) -> Method | None:
-        """The method that it wraps: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
+        """The wrapped method: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
         return next((argument for argument in self.arguments if isinstance(argument, Method)), None)
 
     @property
     def strength(self) -> float | None:
-        """The number by which methods of one name are ordered, strongest first: a density, bits or a rank."""
+        """The number that orders methods of one name, strongest first: a density, bits or a rank."""
         first = self.arguments[0] if self.arguments else None
         return float(first) if isinstance(first, (int, float)) and not isinstance(first, bool) else None
 
 
 def read_method(text: str) -> Method | None:
-    """Return a notation as read; None if it is none, too long, or a list with different ones for the boundaries.
+    """Return the method of a notation; None if it is invalid, too long, or a list with different ones for the boundaries.
 
     >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
     0.1
@@ -52,10 +52,10 @@ def read_method(text: str) -> Method | None:
     try:
         check_size(text)
         source, paths = hide_paths(text)
-        found = _build(ast.parse(source, mode="eval").body, paths)
+        method = _build(ast.parse(source, mode="eval").body, paths)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-    return found if isinstance(found, Method) else None
+    return method if isinstance(method, Method) else None
 
 
 def _write(value: Any) -> str:
@@ -75,7 +75,7 @@ def _build(node: ast.expr, paths: Mapping[str, str]) -> Any:
 
 
 def strength_of(method: Method | None, name: str) -> float | None:
-    """Return the strength of a method that is that codec alone, with nothing else given; None where it is not.
+    """Return the strength of a method that is this codec without options; None for any other method.
 
     >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
     (0.1, None)

@@ -42,7 +42,7 @@ CLOCKS = ("auto", "cpu", "wall")
 
 
 class Samples(NamedTuple):
-    """Recorded seconds of one kind of work, and the step that each is of."""
+    """Recorded seconds of one kind of work, and the step of each."""
 
     seconds: Floats
     steps: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Recording:
 
     At most `max_steps` of the profiled steps are read, evenly spread. `clock`: "cpu" samples CPU seconds of compute, "wall"
     seconds as they passed, "auto" the first on CPUs and the second on GPUs, whose work is waited for. `row`: that of the run's
-    `run.parquet`, where it has been read. Raises ReplayError where the run cannot be priced.
+    `run.parquet`, if it has been read. Raises ReplayError if the run cannot be priced.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Recording:
             raise ReplayError(f"The run in {self.run.folder} cannot be priced: {reason}.") from error
 
     def _prepare(self, actions: pd.DataFrame, clock: str, max_steps: int) -> None:
-        """Work out what prices rest on; raises any error of arithmetic, types or values of a run that does not fit itself."""
+        """Work out the basis of prices; raises any error of arithmetic, types or values if the run contradicts itself."""
         check_actions(self.row, actions)
         self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         self.num_replicas = int(self.row.get("num_replicas") or 1)
@@ -106,7 +106,7 @@ class Recording:
         check_finite(self.samples)
 
     def _schedule(self) -> Schedule:
-        """Return the schedule as it was recorded; its name and that of the weights are a record's."""
+        """Return the recorded schedule; its name and that of the weights come from the record."""
         rows = self.row.get("schedule_rows")
         if rows:
             return Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
@@ -119,7 +119,7 @@ class Recording:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """One row for each evaluation; raises ReplayError where they cannot be read."""
+        """One row for each evaluation; raises ReplayError if they cannot be read."""
         try:
             return self.run.evals
         except RecordsError as error:
@@ -132,15 +132,15 @@ class Recording:
 
     @cached_property
     def priced_steps(self) -> dict[int, int]:
-        """The steps whose mean is priced, each with the place of the profiled step that its actions are taken from.
+        """The steps whose mean is priced, each with the index of the profiled step with its actions.
 
-        These are the profiled steps, or, where replicas exchange in some steps only, all steps of the last whole period.
+        These are the profiled steps, or, if replicas exchange in some steps only, all steps of the last whole period.
         """
         period, done = int(self.row.get("exchange_period") or 1), len(self.steps)
         if period == 1 or done < period:
-            return {step: place for place, step in enumerate(self.profiles)}
+            return {step: i for i, step in enumerate(self.profiles)}
         end = done - done % period
-        return {step: place % len(self.profiles) for place, step in enumerate(range(end - period, end))}
+        return {step: i % len(self.profiles) for i, step in enumerate(range(end - period, end))}
 
     def stacked(self, name: str) -> Floats:
         """Return a cost of every priced step: axes (step, replica, stage, op, microbatch)."""
@@ -205,9 +205,9 @@ class Recording:
 
     @cached_property
     def waits(self) -> Overheads | None:
-        """The seconds that packets and steps waited beside their work in this recording; None for the inline engine, which sends none.
+        """The seconds that packets and steps waited besides their work; None for the inline engine, which sends no packets.
 
-        They hold the load of the machine at the time, so that no price is made of them.
+        They depend on the load of the machine at the time, so no price uses them.
         """
         if self.row.get("engine") == "inline":
             return None
@@ -220,8 +220,8 @@ class Recording:
     def _updates(self) -> dict[Kind, Samples]:
         """The seconds of the optimiser's update of the slowest worker.
 
-        An inline run that did not record them has its time outside of actions, in which its workers update in turn; a run on Ray
-        has none.
+        If an inline run did not record them, they are its time outside of actions, in which its workers update in turn; a run on
+        Ray then has none.
         """
         steps = self.steps[self.steps["step"].isin(self.step_numbers)]
         recorded = steps["update_s"].to_numpy(np.float64)
@@ -229,18 +229,18 @@ class Recording:
             return {UPDATE: Samples(recorded, steps["step"].to_numpy(np.int64))}
         if self.row.get("engine") != "inline":
             return {}
-        numbers, place = np.unique(self._columns["step"].astype(np.int64), return_inverse=True)
+        numbers, index = np.unique(self._columns["step"].astype(np.int64), return_inverse=True)
         begin, end = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
-        np.minimum.at(begin, place, self._columns["start_s"])
-        np.maximum.at(end, place, self._columns["end_s"])
+        np.minimum.at(begin, index, self._columns["start_s"])
+        np.maximum.at(end, index, self._columns["end_s"])
         seconds = self._step_seconds()
         outside = np.array([seconds[step] for step in numbers.tolist()]) - (end - begin)
         return {UPDATE: Samples(np.maximum(outside, 0.0) / (self.num_replicas * len(self.rows)), numbers)}
 
     def _step_seconds(self) -> dict[int, float]:
-        """Return the seconds of each step without the averaging of replicas, which is priced by itself.
+        """Return the seconds of each step without the averaging of replicas, which has a price of its own.
 
-        In one process replicas average one after another, so their seconds add up; actors average at the same time.
+        In one process replicas average in turn, so their seconds add up; actors average at the same time.
         """
         seconds = dict(zip(self.steps["step"].tolist(), self.steps["seconds"].tolist(), strict=True))
         averages = self.links[self.links["direction"] == "replica_gradient"]
@@ -253,7 +253,7 @@ class Recording:
 
     @cached_property
     def knows_totals_alone(self) -> bool:
-        """True for a run with collectives but no table of transfers, which earlier versions did not record."""
+        """True for a run with collectives but no table of transfers, as earlier versions recorded it."""
         return self._transfers.empty and not set(DIRECTIONS).isdisjoint(self.links["direction"])
 
     def collective_bytes(self, direction: str) -> float:
@@ -261,7 +261,7 @@ class Recording:
         return float(self._collective_bytes(direction).sum()) / len(self.priced_steps)
 
     def exchange_bytes(self) -> float | None:
-        """Return the mean bytes of the steps in which replicas exchange something; None where all priced steps are alike."""
+        """Return the mean bytes of the steps with an exchange of replicas; None if all priced steps have one, or none."""
         sent = self._collective_bytes("replica_gradient")
         sent = sent[sent > 0]
         return float(sent.mean()) if 0 < len(sent) < len(self.priced_steps) else None
@@ -292,16 +292,15 @@ class Recording:
             owners, sent = [int(stage) for stage in sums.index], sums.max().to_dict()
             fused = [replicas] if self.row.get("fused_embedding") else [[replica] for replica in replicas]
             groups += [(DIRECTIONS[1], owners[0], list(product(together, owners)), sent) for together in fused]
-        found = [
+        spread = [
             spread_evenly(direction, stage, members, float(sent["wire_bytes"]), int(sent["rounds"]))
             for direction, stage, members, sent in groups
         ]
-        return np.concatenate([as_transfers([]), *found])
+        return np.concatenate([as_transfers([]), *spread])
 
 
 def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
-    """Return at most `max_steps` of the profiled steps, evenly spread; warm-up steps only where no others were profiled."""
+    """Return at most `max_steps` of the profiled steps, evenly spread; warm-up steps only if no others were profiled."""
     profiled = sorted(int(step) for step in steps.unique())
     warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
-    places = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)
-    return [warm[place] for place in places]
+    return [warm[i] for i in np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)]

@@ -1,4 +1,4 @@
-"""The part of a study's file that is read beside its runs: objectives, planned seeds, and the network of step times."""
+"""Objectives, planned seeds and the network of step times, from a study's file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raysim.network.transport import TRANSPORTS
 from raysim.places import Place
 from raysim.quality import MEASURES, Measure
 
-USUAL_TRANSPORT = "ray"  # where neither the caller nor a study names one
+USUAL_TRANSPORT = "ray"  # if neither the caller nor a study names one
 
 TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo", "bare": "bare wires"}
 
@@ -55,22 +55,22 @@ def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) 
 
 
 class StudyFile:
-    """The file `study.toml` of a study's folder; raises OSError or ValueError where it cannot be read."""
+    """The file `study.toml` of a study's folder; raises OSError or ValueError if it cannot be read."""
 
     def __init__(self, folder: Place) -> None:
         written = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
         self.seeds = tuple(int(seed) for seed in _list(written, "seeds"))
-        """The seeds that it fixed before it began; none where it does not say."""
-        self._objectives = [_named(one) for one in _list(written, "objectives")]
+        """The seeds fixed before it began; none if it names none."""
+        self._objectives = [_named(objective) for objective in _list(written, "objectives")]
 
     @property
     def directions(self) -> dict[str, str]:
-        """The directions that it gives to objectives, by their names: "minimize" or "maximize"."""
-        return {str(one["name"]): one["direction"] for one in self._objectives if "name" in one and "direction" in one}
+        """The directions of objectives by name: "minimize" or "maximize"."""
+        return {str(o["name"]): o["direction"] for o in self._objectives if "name" in o and "direction" in o}
 
     @property
     def network(self) -> str | None:
-        """The network of the first `step_s@NETWORK` among its objectives; None without one, or where it is a file that is not here."""
+        """The network of the first `step_s@NETWORK` among its objectives; None without one, or if its file is missing here."""
         name = self._step
         network = None if name is None else network_and_transport(name)[0]
         try:
@@ -85,21 +85,21 @@ class StudyFile:
 
     @property
     def qualities(self) -> list[str]:
-        """Its objectives with compression on, without `_on`: the measure by which it chooses settings is the first of them."""
-        names = (str(one.get("name", "")) for one in self._objectives)
+        """Its objectives with compression on, without `_on`; by the first of them it chooses settings."""
+        names = (str(objective.get("name", "")) for objective in self._objectives)
         return [name.removesuffix("_on") for name in names if name.endswith("_on")]
 
     @property
     def _step(self) -> str | None:
-        names = (str(one.get("name", "")) for one in self._objectives)
+        names = (str(objective.get("name", "")) for objective in self._objectives)
         return next((name for name in names if name.startswith("step_s@")), None)
 
 
 def _list(written: Mapping[str, Any], key: str) -> list[Any]:
-    found = written.get(key, [])
-    return found if isinstance(found, list) else []
+    values = written.get(key, [])
+    return values if isinstance(values, list) else []
 
 
 def _named(objective: Any) -> Mapping[str, Any]:
-    """Return an objective as a table; a file that was written by hand may have its name alone."""
+    """Return an objective as a table; a file written by hand may have only its name."""
     return objective if isinstance(objective, dict) else {"name": objective}

@@ -87,14 +87,20 @@ Block = Text | Table | Figure | Heading | Details
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. A section without blocks gives the reason in `absent`."""
+    """A part of the report."""
 
     key: str
     title: str
     blocks: Sequence[Block] = ()
     absent: str = ""
+    """Why it lacks figures; empty if it lacks none."""
     interactive: bool = False
     """True if it means nothing without a browser."""
+
+    @classmethod
+    def of(cls, key: str, title: str, blocks: Sequence[Block], without: str) -> Section:
+        """Return a section of blocks, or with the reason why there are none."""
+        return cls(key, title, blocks, "" if blocks else without)
 
 
 class Page(NamedTuple):

@@ -1,13 +1,12 @@
 """Figures as data, separate from their drawing, so that a page, a picture and a CSV file cannot disagree.
 
-`analysis.report` draws them in a browser, `analysis.report.figures_png` for a paper. Values that depend on a network are held for
-every network.
+`html` draws them in a browser, `markdown` for a paper. Values that depend on a network are held for every network.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,19 +17,24 @@ from raysim.analysis.data.recorded_methods import Method, read_method
 Values = Sequence[Any]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
-"""Of Okabe and Ito (2008), which the colour-blind tell apart; their yellow, too light on white, darkened."""
+"""Distinct for the colour-blind (Okabe and Ito 2008); their yellow, too light on white, is darkened."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 PATTERNS = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))
-"""The pattern of a bar, for the symbol that a point of the same series has."""
+"""The pattern of a bar, by the symbol of a point of the same series."""
 GREY = "#8A8F98"
 BLACK = "#1B1F24"
 
 
 class ByNetwork(NamedTuple):
-    """Something for every network: a list of values, a sentence, a cell."""
+    """A value for every network: a list of numbers, a sentence, a cell."""
 
     values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, networks: Iterable[str], value: Callable[[str], Any]) -> ByNetwork:
+        """Return the values of a function of a network's name."""
+        return cls({network: value(network) for network in networks})
 
 
 class Scaled(NamedTuple):
@@ -50,7 +54,7 @@ def on_network(value: Any, network: str) -> Any:
         return value.values[network]
     if isinstance(value, Scaled):
         factor = value.factors[network]
-        return [None if one is None else one * factor for one in value.values]
+        return [None if number is None else number * factor for number in value.values]
     return value
 
 
@@ -74,7 +78,7 @@ def style(number: int) -> Style:
 
 
 def family(notation: str) -> str:
-    """Return a notation without its numbers and options, which is common to codecs of one kind.
+    """Return a notation without its numbers and options, common to codecs of one kind.
 
     >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
     ('ErrorFeedback(TopK(Quantize))', 'Quantize')
@@ -112,7 +116,7 @@ class Series:
 
 
 class Axis(NamedTuple):
-    """`name` is the column in the CSV file, with its unit; `text` stands beside the axis."""
+    """`name` is the column in the CSV file, with its unit; `text` is its label."""
 
     name: str
     text: str
@@ -120,11 +124,11 @@ class Axis(NamedTuple):
     unit: str = ""
     """"s", "B" or "%" (of a share): how numbers are written."""
     high: float | ByNetwork | None = None
-    """Where the axis ends, beginning at 0; where its data do by default."""
+    """The end of an axis from 0; by default the end of its data."""
     ticks: Mapping[str, float] | ByNetwork | None = None
-    """Texts at places, where the axis has some of its own."""
+    """Tick labels at the given positions."""
     order: Sequence[str] = ()
-    """Of names: the first stands to the left, or on top."""
+    """Of names: the first is on the left, or on top."""
 
 
 @dataclass(frozen=True)
@@ -155,21 +159,21 @@ class Figure:
 
     def names(self) -> list[Series]:
         """Return the series for the legend, one of each name."""
-        found: dict[str, Series] = {}
+        first: dict[str, Series] = {}
         for panel in self.panels:
             for series in panel.series:
-                found.setdefault(series.name, series)
-        return list(found.values())
+                first.setdefault(series.name, series)
+        return list(first.values())
 
     def table(self, network: str | None = None) -> pd.DataFrame:
-        """Return the drawn points, a row each: for one network, or for all. Series that depend on no network name none."""
+        """Return the drawn points, a row each, for one network or for all; a series that depends on no network names none."""
         return pd.DataFrame(
             [row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)]
         )
 
 
 def networks_of(series: Series) -> list[str]:
-    """Return the networks that a series tells apart."""
+    """Return the networks that a series depends on."""
     for part in (series.x, series.y, series.widths):
         if isinstance(part, ByNetwork):
             return list(part.values)
@@ -182,33 +186,30 @@ def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[st
     networks = networks_of(series)
     for chosen in [network] if network is not None and networks else networks or [""]:
         x, y, labels, widths = (on_network(part, chosen) for part in (series.x, series.y, series.labels, series.widths))
-        for place, (one, other) in enumerate(zip(x, y, strict=True)):
-            if one is None or other is None:
+        for i, (left, up) in enumerate(zip(x, y, strict=True)):
+            if left is None or up is None:
                 continue
             row: dict[str, Any] = {"panel": panel.title, "series": series.name}
             if labels:
-                row["label"] = labels[place] if len(labels) > 1 else labels[0]
+                row["label"] = labels[i] if len(labels) > 1 else labels[0]
             if networks:
                 row["network"] = chosen
-            row |= {panel.x.name: one, panel.y.name: other}
+            row |= {panel.x.name: left, panel.y.name: up}
             if widths is not None:
-                row["duration_s"] = widths[place]
+                row["duration_s"] = widths[i]
             if series.errors is not None:
-                row[f"{panel.y.name}_sd"] = series.errors[place]
+                row[f"{panel.y.name}_sd"] = series.errors[i]
             yield row
 
 
 def finite(values: Iterable[Any]) -> list[float | None]:
-    """Return numbers, with None for missing and infinite values, which are gaps in a line.
+    """Return numbers, with None for missing and infinite values: gaps in a line.
 
     >>> finite([1, float("nan"), None, float("inf"), 2.5])
     [1.0, None, None, None, 2.5]
     """
-    found: list[float | None] = []
-    for value in values:
-        known = value is not None and repr(value) not in ("<NA>", "NaT") and math.isfinite(float(value))
-        found.append(float(value) if known else None)
-    return found
+    numbers = [math.nan if value is None or repr(value) in ("<NA>", "NaT") else float(value) for value in values]
+    return [number if math.isfinite(number) else None for number in numbers]
 
 
 def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
@@ -224,11 +225,11 @@ def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Return at most `most` of `count` places, evenly spread, the first and the last among them.
+    """Return at most `most` of `count` positions, evenly spread, with the first and the last.
 
     >>> thinned(9, 5), thinned(3, 5)
     ([0, 2, 4, 6, 8], [0, 1, 2])
     """
     if count <= most:
         return list(range(count))
-    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]

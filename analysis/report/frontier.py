@@ -37,17 +37,13 @@ from raysim.analysis.report.words import against_dense, bandwidth, bytes_of, plu
 
 
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
-COLUMNS = (
+SETTING_COLUMNS = (
     Column("setting"),
-    Column("point", number=True),
-    Column("seeds", number=True),
-    Column("bytes a step", number=True),
-    Column("factor", number=True),
-    Column("step", number=True),
-    Column("speed-up", number=True),
-    Column("pays below", number=True),
-    Column("on", number=True),
-    Column("off", number=True),
+    *(
+        Column(name, number=True)
+        for name in ("point", "seeds", "bytes a step", "factor", "step", "speed-up", "pays below")
+    ),
+    *(Column(mode, number=True) for mode in MODES),
     Column("verdict"),
     Column("quality", long=True),
 )
@@ -56,22 +52,16 @@ COLUMNS = (
 def frontier_section(material: Material) -> Section:
     """Return a figure a job, and a table of the settings that figures name."""
     jobs = [job for job in material.jobs if len(job.priced) > 1]
-    if not jobs:
-        return Section(
-            "frontier",
-            "Frontier",
-            absent="A frontier needs two settings or more of a job, with profiled actions; there are none here.",
-        )
-    return Section(
-        "frontier", "Frontier", [block for job in jobs for block in (_figure(job, material), _table(job, material))]
-    )
+    blocks = [block for job in jobs for block in (_frontier_figure(job, material), _settings_table(job, material))]
+    without = "A frontier needs two settings or more of a job, with profiled actions; there are none here."
+    return Section.of("frontier", "Frontier", blocks, without)
 
 
-def _figure(job: Job, material: Material) -> Figure:
+def _frontier_figure(job: Job, material: Material) -> Figure:
     groups = grouped(job.trained)
-    untrained = [
+    untrained = ", ".join(
         f"`{one.name}` ({job.metric.write(one.quality['on'].mean)})" for one in job.priced if one not in job.trained
-    ]
+    )
     panels = [
         Panel(
             f"Compression {mode} at inference",
@@ -86,55 +76,48 @@ def _figure(job: Job, material: Material) -> Figure:
         )
         for mode in MODES
     ]
-    better = "Up" if job.metric.higher else "Down"
     return Figure(
         f"{job.key}-frontier",
         f"{job.title}: step time against {job.metric.text}",
-        f"Left is faster, {better.lower()} is better: one point a setting, mean over its seeds, with bars of one "
-        "standard deviation. The star and the "
-        "dashed line are the dense runs; the grey line joins the settings of which no other is both faster and better. "
-        "Numbers are those of the table below. Point at one for its bytes and seeds."
-        + (
-            f" Settings that learned less than half as much as dense are not drawn: {', '.join(untrained)}."
-            if untrained
-            else ""
-        ),
+        f"Left is faster, {'up' if job.metric.higher else 'down'} is better. A point is a setting, the mean over its seeds, with bars "
+        "of one standard deviation. The star and the dashed line are the dense runs; the grey line joins the settings that no other "
+        "setting beats in both. Numbers are those of the table below. Point at one for its bytes and seeds."
+        + (f" Settings that learned less than half as much as dense are not drawn: {untrained}." if untrained else ""),
         panels,
     )
 
 
-def _table(job: Job, material: Material) -> Table:
+def _settings_table(job: Job, material: Material) -> Table:
     """Return a table of the settings with a look of their own, with the bandwidth below which they pay."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
     even = break_even(runs, BREAK_EVEN, **material.options)
     rows = []
-    for setting in job.named:
+    for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
         same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
-        mine = even[np.logical_and.reduce(same)].to_dict("records")
-        bps = float(mine[0]["break_even_bps"]) if mine else math.nan
+        matches = even[np.logical_and.reduce(same)].to_dict("records")
+        pays = "" if setting.dense else below(matches[0]) if matches else "unknown"
         rows.append(
             [
                 Cell(setting.name, code=True),
-                Cell(number(job, setting), job.named.index(setting) + 1),
+                Cell(str(i), i),
                 Cell(str(setting.seeds), setting.seeds),
                 Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
                 Cell(f"{setting.factor:.2f}", setting.factor),
                 priced(setting, step_time, setting.step_s),
                 priced(setting, speedup, setting.speedup),
-                Cell("" if setting.dense else below(mine[0]) if mine else "unknown", bps),
-                Cell(job.metric.write(*setting.quality["on"][:2]), setting.quality["on"].mean),
-                Cell(job.metric.write(*setting.quality["off"][:2]), setting.quality["off"].mean),
+                Cell(pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
+                *(Cell(job.metric.write(*setting.quality[m][:2]), setting.quality[m].mean) for m in MODES),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
                 Cell(against_dense(setting, job.metric.measure) if judged else ""),
             ]
         )
     return Table(
         f"{job.key}-settings",
-        f"{job.title}: the settings named in the figures. Steps and speed-ups over dense, with their 90 % intervals, are on the "
-        f"chosen network {over(job.transport)}. Pays below: the bandwidth under which a step is faster than a dense one, without "
-        f"latency, and the interval in which the two are not distinguishable. Compute: {job.source}.",
-        COLUMNS,
+        f"The table has the settings of {job.title} that figures name. Steps and speed-ups over dense, with their 90 % intervals, are "
+        f"on the chosen network {over(job.transport)}. A setting pays below a bandwidth: there its step is faster than a dense one, "
+        f"without latency; within the interval the two are not distinguishable. Compute: {job.source}.",
+        SETTING_COLUMNS,
         rows,
         live=True,
     )
@@ -147,8 +130,8 @@ def priced(setting: SettingRuns, write: Callable[[Estimate], str], values: Mappi
     if setting.dense and values is setting.speedup:
         return Cell("1", 1.0)
     return Cell(
-        ByNetwork({network: write(estimate) for network, estimate in values.items()}),
-        ByNetwork({network: estimate.value for network, estimate in values.items()}),
+        ByNetwork.of(values, lambda network: write(values[network])),
+        ByNetwork.of(values, lambda network: values[network].value),
     )
 
 
@@ -162,40 +145,34 @@ def below(row: Mapping[Any, Any]) -> str:
     """
     if row["pays"] != "below":
         return str(row["pays"] or "unknown")
-    found = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
-    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in found)
+    bandwidths = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
+    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
     unit = middle.partition(" ")[2] or " "
     return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
 
 
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
     """Return settings by the kinds of their codecs, and the look of each kind; dense comes last, to lie on top."""
+    compressed = [setting for setting in settings if not setting.dense]
     kinds: dict[str, list[SettingRuns]] = {}
-    for setting in settings:
-        if not setting.dense:
-            kinds.setdefault(f"{family(setting.forward)} / {family(setting.backward)}", []).append(setting)
+    for setting in compressed:
+        kinds.setdefault(f"{family(setting.forward)} / {family(setting.backward)}", []).append(setting)
     if len(kinds) > len(COLOURS):
-        merged: dict[str, list[SettingRuns]] = {}
-        for members in kinds.values():
-            for setting in members:
-                merged.setdefault(f"{family(setting.forward)} forward", []).append(setting)
-        kinds = merged
+        order = [setting for members in kinds.values() for setting in members]
+        kinds = {}
+        for setting in order:
+            kinds.setdefault(f"{family(setting.forward)} forward", []).append(setting)
     by_size = sorted(kinds, key=lambda name: -len(kinds[name]))
-    found = {name: (style(place), kinds[name]) for place, name in enumerate(by_size[: len(COLOURS)])}
+    groups = {name: (style(i), kinds[name]) for i, name in enumerate(by_size[: len(COLOURS)])}
     others = [setting for name in by_size[len(COLOURS) :] for setting in kinds[name]]
     if others:
-        found["others"] = (Style(GREY), others)
+        groups["others"] = (Style(GREY), others)
     dense = [setting for setting in settings if setting.dense]
-    return found | ({"dense": (DENSE, dense)} if dense else {})
-
-
-def number(job: Job, setting: SettingRuns) -> str:
-    """Return the number of a named setting, which stands beside its point and in the table of settings."""
-    return str(job.named.index(setting) + 1) if setting in job.named else ""
+    return groups | ({"dense": (DENSE, dense)} if dense else {})
 
 
 def described(setting: SettingRuns) -> str:
-    """Return a setting for one who points at it."""
+    """Return the label of a setting's point."""
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
     return (
@@ -207,24 +184,26 @@ def described(setting: SettingRuns) -> str:
 def _points(job: Job, name: str, settings: list[SettingRuns], look: Style, mode: str, material: Material) -> Series:
     return Series(
         name,
-        ByNetwork({network: finite(one.step_s[network].value for one in settings) for network in material.networks}),
+        ByNetwork.of(material.networks, lambda network: finite(one.step_s[network].value for one in settings)),
         finite(one.quality[mode].mean for one in settings),
         look,
         errors=finite(one.quality[mode].sd for one in settings),
         labels=[described(one) for one in settings],
-        texts=[number(job, one) for one in settings],
+        texts=[str(job.named.index(one) + 1) if one in job.named else "" for one in settings],  # as in the table
     )
 
 
 def _front(job: Job, mode: str, material: Material) -> Series:
-    fronts = {network: job.fronts[network][mode] for network in material.networks}
+    def members(network: str) -> list[SettingRuns]:
+        return job.fronts[network][mode]
+
     return Series(
         "front",
-        ByNetwork({network: [one.step_s[network].value for one in front] for network, front in fronts.items()}),
-        ByNetwork({network: [one.quality[mode].mean for one in front] for network, front in fronts.items()}),
+        ByNetwork.of(material.networks, lambda network: [one.step_s[network].value for one in members(network)]),
+        ByNetwork.of(material.networks, lambda network: [one.quality[mode].mean for one in members(network)]),
         Style(BLACK, dash="dot", faint=True),
         kind="line",
-        labels=ByNetwork({network: [one.name for one in front] for network, front in fronts.items()}),
+        labels=ByNetwork.of(material.networks, lambda network: [one.name for one in members(network)]),
     )
 
 
@@ -251,71 +230,59 @@ def strength(notation: str, kind: str) -> float | None:
 
 
 def quality_section(material: Material) -> Section:
-    """Return a figure a job, a panel for each of density and bits in each direction that has two values or more."""
+    """Return a figure a job, with a panel for density and for bits in each direction with two values or more."""
     figures = [figure for job in material.jobs if (figure := _quality_figure(job)) is not None]
-    if not figures:
-        return Section(
-            "quality",
-            "Quality against density and bits",
-            absent="It needs settings that differ in the density or the bits of a codec; there are none here.",
-        )
-    return Section("quality", "Quality against density and bits", figures)
+    without = "It needs settings that differ in the density or the bits of a codec; there are none here."
+    return Section.of("quality", "Quality against density and bits", figures, without)
 
 
 def _quality_figure(job: Job) -> Figure | None:
     panels = []
     for kind in STRENGTHS:
         for direction in ("forward", "backward"):
-            known = [one for one in job.settings if strength(getattr(one, direction), kind) is not None]
-            if len({strength(getattr(one, direction), kind) for one in known}) > 1:
-                panels.append(_quality_panel(job, kind, direction, known))
+            strengths = {
+                one: value for one in job.settings if (value := strength(getattr(one, direction), kind)) is not None
+            }
+            if len(set(strengths.values())) > 1:
+                panels.append(_quality_panel(job, kind, direction, strengths))
     if not panels:
         return None
     return Figure(
         f"{job.key}-quality",
         f"{job.title}: {job.metric.text} by density and bits",
-        "Where the other direction is dense, the loss is due to this one alone; points of one kind of codec are then joined. "
-        "Means over seeds with bars of one standard deviation; the dashed line is dense.",
+        "If the other direction is dense, the loss is due to this one alone; points of one kind of codec are then joined. "
+        "Points are means over seeds with bars of one standard deviation; the dashed line is dense.",
         panels,
     )
 
 
-def _quality_panel(job: Job, kind: str, direction: str, settings: list[SettingRuns]) -> Panel:
+def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
-    alone = [one for one in settings if getattr(one, other) == "Identity"]
+    alone = [one for one in strengths if getattr(one, other) == "Identity"]
+    mixed = [one for one in strengths if one not in alone]
     series = []
     for mode in reversed(MODES):  # on lies on top
         colour, symbol = LOOKS[mode]
-        mixed = [one for one in settings if one not in alone]
-        for name, chosen, look, form in (
-            (
-                f"compression {mode}, both directions compressed",
-                mixed,
-                Style(colour, symbol, faint=bool(alone)),
-                "points",
-            ),
-            (
-                f"compression {mode}, other direction dense",
-                alone,
-                Style(colour, symbol, "solid" if mode == "on" else "dash"),
-                "marked",
-            ),
+        dash = "solid" if mode == "on" else "dash"
+        for text, chosen, look, joins in (
+            ("both directions compressed", mixed, Style(colour, symbol, faint=bool(alone)), False),
+            ("other direction dense", alone, Style(colour, symbol, dash), True),
         ):
-            if chosen:
-                ordered = sorted(chosen, key=lambda one: strength(getattr(one, direction), kind) or 0.0)
-                series.append(
-                    Series(
-                        name,
-                        [strength(getattr(one, direction), kind) for one in ordered],
-                        finite(one.quality[mode].mean for one in ordered),
-                        look,
-                        kind=form
-                        if len(chosen) > 1 and len({family(getattr(one, direction)) for one in chosen}) == 1
-                        else "points",
-                        errors=finite(one.quality[mode].sd for one in ordered),
-                        labels=[described(one) for one in ordered],
-                    )
+            if not chosen:
+                continue
+            ordered = sorted(chosen, key=lambda one: strengths[one])
+            one_family = len({family(getattr(one, direction)) for one in chosen}) == 1
+            series.append(
+                Series(
+                    f"compression {mode}, {text}",
+                    [strengths[one] for one in ordered],
+                    finite(one.quality[mode].mean for one in ordered),
+                    look,
+                    kind="marked" if joins and one_family and len(chosen) > 1 else "points",
+                    errors=finite(one.quality[mode].sd for one in ordered),
+                    labels=[described(one) for one in ordered],
                 )
+            )
     carried = "activations" if direction == "forward" else "gradients"
     text = "density (share kept)" if kind == "density" else "bits a value"
     return Panel(

@@ -98,24 +98,24 @@ def prices_of(
     `options` are the keyword arguments of `Results.replay`. A run that cannot be priced is left out, and named in the problems.
     """
     chosen = list(networks.values())
-    found = {}
+    prices = {}
     for run in results.runs["run"].astype(str) if runs is None else runs:
         try:
-            one = results.replay(run, **options)
+            replay = results.replay(run, **options)
             dense = results.replay(partners[run], **options) if run in partners else None
-            steps = one.step_s(chosen)
-            speedups = one.speedup(dense, chosen) if dense is not None else []
+            steps = replay.step_s(chosen)
+            speedups = replay.speedup(dense, chosen) if dense is not None else []
             dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
         except ReplayError as error:
             results.complain(str(error))
             continue
-        found[run] = Price(
+        prices[run] = Price(
             dict(zip(networks, steps, strict=True)),
             dict(zip(networks, speedups, strict=False)),
             dict(zip(networks, dense_s, strict=False)),
-            one,
+            replay,
         )
-    return found
+    return prices
 
 
 def _judged(results: Results) -> Judged:
@@ -124,13 +124,13 @@ def _judged(results: Results) -> Judged:
         (row["context"], *(row[key] for key in COMPRESSION)): {str(name): value for name, value in row.items()}
         for row in safe_set(results).to_dict("records")
     }
-    found = {}
+    judged = {}
     for context in contexts(results):
         for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
             key = (context.label, *(getattr(setting, name) for name in COMPRESSION))
             if key in rows:
-                found[str(run)] = rows[key]
-    return found
+                judged[str(run)] = rows[key]
+    return judged
 
 
 def _home(
@@ -138,12 +138,12 @@ def _home(
 ) -> dict[str, dict[str, Mapping[str, Estimate]]]:
     """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
     chosen = {one.name: one for network in networks if (one := job.taken_home(network)) is not None}
-    found: dict[str, dict[str, Mapping[str, Estimate]]] = {}
+    speedups: dict[str, dict[str, Mapping[str, Estimate]]] = {name: {} for name in chosen}
     for name, setting in chosen.items():
         for transport in HOME_TRANSPORTS:
             prices = prices_of(results, partners, networks, {**options, "transport": transport}, setting.runs)
-            found.setdefault(name, {})[transport] = mean_price(list(prices.values()), networks).speedup
-    return found
+            speedups[name][transport] = mean_price(list(prices.values()), networks).speedup
+    return speedups
 
 
 def _job(
@@ -169,19 +169,17 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
 
     Keys with the value of a dense run are left out.
     """
-    pairs = [set(_pairs(str(setting))) for setting in runs["setting"]]
-    shared = set.intersection(*pairs)
+    rows = runs.to_dict("records")
+    if is_probe(rows[0]):
+        return pd.Series([candidate_name(row) for row in rows], runs.index)
+    shared = set.intersection(*(set(_pairs(str(row["setting"]))) for row in rows))
     names = []
-    probed = is_probe(runs.iloc[0].to_dict())
-    for row in runs.to_dict("records"):
-        how, setting = setting_of(row), row["setting"]
-        if probed:
-            names.append(candidate_name(row))
-            continue
-        words = ["dense" if how == Setting() else f"{how.forward} / {how.backward}"]
+    for row in rows:
+        setting = setting_of(row)
+        words = ["dense" if setting == Setting() else f"{setting.forward} / {setting.backward}"]
         words += [
             pair
-            for pair in _pairs(str(setting))
+            for pair in _pairs(str(row["setting"]))
             if pair not in shared and pair not in UNCOMPRESSED and pair.split("=")[0] not in ("forward", "backward")
         ]
         names.append(" ".join(words))

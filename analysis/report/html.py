@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from string import Template
 from typing import Any
 
 from raysim.analysis.data.studies import over
@@ -69,7 +70,7 @@ class _Writer:
             "grid": {"bandwidths_bps": BANDWIDTHS_BPS, "latencies_s": LATENCIES_S, "worth": WORTH},
             "nodes": [_of_nodes(nodes) for nodes in self.nodes.values()],
         }
-        css, script, typed = _own("page.css"), _own("page.js"), _own("typed.js")
+        script, typed = _own("page.js"), _own("typed.js")
         policy = "; ".join(
             [
                 "default-src 'none'",
@@ -80,41 +81,21 @@ class _Writer:
                 "form-action 'none'",
             ]
         )
-        contents = "".join(f'<li><a href="#{s.key}">{escape(s.title)}</a></li>' for s in page.sections)
-        return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="raysim report">
-<title>{escape(page.title)}</title>
-<link rel="icon" href="data:,">
-<style>{css}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the report</a>
-<header class="top">
-<p class="brand">raysim report</p>
-{self._control()}
-</header>
-<div class="columns">
-<nav aria-label="Contents"><details open><summary>Contents</summary><ul>{contents}</ul></details></nav>
-<main id="main" tabindex="-1">
-<h1>{escape(page.title)}</h1>
-<p class="subtitle">{escape(page.subtitle)}</p>
-<noscript><p class="problem">Figures, and times on other networks than {escape(page.network)}, need JavaScript.</p></noscript>
-{self._problems()}
-{body}
-</main>
-</div>
-<script type="application/json" id="data">{_json(data)}</script>
-<script>{plotly}</script>
-<script>{script}</script>
-<script>{typed}</script>
-</body>
-</html>
-"""
+        return Template(_own("page.html")).substitute(
+            policy=policy,
+            title=escape(page.title),
+            css=_own("page.css"),
+            control=self._control(),
+            contents="".join(f'<li><a href="#{s.key}">{escape(s.title)}</a></li>' for s in page.sections),
+            subtitle=escape(page.subtitle),
+            network=escape(page.network),
+            problems=self._problems(),
+            body=body,
+            data=_json(data),
+            plotly=plotly,
+            script=script,
+            typed=typed,
+        )
 
     def _control(self) -> str:
         if not self.page.networks:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.data.studies import over
-from raysim.analysis.report.blocks import Cell, Column, Section, Table
+from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table
 from raysim.analysis.report.figures import (
     DENSE,
     GREY,
@@ -25,23 +25,34 @@ from raysim.analysis.report.figures import (
     thinned,
 )
 from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.records import SCHEMAS
 
-# --- learning curves against steps, bytes and simulated seconds ---------------------------------------------------------------
-
-
-MOST_CURVE_POINTS = 120  # of a line
-MOST_FAINT_POINTS = 30  # of one that is only there for comparison
+MOST_CURVE_POINTS = 120  # of a setting with a look of its own
+MOST_FAINT_POINTS = 30  # of a line for comparison
+MOST_RUNS = 4  # with figures of their decisions; the table has all runs
+MOST_LINES = 6  # places with lines of their own; the other layers share one
+MOST_DECISIONS = 400  # points of a line
 
 Curve = pd.DataFrame  # columns step, sent_bytes, value, sd: a setting's mean over seeds
+
+DECISION_COLUMNS = (
+    Column("run"),
+    Column("place"),
+    Column("method"),
+    Column("decisions", number=True),
+    Column("by branch"),
+    Column("mean factor", number=True),
+    Column("mean gain", number=True),
+    Column("events"),
+)
+
+
+# --- learning curves against steps, bytes and simulated seconds ---------------------------------------------------------------
 
 
 def curves_section(material: Material) -> Section:
     """Return a figure a job: evaluations with compression on and off, and the training loss."""
     figures = [_curves_figure(job, material) for job in material.jobs]
-    if not figures:
-        return Section("curves", "Learning curves", absent="No run here has recorded its steps yet.")
-    return Section("curves", "Learning curves", figures)
+    return Section.of("curves", "Learning curves", figures, "No run here has recorded its steps yet.")
 
 
 def _curves_figure(job: Job, material: Material) -> Figure:
@@ -56,7 +67,7 @@ def _curves_figure(job: Job, material: Material) -> Figure:
     evals = evals[evals["batchnorm"] == "running"]
     sent = steps[["run", "step", "sent_bytes"]].assign(step=steps["step"] + 1)  # evaluations count the steps done
     evals = evals.merge(sent, on=["run", "step"], how="left")
-    rows: list[tuple[str, Axis, pd.DataFrame, str]] = [
+    rows = [
         (
             f"Evaluation, compression {mode}",
             Axis(f"{job.metric.name}_{mode}", job.metric.text, unit=job.metric.unit),
@@ -70,14 +81,14 @@ def _curves_figure(job: Job, material: Material) -> Figure:
         panel
         for title, axis, frame, column in rows
         if len(frame)
-        for panel in _row(title, axis, _curves(job, frame, column), job, material)
+        for panel in _curve_panels(title, axis, _curves(job, frame, column), job, material)
     ]
     return Figure(
         f"{job.key}-curves",
         f"{job.title}: learning curves",
-        "The same curves against steps, bytes sent so far, and seconds on the chosen network "
-        f"{over(job.transport)} (steps times its simulated step). Means over seeds; "
-        "grey lines are the settings that have no look of their own, black is dense.",
+        "The same curves stand against steps, bytes sent so far, and seconds on the chosen network "
+        f"{over(job.transport)} (steps times its simulated step). They are means over seeds. Black is dense; "
+        "grey lines are the settings without a look of their own.",
         panels,
         columns=3,
     )
@@ -86,196 +97,153 @@ def _curves_figure(job: Job, material: Material) -> Figure:
 def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
     """Return each setting's curve, mean over its seeds at each step."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
-    whole = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
-    curves = whole[["sent_bytes"]].mean().assign(value=whole[column].mean(), sd=whole[column].std())
+    grouped = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
+    curves = grouped[["sent_bytes"]].mean().assign(value=grouped[column].mean(), sd=grouped[column].std())
     return {str(name): rows.reset_index("step") for name, rows in curves.groupby(level="setting", sort=False)}
 
 
 def looks(job: Job) -> Mapping[str, Style]:
     """Return the look of each setting that has one of its own."""
     others = [setting for setting in job.named if setting is not job.dense]
-    found = {setting.name: style(place) for place, setting in enumerate(others)}
-    return ({job.dense.name: DENSE} if job.dense is not None else {}) | found
+    dense = {job.dense.name: DENSE} if job.dense is not None else {}
+    return dense | {setting.name: style(i) for i, setting in enumerate(others)}
 
 
-def _row(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: Material) -> list[Panel]:
-    chosen = looks(job)
+def _curve_panels(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: Material) -> list[Panel]:
+    def times(setting: SettingRuns, curve: Curve) -> Scaled:
+        step_s = {network: setting.step_s[network].value for network in material.networks}
+        return Scaled(finite(curve["step"]), step_s)
+
     axes: list[tuple[Axis, Callable[[SettingRuns, Curve], Any]]] = [
         (Axis("step", "steps"), lambda setting, curve: curve["step"].tolist()),
         (Axis("sent_bytes", "bytes sent", unit="B"), lambda setting, curve: finite(curve["sent_bytes"])),
-        (Axis("simulated_s", "time, simulated", unit="s"), lambda setting, curve: _times(setting, curve, material)),
+        (Axis("simulated_s", "time, simulated", unit="s"), times),
     ]
-    return [Panel(title, axis, y, _series(job, curves, chosen, place, material), height=270) for axis, place in axes]
+    return [Panel(title, axis, y, _curve_series(job, curves, values, material), height=270) for axis, values in axes]
 
 
-def _times(setting: SettingRuns, curve: Curve, material: Material) -> Scaled:
-    return Scaled(finite(curve["step"]), {network: setting.step_s[network].value for network in material.networks})
-
-
-def _series(
-    job: Job,
-    curves: Mapping[str, Curve],
-    chosen: Mapping[str, Style],
-    place: Callable[[SettingRuns, Curve], Any],
-    material: Material,
+def _curve_series(
+    job: Job, curves: Mapping[str, Curve], values: Callable[[SettingRuns, Curve], Any], material: Material
 ) -> list[Series]:
+    """Return a line for each setting with a look, the first on top, and one series of all others."""
+    chosen = looks(job)
     named, faint = [], []
     for setting in job.settings:
         curve = curves.get(setting.name)
         if curve is None:
             continue
+        curve = curve.iloc[thinned(len(curve), MOST_CURVE_POINTS if setting.name in chosen else MOST_FAINT_POINTS)]
         try:
-            x = place(setting, curve)
-        except KeyError:  # it has no price: no place on the axis of seconds
+            x = values(setting, curve)
+        except KeyError:  # it has no price, so no seconds
             continue
-        keep = thinned(len(curve), MOST_CURVE_POINTS if setting.name in chosen else MOST_FAINT_POINTS)
-        curve = curve.iloc[keep]
-        x = place(setting, curve)
+        y = finite(curve["value"])
         if setting.name in chosen:
             spread = finite(curve["sd"]) if len(curve) <= 20 else None
-            named.append(
-                Series(setting.name, x, finite(curve["value"]), chosen[setting.name], kind="line", errors=spread)
-            )
+            named.append(Series(setting.name, x, y, chosen[setting.name], kind="line", errors=spread))
         else:
-            faint.append((x, finite(curve["value"]), setting.name))
+            faint.append((x, y, setting.name))
     order = list(chosen)
-    named.sort(key=lambda series: -order.index(series.name))  # the first ones lie on top
+    named.sort(key=lambda series: -order.index(series.name))
     return ([_faint(faint, material)] if faint else []) + named
 
 
 def _faint(curves: list[tuple[Any, list[float | None], str]], material: Material) -> Series:
     """Return the other settings' lines as one series."""
     x, y, labels = joined(((x.values if isinstance(x, Scaled) else x), y, name) for x, y, name in curves)
-    places: Any = x
+    positions: Any = x
     if any(isinstance(x, Scaled) for x, _, _ in curves):
-        places = ByNetwork(
-            {
-                network: joined(
-                    ([None if v is None else v * s.factors[network] for v in s.values], y, "") for s, y, _ in curves
-                )[0]
-                for network in material.networks
-            }
+        positions = ByNetwork.of(
+            material.networks,
+            lambda network: joined(
+                ([None if v is None else v * x.factors[network] for v in x.values], y, "") for x, y, _ in curves
+            )[0],
         )
-    return Series("other settings", places, y, Style(GREY, faint=True), kind="line", labels=labels)
+    return Series("other settings", positions, y, Style(GREY, faint=True), kind="line", labels=labels)
 
 
 # --- decisions of adaptive methods, step by step ------------------------------------------------------------------------------
 
 
-MOST_RUNS = 4  # with figures of their own; the table has all
-MOST_LINES = 6  # places told apart in one; more layers are drawn alike
-MOST_POINTS = 400
-
-COLUMNS = (
-    Column("run"),
-    Column("place"),
-    Column("method"),
-    Column("decisions", number=True),
-    Column("by branch"),
-    Column("mean factor", number=True),
-    Column("mean gain", number=True),
-    Column("events"),
-)
-
-
 def decisions_section(material: Material) -> Section:
-    """Return a figure for the first runs that decided anything, and a table of all."""
-    blocks: list[Figure | Table] = []
-    if "decisions" in SCHEMAS:
-        for job in material.jobs:
-            rows = material.results.select(job.runs["run"]).decisions
-            if len(rows):
-                rows = rows.assign(run=rows["run"].astype(str), place=_places(rows))
-                figures = [
-                    _decisions_figure(job, str(run), mine, number)
-                    for number, (run, mine) in enumerate(rows.groupby("run", sort=False), start=1)
-                    if number <= MOST_RUNS
-                ]
-                blocks += [*figures, _table(job, rows)]
-    if not blocks:
-        return Section(
-            "decisions",
-            "Decisions over time",
-            absent="No run here used an adaptive method, such as GraVAC: nothing was decided.",
-        )
-    return Section("decisions", "Decisions over time", blocks)
+    """Return a figure for the first runs with decisions, and a table of all."""
+    blocks: list[Block] = []
+    for job in material.jobs:
+        rows = material.results.select(job.runs["run"]).decisions
+        if len(rows):
+            rows = rows.assign(run=rows["run"].astype(str), place=_places(rows))
+            runs = list(rows.groupby("run", sort=False))[:MOST_RUNS]
+            blocks += [_decisions_figure(job, str(run), mine, i) for i, (run, mine) in enumerate(runs, start=1)]
+            blocks.append(_decisions_table(job, rows))
+    without = "No run here used an adaptive method, such as GraVAC: nothing was decided."
+    return Section.of("decisions", "Decisions over time", blocks, without)
 
 
 def _places(rows: pd.DataFrame) -> list[str]:
-    """Return where each decision was taken, in words."""
-    words = []
+    """Return the place of each decision in words."""
+    places = []
     for row in rows[["where", "stage", "boundary", "layer", "replica"]].to_dict("records"):
         parts = [str(row["where"]).replace("_", " ")]
         parts += [f"{name} {row[name]}" for name in ("stage", "boundary", "replica") if not pd.isna(row[name])]
         parts += [str(row["layer"])] if not pd.isna(row["layer"]) else []
-        words.append(", ".join(parts))
-    return words
+        places.append(", ".join(parts))
+    return places
 
 
 def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
     places = list(dict.fromkeys(rows["place"]))
-    panels = [
-        Panel(
-            "Factor sent", Axis("step", "step"), Axis("factor", "factor sent", log=True), _lines(rows, places, "factor")
-        )
-    ]
+    factor = Axis("factor", "factor sent", log=True)
+    panels = [Panel("Factor sent", Axis("step", "step"), factor, _lines(rows, places, "factor"))]
     text = (
-        "The compression factor that the method chose for each step: of values where some of them are sent, else of bytes; "
+        "The compression factor that the method chose for each step: of values if some of them are sent, else of bytes; "
         "1 is dense. Points mark events."
     )
-    if rows["gain"].notna().any():  # methods that follow a budget of errors measure none
-        panels.append(
-            Panel("Gain", Axis("step", "step"), Axis("gain", "gain of the sent messages"), _lines(rows, places, "gain"))
-        )
+    if rows["gain"].notna().any():  # methods with a budget of errors measure none
+        gain = Axis("gain", "gain of the sent messages")
+        panels.append(Panel("Gain", Axis("step", "step"), gain, _lines(rows, places, "gain")))
         text = f"Left: {text[0].lower()}{text[1:]} Right: the gain that it reached, the share of the squared norm that arrived."
     return Figure(f"{job.key}-decisions{number}", f"Decisions of {run}", text, panels)
 
 
 def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
     series = []
-    for number, place in enumerate(places[:MOST_LINES]):
-        mine = rows[rows["place"] == place].sort_values("step")
-        mine = mine.iloc[thinned(len(mine), MOST_POINTS)]
+    for i, place in enumerate(places[:MOST_LINES]):
+        here = rows[rows["place"] == place].sort_values("step")
+        here = here.iloc[thinned(len(here), MOST_DECISIONS)]
         labels = [
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
-            for row in mine.to_dict("records")
+            for row in here.to_dict("records")
         ]
-        series.append(
-            Series(place, mine["step"].tolist(), finite(mine[column]), style(number), kind="steps", labels=labels)
-        )
+        series.append(Series(place, here["step"].tolist(), finite(here[column]), style(i), kind="steps", labels=labels))
     rest = rows[rows["place"].isin(places[MOST_LINES:])]
     if len(rest):
-        lines = [
-            (part["step"].tolist(), finite(part[column]), str(place))
-            for place, part in rest.groupby("place", sort=False)
-        ]
-        x, y, labels = joined(lines)
+        groups = rest.groupby("place", sort=False)
+        x, y, labels = joined((here["step"].tolist(), finite(here[column]), str(place)) for place, here in groups)
         series.insert(0, Series("other places", x, y, Style(faint=True), kind="steps", labels=labels))
-    known = rows[rows["event"].notna()]
-    for number, (event, mine) in enumerate(known.groupby("event", sort=True, observed=True)):
-        look = style(len(places) + number)._replace(faint=False, symbol=style(number + 2).symbol)
-        labels = [f"{row['event']} at {row['place']}: {row['reason']}" for row in mine.to_dict("records")]
-        series.append(Series(str(event), mine["step"].tolist(), finite(mine[column]), look, labels=labels))
+    events = rows[rows["event"].notna()].groupby("event", sort=True, observed=True)
+    for i, (event, here) in enumerate(events):
+        look = style(len(places) + i)._replace(faint=False, symbol=style(i + 2).symbol)
+        labels = [f"{row['event']} at {row['place']}: {row['reason']}" for row in here.to_dict("records")]
+        series.append(Series(str(event), here["step"].tolist(), finite(here[column]), look, labels=labels))
     return series
 
 
-def _table(job: Job, rows: pd.DataFrame) -> Table:
+def _decisions_table(job: Job, rows: pd.DataFrame) -> Table:
     cells = []
-    for (run, place), mine in rows.groupby(["run", "place"], sort=False):
-        branches = mine["branch"].value_counts(sort=True)
-        events = mine["event"].dropna().value_counts()
+    for (run, place), here in rows.groupby(["run", "place"], sort=False):
+        branches, events = here["branch"].value_counts(sort=True), here["event"].dropna().value_counts()
+        factor, gain = float(here["factor"].mean()), float(here["gain"].mean())
         cells.append(
             [
                 Cell(str(run)),
                 Cell(str(place)),
-                Cell(str(mine["method"].iloc[0]), code=True),
-                Cell(f"{len(mine):,}", len(mine)),
-                Cell(", ".join(f"{name} {count / len(mine):.0%}" for name, count in branches.items() if count)),
-                Cell(f"{mine['factor'].mean():.3g}", float(mine["factor"].mean())),
-                Cell("none")
-                if mine["gain"].isna().all()
-                else Cell(f"{mine['gain'].mean():.3f}", float(mine["gain"].mean())),
+                Cell(str(here["method"].iloc[0]), code=True),
+                Cell(f"{len(here):,}", len(here)),
+                Cell(", ".join(f"{name} {count / len(here):.0%}" for name, count in branches.items() if count)),
+                Cell(f"{factor:.3g}", factor),
+                Cell("none") if here["gain"].isna().all() else Cell(f"{gain:.3f}", gain),
                 Cell(", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
             ]
         )
-    return Table(f"{job.key}-decision-table", f"{job.title}: decisions by run and place", COLUMNS, cells, live=True)
+    caption = f"The decisions of {job.title}, by run and place."
+    return Table(f"{job.key}-decision-table", caption, DECISION_COLUMNS, cells, live=True)

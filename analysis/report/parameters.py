@@ -3,74 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
+from raysim.analysis.comparison.importances import importance
 from raysim.analysis.report.blocks import Section
 from raysim.analysis.report.figures import COLOURS, Axis, ByNetwork, Figure, Panel, Series, Style, finite, joined
 from raysim.analysis.report.frontier import grouped
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.words import bytes_of, seconds
 
+LEAST_SETTINGS = 4  # fewer are read in a table
+
+
 # --- parallel coordinates: each setting as a line through its codecs, bytes, seconds and quality ------------------------------
 
 
-LEAST = 4  # settings: fewer are read in a table
-
-
 class Scale(NamedTuple):
-    """One upright axis: the value of each setting, as a place from 0 to 1 and in words."""
+    """One upright axis: the value of each setting, as a position from 0 to 1 and in words."""
 
     text: str
-    places: Mapping[str, float]
+    positions: Mapping[str, float]
     words: Mapping[str, str]
 
 
 def parallel_section(material: Material) -> Section:
     """Return a figure a job."""
-    figures = [_parallel_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST]
-    if not figures:
-        return Section(
-            "parallel",
-            "Parallel coordinates",
-            absent=f"They need {LEAST} settings or more of a job, with profiled actions.",
-        )
-    return Section("parallel", "Parallel coordinates", figures)
+    figures = [_parallel_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST_SETTINGS]
+    without = f"They need {LEAST_SETTINGS} settings or more of a job, with profiled actions."
+    return Section.of("parallel", "Parallel coordinates", figures, without)
 
 
 def _parallel_figure(job: Job, material: Material) -> Figure:
     scales = {network: _scales(job, network) for network in material.networks}
-    some = scales[material.network]
+    count = len(scales[material.network])
     series = []
     for name, (look, settings) in grouped(job.priced).items():
         lines = {
             network: joined(
                 (
-                    list(range(len(of))),
-                    [scale.places.get(setting.name) for scale in of],
+                    list(range(len(axes))),
+                    [scale.positions.get(setting.name) for scale in axes],
                     f"{setting.name}: "
-                    + ", ".join(f"{s.text.splitlines()[0]} {s.words.get(setting.name, 'none')}" for s in of[2:]),
+                    + ", ".join(f"{s.text.splitlines()[0]} {s.words.get(setting.name, 'none')}" for s in axes[2:]),
                 )
                 for setting in settings
             )
-            for network, of in scales.items()
+            for network, axes in scales.items()
         }
-        x, _, _ = lines[material.network]
-        series.append(
-            Series(
-                name,
-                x,
-                ByNetwork({network: y for network, (_, y, _) in lines.items()}),
-                look,
-                kind="marked",
-                labels=ByNetwork({network: labels for network, (_, _, labels) in lines.items()}),
-            )
-        )
-    ticks = ByNetwork(
-        {network: {scale.text: place for place, scale in enumerate(of)} for network, of in scales.items()}
-    )
+        x = lines[material.network][0]
+        y, labels = (ByNetwork({network: line[part] for network, line in lines.items()}) for part in (1, 2))
+        series.append(Series(name, x, y, look, kind="marked", labels=labels))
+    ticks = ByNetwork({network: {scale.text: i for i, scale in enumerate(axes)} for network, axes in scales.items()})
     panel = Panel(
         "Settings across their quantities",
         Axis("quantity", "", ticks=ticks),
@@ -81,9 +67,9 @@ def _parallel_figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-parallel",
         f"{job.title}: all settings at once",
-        "A line is a setting; each quantity runs from its lowest value (below) to its highest, on a logarithm for "
-        "bytes and seconds. Codecs are ordered by "
-        f"name. Switch kinds off above to follow the others; the table of runs has all {len(some)} quantities and more.",
+        "A line is a setting. Each quantity runs from its lowest value (below) to its highest, on a logarithmic scale for bytes and "
+        "seconds. Codecs are ordered by name. Switch kinds off above to follow the others; the table of runs has all "
+        f"{count} quantities and more.",
         [panel],
         columns=1,
     )
@@ -91,42 +77,33 @@ def _parallel_figure(job: Job, material: Material) -> Figure:
 
 def _scales(job: Job, network: str) -> list[Scale]:
     settings = job.priced
-    found = [_names("forward", settings), _names("backward", settings)]
-    numbers: Sequence[tuple[str, Mapping[str, float], bool]] = [
-        ("bytes a step", {one.name: one.wire_bytes for one in settings}, True),
-        ("step", {one.name: one.step_s[network].value for one in settings}, True),
-        *(
-            (f"{job.metric.text} {mode}", {one.name: one.quality[mode].mean for one in settings}, False)
-            for mode in MODES
-        ),
+    scales = [_codecs("forward", settings), _codecs("backward", settings)]
+    numbers: list[tuple[str, Mapping[str, float], Callable[[float], str], bool]] = [
+        ("bytes a step", {one.name: one.wire_bytes for one in settings}, bytes_of, True),
+        ("step", {one.name: one.step_s[network].value for one in settings}, seconds, True),
     ]
-    for text, values, log in numbers:
+    for mode in MODES:
+        means = {one.name: one.quality[mode].mean for one in settings}
+        numbers.append((f"{job.metric.text} {mode}", means, job.metric.write, False))
+    for text, values, write, log in numbers:
         known = {name: value for name, value in values.items() if math.isfinite(value) and (value > 0 or not log)}
         if known:
-            write = bytes_of if text.startswith("bytes") else seconds if text == "step" else job.metric.write
             low, high = min(known.values()), max(known.values())
-            ends = f"{text}\n{write(low)} to {write(high)}"
-            found.append(
-                Scale(
-                    ends,
-                    {n: _place(v, low, high, log) for n, v in known.items()},
-                    {n: write(v) for n, v in known.items()},
-                )
-            )
-    return found
+            positions = {name: _position(value, low, high, log) for name, value in known.items()}
+            words = {name: write(value) for name, value in known.items()}
+            scales.append(Scale(f"{text}\n{write(low)} to {write(high)}", positions, words))
+    return scales
 
 
-def _names(direction: str, settings: Sequence[SettingRuns]) -> Scale:
-    order = sorted({getattr(one, direction) for one in settings})
+def _codecs(direction: str, settings: Sequence[SettingRuns]) -> Scale:
+    names = {setting.name: str(getattr(setting, direction)) for setting in settings}
+    order = sorted(set(names.values()))
+    text = f"{len(order)} codecs" if len(order) > 1 else order[0]
     span = max(len(order) - 1, 1)
-    return Scale(
-        f"{direction}\n{len(order)} codecs" if len(order) > 1 else f"{direction}\n{order[0]}",
-        {one.name: order.index(getattr(one, direction)) / span for one in settings},
-        {one.name: getattr(one, direction) for one in settings},
-    )
+    return Scale(f"{direction}\n{text}", {name: order.index(codec) / span for name, codec in names.items()}, names)
 
 
-def _place(value: float, low: float, high: float, log: bool) -> float:
+def _position(value: float, low: float, high: float, log: bool) -> float:
     if high == low:
         return 0.5
     if log:
@@ -139,59 +116,33 @@ def _place(value: float, low: float, high: float, log: bool) -> float:
 
 def importance_section(material: Material) -> Section:
     """Return a figure a study, a panel an objective."""
-    from raysim.analysis.comparison.importances import importance
-
+    key, title = "importance", "Importance of parameters"
     if not len(material.results.trials):
-        return Section(
-            "importance", "Importance of parameters", absent="It needs a study of `raysim sweep`; there is none here."
-        )
+        return Section(key, title, absent="It needs a study of `raysim sweep`; there is none here.")
     frame = importance(material.results)
-    known = frame[frame["importance"].notna()]
-    figures = [
-        _importance_figure(number, str(study), rows)
-        for number, (study, rows) in enumerate(known.groupby("study", sort=False), start=1)
-    ]
-    if not figures:
-        return Section(
-            "importance",
-            "Importance of parameters",
-            absent="It needs more finished trials of a study than there are here.",
-        )
-    return Section("importance", "Importance of parameters", figures)
+    studies = frame[frame["importance"].notna()].groupby("study", sort=False)
+    figures = [_importance_figure(i, str(study), rows) for i, (study, rows) in enumerate(studies, start=1)]
+    return Section.of(key, title, figures, "It needs more finished trials of a study than there are here.")
 
 
 def _importance_figure(number: int, study: str, rows: pd.DataFrame) -> Figure:
     panels = []
-    for objective, mine in rows.groupby("objective", sort=False):
-        ordered = mine.sort_values("importance", ascending=False)
-        series = Series(
-            str(objective),
-            ordered["parameter"].tolist(),
-            finite(ordered["importance"]),
-            Style(COLOURS[0]),
-            kind="bars",
-            labels=_labels(ordered),
-        )
-        panels.append(
-            Panel(
-                str(objective), Axis("parameter", ""), Axis("importance", "share of importance"), [series], height=280
-            )
-        )
+    for objective, of_objective in rows.groupby("objective", sort=False):
+        ordered = of_objective.sort_values("importance", ascending=False)
+        labels = [
+            f"{row['parameter']}, over {row['trials']} trials{' that have it' if row['conditional'] else ''}"
+            for row in ordered.to_dict("records")
+        ]
+        x, y, look = ordered["parameter"].tolist(), finite(ordered["importance"]), Style(COLOURS[0])
+        bars = Series(str(objective), x, y, look, kind="bars", labels=labels)
+        axes = Axis("parameter", ""), Axis("importance", "share of importance")
+        panels.append(Panel(str(objective), *axes, [bars], height=280))
     return Figure(
         f"study{number}-importance",
         f"{study}: importance of settings",
-        "The share of an objective's variation that a parameter explains in the range that was searched, not which "
-        "way it goes. Shares add up to 1 over "
-        "the parameters that all trials have; a parameter of some trials is judged over these. Point at a bar for their number.",
+        "A bar is the share of an objective's variation that a parameter explains in the searched range, not which way it goes. "
+        "Shares add up to 1 over the parameters of all trials; a parameter of some trials is judged over these. Point at a bar for "
+        "their number.",
         panels,
         legend=False,
     )
-
-
-def _labels(rows: pd.DataFrame) -> list[str]:
-    """Return the number of trials behind each bar."""
-    kinds = {True: " that have it", False: ""}
-    return [
-        f"{row['parameter']}, over {row['trials']} trials{kinds[bool(row['conditional'])]}"
-        for row in rows.to_dict("records")
-    ]

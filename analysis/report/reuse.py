@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.data.settings import SYNCHRONOUS
+from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
 from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from raysim.analysis.report.material import Job, Material
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 
 # --- the setting found, as lines for the reader's own training loop -----------------------------------------------------------
-
-
-DENSE = "Identity"
 
 
 class Adoption(NamedTuple):
@@ -56,12 +53,12 @@ def adoption(job: Job, network: str) -> Adoption:
 
 def _price(job: Job, setting: str, network: str) -> str:
     """Return the speed-ups of a setting over the transports of torch's own training code, as a comment in Python."""
-    found = [
+    speedups = [
         f"{speedup(prices[network])} {over(transport)}"
         for transport, prices in job.home.get(setting, {}).items()
         if network in prices
     ]
-    return f"# on {network}, against dense: {'; '.join(found)}\n" if found else ""
+    return f"# on {network}, against dense: {'; '.join(speedups)}\n" if speedups else ""
 
 
 def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
@@ -69,16 +66,16 @@ def adoptions(results: Results, network: Network, transport: str | None = None) 
     from raysim.analysis.report.gather import gather
 
     jobs = gather(results, {repr(network): network}, transport=transport).jobs
-    found = [adoption(job, repr(network)) for job in jobs]
+    by_job = [adoption(job, repr(network)) for job in jobs]
     if len(jobs) == 1:
-        return found
-    return [one._replace(text=f"{job.title}: {one.text}") for job, one in zip(jobs, found, strict=True)]
+        return by_job
+    return [one._replace(text=f"{job.title}: {one.text}") for job, one in zip(jobs, by_job, strict=True)]
 
 
 def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     """Return Python that puts a run's compression into other training code; empty where the run compresses nothing.
 
-    `price` is a line of comment with its speed-up in torch's own training code, put over each part of that kind.
+    `price` is a comment with its speed-up in torch's own training code, put over each part of that kind.
 
     `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`.
     Links are written for one process and for torch's pipelines, gradients of replicas for DistributedDataParallel.
@@ -113,22 +110,21 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
             parts.append(f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:")
         if tensor is not None:
             parts.append(f"# Tensor `{tensor}`:" if tensor != OTHERS else "# All other tensors:")
-        if isinstance(forward, str) and isinstance(backward, str):
-            parts.append(
-                "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
-                f"link = CompressedLink({_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
-            )
-        else:
-            parts.append(
-                "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
-                f"model = insert_links(model, cuts, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
-            )
-        if tensor is not None:
-            continue  # stages of torch's pipelines pass tensors by place
+        one_notation = isinstance(forward, str) and isinstance(backward, str)
+        forward_text, backward_text = _quoted(forward), _quoted(backward)
         parts.append(
-            f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: docs/take-home/pipelining.md\n"
-            f"stages = compress_stages(modules, shapes, forward={_quoted(forward)}, backward={_quoted(backward)}, {microbatches})"
+            "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
+            f"link = CompressedLink({forward_text}, backward={backward_text}, {microbatches})"
+            if one_notation
+            else "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
+            f"model = insert_links(model, cuts, forward={forward_text}, backward={backward_text}, {microbatches})"
         )
+        if tensor is None:  # stages of torch's pipelines pass tensors by position, without names
+            parts.append(
+                f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: "
+                "docs/take-home/pipelining.md\n"
+                f"stages = compress_stages(modules, shapes, forward={forward_text}, backward={backward_text}, {microbatches})"
+            )
     method = _of_tensor(_read(row.get("replica_gradient")), None)
     if _count(row, "num_replicas") > 1 and method != DENSE:
         parts.append(
@@ -184,8 +180,7 @@ def _quoted(value: str | list[str]) -> str:
 
 
 def _count(row: Mapping[Any, Any], key: str) -> int:
-    value = row.get(key)
-    return int(value) if value is not None and value == value else 1  # NaN where the run has no such key
+    return int(plain(row.get(key)) or 1)
 
 
 # --- a recipe of the settings that all runs share, a command for each run, and versions ---------------------------------------
@@ -197,11 +192,8 @@ TABLES = ("model", "data")  # keys whose options stand with them in one table
 
 def reproduce_section(material: Material) -> Section:
     """Return the settings and versions of every job."""
-    if not material.jobs:
-        return Section("reproduce", "Settings and versions", absent="No run here is finished.")
-    return Section(
-        "reproduce", "Settings and versions", [block for job in material.jobs for block in _blocks(job, material)]
-    )
+    blocks = [block for job in material.jobs for block in _blocks(job, material)]
+    return Section.of("reproduce", "Settings and versions", blocks, "No run here is finished.")
 
 
 def _blocks(job: Job, material: Material) -> Iterator[Block]:
@@ -221,12 +213,12 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     commands = []
     for setting in job.named:
         row = runs[runs["run"] == setting.runs[0]].iloc[0].to_dict()
-        words = [f"{key}={_plain(row[key])}" for key in varied if _written(row[key])]
+        words = [f"{key}={_word(row[key])}" for key in varied if _written(row[key])]
         commands.append(shlex.join(["raysim", "train", f"{job.key}.toml", *words, "--engine", str(row["engine"])]))
     yield Text("\n".join(commands), "code")
     yield Table(
         f"{job.key}-versions",
-        f"{job.title}: software and hardware of the runs",
+        f"The runs of {job.title} had this software and hardware.",
         (Column("what"), Column("version")),
         [[Cell(name), Cell(_counted(runs[name]))] for name in ENVIRONMENT if name in runs],
     )
@@ -257,26 +249,23 @@ def recipe(row: dict[Any, Any], keys: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value in TOML, which is JSON's for all that a run has; nothing where it was not given.
+    """Return a value in TOML, which equals JSON for all values of a run; nothing if it was not given.
 
-    Lists by boundary and tables by replica are recorded as text that is TOML already.
+    Lists by boundary and tables by replica are recorded as TOML already.
     """
-    if value is None or repr(value) in ("<NA>", "nan"):
+    value = plain(value)
+    if value is None:
         return ""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, str) and value.startswith(("[", "{")):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and value.startswith(("[", "{")) else json.dumps(value, ensure_ascii=False)
 
 
-def _plain(value: Any) -> str:
-    """Return a value for the command line, where a text needs no quotes."""
+def _word(value: Any) -> str:
+    """Return a value for the command line, texts without quotes."""
     return value if isinstance(value, str) else _written(value)
 
 
 def _counted(values: pd.Series[Any]) -> str:
-    counts = values.map(lambda value: _plain(value) or "unknown").value_counts()
+    counts = values.map(lambda value: _word(value) or "unknown").value_counts()
     if len(counts) == 1:
         return str(counts.index[0])
     return ", ".join(f"{value} ({count} runs)" for value, count in counts.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from raysim.analysis.claims.finding import Finding
 from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.data.probe_candidates import LIMIT, cost_words, smaller_runs
+from raysim.analysis.data.settings import is_missing
 from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from raysim.analysis.report.figures import ByNetwork
@@ -23,19 +25,13 @@ from raysim.analysis.report.words import bytes_of, points, seconds, speedup, ste
 
 
 RUN_COLUMNS = (
-    Column("run"),
-    Column("forward"),
-    Column("backward"),
+    *(Column(name) for name in ("run", "forward", "backward")),
     Column("seed", number=True),
     Column("status"),
-    Column("steps", number=True),
-    Column("bytes a step", number=True),
-    Column("factor", number=True),
-    Column("on", number=True),
-    Column("off", number=True),
-    Column("train loss", number=True),
-    Column("step, simulated", number=True),
-    Column("recorded", number=True),
+    *(
+        Column(name, number=True)
+        for name in ("steps", "bytes a step", "factor", "on", "off", "train loss", "step, simulated", "recorded")
+    ),
     Column("front"),
 )
 
@@ -48,18 +44,16 @@ def runs_section(material: Material) -> Section:
     rest = rows[~rows["run"].astype(str).isin(shown)] if len(rows) else rows
     if len(rest):
         tables.append(_unfinished(rest))
-    if not tables:
-        return Section("runs", "Runs", absent="There is no run here, other than candidates of a probe.")
-    return Section("runs", "Runs", tables)
+    return Section.of("runs", "Runs", tables, "There is no run here, other than candidates of a probe.")
 
 
 def _runs_table(job: Job, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
-        f"{job.title}: on and off are the {job.metric.text} of the last evaluation with compression on and off; the "
-        f"simulated step is on the chosen network {over(job.transport)}, mean of the setting's seeds with its 90 % interval "
-        f"(compute: {job.source}); front says in which mode no other setting is both faster and better there.",
+        f"The table has the runs of {job.title}. On and off are the {job.metric.text} of the last evaluation with compression on and "
+        f"off. The simulated step is on the chosen network {over(job.transport)}: the mean of the setting's seeds with its 90 % "
+        f"interval (compute: {job.source}). Front names the modes in which no other setting is both faster and better there.",
         RUN_COLUMNS,
         [_run_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],
         live=True,
@@ -67,25 +61,17 @@ def _runs_table(job: Job, material: Material) -> Table:
 
 
 def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> list[Cell]:
-    done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 where it is missing
+    done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 if it is missing
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     on, off = (_number(row.get(f"final_{job.metric.name}_{mode}")) for mode in ("on", "off"))
     loss, took = _number(row.get("final_train_loss")), _number(row.get("seconds"))
-    step = Cell("not priced")
     front = Cell("")
     if setting.step_s:
-        times = {network: setting.step_s[network].value for network in material.networks}
-        step = Cell(
-            ByNetwork({network: step_time(estimate) for network, estimate in setting.step_s.items()}), ByNetwork(times)
+        modes = ByNetwork.of(
+            material.networks,
+            lambda network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members),
         )
-        front = Cell(
-            ByNetwork(
-                {
-                    network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members)
-                    for network in material.networks
-                }
-            )
-        )
+        front = Cell(modes)
     return [
         Cell(str(row["run"])),
         Cell(setting.forward, code=True),
@@ -97,8 +83,8 @@ def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Mate
         Cell(f"{dense / wire:.2f}" if wire > 0 else "none", dense / wire if wire > 0 else None),
         Cell(job.metric.write(on), on),
         Cell(job.metric.write(off), off),
-        Cell("none" if pd.isna(loss) else f"{loss:.3f}", loss),
-        step,
+        Cell("none" if math.isnan(loss) else f"{loss:.3f}", loss),
+        priced(setting, step_time, setting.step_s),
         Cell(seconds(took), took),
         front,
     ]
@@ -115,15 +101,15 @@ def _unfinished(rows: pd.DataFrame) -> Table:
         ]
         for row in rows.to_dict("records")
     ]
-    return Table("open-runs", "Runs that are not finished: they are in no figure.", columns, cells, live=True)
+    return Table("open-runs", "These runs are not finished, and are in no figure.", columns, cells, live=True)
 
 
 def _number(value: Any) -> float:
-    return float("nan") if value is None or pd.isna(value) else float(value)
+    return math.nan if is_missing(value) else float(value)
 
 
 def _plain_cell(value: Any) -> Cell:
-    return Cell("none") if value is None or pd.isna(value) else Cell(str(value), value)
+    return Cell("none") if is_missing(value) else Cell(str(value), value)
 
 
 # --- candidates of a probe: their bytes, errors and prices, and the training that would judge them ----------------------------
@@ -131,13 +117,9 @@ def _plain_cell(value: Any) -> Cell:
 
 CANDIDATE_COLUMNS = (
     Column("candidate"),
-    Column("bytes a step", number=True),
-    Column("factor", number=True),
-    Column("fidelity, activations", number=True),
-    Column("fidelity, gradients", number=True),
-    Column("fidelity of the average", number=True),
-    Column("step", number=True),
-    Column("speed-up", number=True),
+    *(Column(name, number=True) for name in ("bytes a step", "factor")),
+    *(Column(f"fidelity{part}", number=True) for part in (", activations", ", gradients", " of the average")),
+    *(Column(name, number=True) for name in ("step", "speed-up")),
 )
 DIRECTIONS = ("forward", "backward", "replica_gradient")
 
@@ -150,13 +132,14 @@ def probes_section(material: Material) -> Section:
 def _probe_blocks(job: Job, material: Material) -> Iterator[Block]:
     rows = job.runs.to_dict("records")
     if job.priced:
-        yield Text(ByNetwork({network: _probe_lead(job, network) for network in material.networks}), "lead")
+        yield Text(ByNetwork.of(material.networks, lambda network: _probe_lead(job, network)), "lead")
     yield Text(f"{job.title}: {cost_words(rows[0])} {job.compute}")
     links = material.results.select(job.runs["run"]).table("links", ["direction", "fidelity"])
     yield Table(
         f"{job.key}-candidates",
-        f"{job.title}: candidates, their errors as fidelity (1 where messages arrive exactly, 0 where they arrive as zeros), and "
-        f"steps and speed-ups on the chosen network {over(job.transport)} with their 90 % intervals. Compute: {job.source}.",
+        f"The table has the candidates of {job.title}: their errors as fidelity (1 if messages arrive exactly, 0 if they arrive as "
+        f"zeros), and their steps and speed-ups on the chosen network {over(job.transport)} with 90 % intervals. Compute: "
+        f"{job.source}.",
         CANDIDATE_COLUMNS,
         [_candidate_row(setting, links) for setting in job.settings],
         live=True,
@@ -167,8 +150,8 @@ def _probe_blocks(job: Job, material: Material) -> Iterator[Block]:
 
 
 def _probe_lead(job: Job, network: str) -> str:
-    faster = [one for one in job.priced if one.speedup and one.speedup[network].low > 1]
-    best = max(faster, key=lambda one: one.speedup[network].value, default=None)
+    faster = [setting for setting in job.priced if setting.speedup and setting.speedup[network].low > 1]
+    best = max(faster, key=lambda setting: setting.speedup[network].value, default=None)
     limit = "A probe does not say whether training stays sound under it."
     if best is None:
         dense = f", which takes {seconds(job.dense.step_s[network].value)} a step" if job.dense is not None else ""
@@ -181,8 +164,7 @@ def _probe_lead(job: Job, network: str) -> str:
 
 
 def _candidate_row(setting: SettingRuns, links: pd.DataFrame) -> list[Cell]:
-    mine = links[links["run"].isin(setting.runs)]
-    means = mine.groupby("direction", observed=True)["fidelity"].mean()
+    means = links[links["run"].isin(setting.runs)].groupby("direction", observed=True)["fidelity"].mean()
     errors = [float(means.get(direction, float("nan"))) for direction in DIRECTIONS]
     return [
         Cell(setting.name, code=True),
@@ -210,50 +192,44 @@ MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "unde
 
 def findings_section(material: Material) -> Section:
     """Return a table of the claims that could be tested, and the commands for the others."""
-    found = findings(material.results)
-    tested = [one for one in found if one.context]
     if not material.jobs:
         return Section("findings", "Findings", absent="No run here is finished, so no claim could be tested.")
-    counts: Counter[str] = Counter(one.verdict for one in tested)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
-    blocks: list[Block] = [Text(f"Claims of papers on compressed training, tested on these runs: {said}.")]
+    all_findings = findings(material.results)
+    tested = [finding for finding in all_findings if finding.context]
+    counts: Counter[str] = Counter(finding.verdict for finding in tested)
+    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
+    blocks: list[Block] = [Text(f"Claims of papers on compressed training, tested on these runs: {words}.")]
     if tested:
-        blocks.append(
-            Table(
-                "finding-table",
-                f"Claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}",
-                FINDING_COLUMNS,
-                [_finding_row(one) for one in tested],
-                live=True,
-                verdict=0,
-            )
-        )
-    commands = list(dict.fromkeys(command for one in found for command in one.commands))
+        caption = f"The table has the claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
+        rows = [_finding_row(finding) for finding in tested]
+        blocks.append(Table("finding-table", caption, FINDING_COLUMNS, rows, live=True, verdict=0))
+    commands = list(dict.fromkeys(command for finding in all_findings for command in finding.commands))
     if commands:
-        blocks += [Text(f"To decide the others, run{_cost(found)}:"), Text("\n".join(commands), "code")]
+        blocks += [Text(f"To decide the others, run{_cost(all_findings)}:"), Text("\n".join(commands), "code")]
     return Section("findings", "Findings", blocks)
 
 
-def _cost(found: list[Finding]) -> str:
-    """Return the cost of all that the findings would have run, in brackets; a run that two of them want counts twice."""
-    costs = [one.cost for one in found if one.cost is not None]
+def _cost(all_findings: list[Finding]) -> str:
+    """Return the cost of all commands in brackets; a run that two findings want counts twice."""
+    costs = [finding.cost for finding in all_findings if finding.cost is not None]
     known = [cost.seconds for cost in costs if cost.seconds is not None]
     if not costs:
         return ""
     return f" ({Cost(sum(cost.runs for cost in costs), sum(known) if len(known) == len(costs) else None)} at most)"
 
 
-def _finding_row(one: Finding) -> list[Cell]:
+def _finding_row(finding: Finding) -> list[Cell]:
     effect = "none"
-    if one.effect is not None:
-        effect = f"{points(one.effect)} {one.unit}"
-        if one.low is not None and one.high is not None:
-            effect += f" ({points(one.low)} to {points(one.high)})"
+    if finding.effect is not None:
+        effect = f"{points(finding.effect)} {finding.unit}"
+        if finding.low is not None and finding.high is not None:
+            effect += f" ({points(finding.low)} to {points(finding.high)})"
+    claim = finding.claim
     return [
-        Cell(MARKS[one.verdict], one.verdict),
-        Cell(f"{one.claim.text} {f'“{one.claim.quote}”: ' if one.claim.quote else ''}{one.claim.source}"),
-        Cell(one.context),
-        Cell(effect, one.effect),
-        Cell(str(one.seeds), one.seeds),
-        Cell(one.reason),
+        Cell(MARKS[finding.verdict], finding.verdict),
+        Cell(f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}"),
+        Cell(finding.context),
+        Cell(effect, finding.effect),
+        Cell(str(finding.seeds), finding.seeds),
+        Cell(finding.reason),
     ]

@@ -1,4 +1,4 @@
-"""Reading the runs and studies of folders: what cannot be read is left out, and said."""
+"""Reading the runs and studies of folders; unreadable files are left out and named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
-from raysim.analysis.data.folders import Found, find
+from raysim.analysis.data.folders import Contents, find
 from raysim.analysis.data.reading import read_whole, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.analysis.runs.results import Results
@@ -25,8 +25,8 @@ from raysim.records.packs import open_folder
 def load(*folders: str | Path) -> Results:
     """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
 
-    `run.parquet` of every run is read at once, the other tables when they are asked for. Files that cannot be read are left
-    out and named in `problems`. Raises AnalysisError where a folder does not exist.
+    `run.parquet` of every run is read at once, the other tables when they are asked for. Unreadable files are left out and
+    named in `problems`. Raises AnalysisError if a folder does not exist.
 
     >>> load("results/none")
     Traceback (most recent call last):
@@ -38,21 +38,21 @@ def load(*folders: str | Path) -> Results:
         roots = tuple(open_folder(folder) for folder in folders)
     except PlaceError as error:
         raise AnalysisError(str(error)) from None
-    found = find(roots)
-    problems = list(found.problems)
-    runs, rows, keys = _read_runs(found, problems)
-    kept = {name: found.runs[name] for name in runs["run"]}
-    if not found.runs:
+    contents = find(roots)
+    problems = list(contents.problems)
+    runs, rows, keys = _read_runs(contents, problems)
+    kept = {name: contents.runs[name] for name in runs["run"]}
+    if not contents.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs) + file_problems(runs, kept)
-    return Results(roots, found._replace(runs=kept), runs, keys, [printable(one) for one in problems], rows)
+    return Results(roots, contents._replace(runs=kept), runs, keys, [printable(problem) for problem in problems], rows)
 
 
-def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
-    """Return one row for each run that can be read, the rows as written, and the keys of the configuration among the columns."""
-    files = [path / "run.parquet" for path in found.runs.values()]
+def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:
+    """Return one row for each readable run, the rows as written, and the keys of the configuration among the columns."""
+    files = [path / "run.parquet" for path in contents.runs.values()]
     good = {}
-    for name, file, table in zip(found.runs, files, read_whole(files), strict=True):
+    for name, file, table in zip(contents.runs, files, read_whole(files), strict=True):
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
@@ -68,7 +68,7 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[st
                 good[name] = printable_rows(table)
     keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
-    study = [found.study_of.get(name) for name in frame["run"]]
+    study = [contents.study_of.get(name) for name in frame["run"]]
     trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
     frame.insert(1, "study", pd.Series(study, dtype="str"))
     frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
@@ -76,15 +76,15 @@ def _read_runs(found: Found, problems: list[str]) -> tuple[pd.DataFrame, dict[st
     for column in (*NEEDED, "wire_bytes", "dense_bytes"):
         if column not in frame:
             frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
-    for place in frame.index[frame["status"] == "running"]:
-        frame.loc[place, "status"] = present_status(found.runs[str(frame.loc[place, "run"])], "running")
+    for i in frame.index[frame["status"] == "running"]:
+        frame.loc[i, "status"] = present_status(contents.runs[str(frame.loc[i, "run"])], "running")
     sent = frame["wire_bytes"].astype("float64")
     frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
     return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
 
 
 def _trial(run: str) -> int | None:
-    """Return the number of the trial whose folder `trials/NUMBER-sSEED` a run's is."""
+    """Return the number of a trial from its folder, `trials/NUMBER-sSEED`."""
     number = Path(run).name.partition("-")[0]
     return int(number) if number.isdigit() else None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.jobs import job_of, price_key
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, as_text, setting_of
+from raysim.analysis.pricing.estimates import Estimate
 from raysim.analysis.pricing.pooled import in_company
 from raysim.analysis.pricing.step import PARTS, Replay
 from raysim.analysis.pricing.targets import Target
@@ -30,11 +33,11 @@ def replay(
     split: bool = True,
     profile: Path | str | None = None,
 ) -> pd.DataFrame:
-    """Price runs on networks: one row a run and network, with the seconds and bytes of a mean step.
+    """Price runs on networks: one row for each run and network, with the seconds and bytes of a mean step.
 
     Runs of one job that are given together share their compute and the seconds of their codecs; `Results` share them with all
     runs of their folder. The column `compute` names the source of the compute times. `profile`, a file of `raysim profile`,
-    replaces them. `step_low_s` and `step_high_s` are the ends of the 90 % interval of `step_s`. Where replicas exchange in some
+    replaces them. `step_low_s` and `step_high_s` are the ends of the 90 % interval of `step_s`. If replicas exchange in some
     steps only, the mean is over a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without and with
     an exchange, and `exchange_bytes` are the bytes of one exchange; `replica_bytes` is the mean over all steps.
 
@@ -43,31 +46,31 @@ def replay(
     "not distinguishable"; and `break_even_bps`, the bandwidth below which the codec pays.
 
     `target` adds the columns `steps_to_target_on` and `_off`, the steps to the first evaluation that reached it with links on
-    and off, and `time_to_target_on_s` and `_off_s`, these steps times `step_s`. They are missing where no evaluation reached
+    and off, and `time_to_target_on_s` and `_off_s`, these steps times `step_s`. They are missing if no evaluation reached
     the target. `split=False` leaves out the columns that split the seconds, for thousands of networks.
 
-    Of `Results`, all runs that are over are priced, under their names there. A run that cannot be priced is left out and named
-    in its problems. `against="dense"` compares each run with a dense run that is alike in all but compression and has the same
-    seed; where there is none, with a dense run of the same job and schedule.
+    Of `Results`, all finished runs are priced, under their names there. A run that cannot be priced is left out and named
+    in its problems. `against="dense"` compares each run with a dense run that is equal in all but compression and has the same
+    seed; if there is none, with a dense run of the same job and schedule.
 
     >>> replay("results/none", "100mbps")
     Traceback (most recent call last):
     raysim.analysis.data.ReplayError: There is no run in results/none: it has no run.parquet.
     """
     chosen = [_network(n) for n in ([networks] if isinstance(networks, (Network, str)) else networks)]
-    wanted = Target.parse(target) if isinstance(target, str) else target
+    parsed = Target.parse(target) if isinstance(target, str) else target
     if isinstance(runs, Results):
-        return _typed(list(_all_rows(runs, chosen, against, wanted, split=split, profile=profile)))
+        return _typed(list(_all_rows(runs, chosen, against, parsed, split=split, profile=profile)))
     if against == "dense":
         raise ReplayError("`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`.")
     many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else list(runs)
-    prepared = _together([*many, *([] if against is None else [against])], profile)
-    dense = prepared.pop() if against is not None else None
-    return _typed([row for one in prepared for row in _rows(one, chosen, dense, wanted, split=split)])
+    replays = _together([*many, *([] if against is None else [against])], profile)
+    dense = replays.pop() if against is not None else None
+    return _typed([row for one in replays for row in _rows(one, chosen, dense, parsed, split=split)])
 
 
 def _together(runs: Sequence[Run | Place | str | Replay], profile: Path | str | None) -> list[Replay]:
-    """Return runs priced in company; replays among them are returned as they are."""
+    """Return runs priced together; replays among them are returned as they are."""
     fresh = iter(in_company([run for run in runs if not isinstance(run, Replay)], profile=profile))
     return [run if isinstance(run, Replay) else next(fresh) for run in runs]
 
@@ -75,10 +78,10 @@ def _together(runs: Sequence[Run | Place | str | Replay], profile: Path | str | 
 def _typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return the rows in pandas; columns with missing values keep their type."""
     frame = pd.DataFrame(rows)
-    for name in frame:
-        if str(name).startswith(("steps_to", "dense_steps_to")):
+    for name in map(str, frame):
+        if name.startswith(("steps_to", "dense_steps_to")):
             frame[name] = frame[name].astype("Int64")
-        elif str(name).startswith(("time_to", "dense_time_to", "break_even", "bandwidth_bps", "latency_s")):
+        elif name.startswith(("time_to", "dense_time_to", "break_even", "bandwidth_bps", "latency_s")):
             frame[name] = frame[name].astype("Float64")
     return frame
 
@@ -92,7 +95,7 @@ def _all_rows(
     split: bool,
     profile: Path | str | None,
 ) -> Iterator[dict[str, Any]]:
-    fixed = _together([against], profile)[0] if against not in (None, "dense") and against is not None else None
+    fixed = _together([against], profile)[0] if against is not None and against != "dense" else None
     finished = results.runs["run"][results.runs["status"].isin(FINISHED)].tolist()
     replays: dict[str, Replay] = {}
     for run in finished:
@@ -113,33 +116,27 @@ def _all_rows(
 def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[str, str]:
     """Return the dense run to compare each finished run with; runs without one are left out.
 
-    It is of the same job, engine and schedule; of several, the one most like it: in all but compression, then in its seed.
+    It is of the same job, engine and schedule; of several, the most similar one: in all but compression, then in its seed.
     `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
-    alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
-    runs = [_Priced(str(row["run"]), row["seed"], tuple(as_text(row.get(key)) for key in alike)) for row in rows]
+    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
+    values = [[as_text(row.get(key)) for key in keys] for row in rows]
     kinds = [(job_of(row), price_key(row)) for row in rows]
-    dense: dict[tuple[Any, ...], list[_Priced]] = {}
-    for row, kind, one in zip(rows, kinds, runs, strict=True):
-        if setting_of(row) == Setting() and one.run not in without:
-            dense.setdefault(kind, []).append(one)
-    return {
-        one.run: min(dense[kind], key=one.unlike).run for kind, one in zip(kinds, runs, strict=True) if kind in dense
-    }
+    dense: dict[tuple[Any, ...], list[int]] = {}
+    for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+        if setting_of(row) == Setting() and str(row["run"]) not in without:
+            dense.setdefault(kind, []).append(i)
 
-
-class _Priced(NamedTuple):
-    """A run that looks for its dense one."""
-
-    run: str
-    seed: int
-    values: tuple[str, ...]
-    """Of the keys in which it should be alike."""
-
-    def unlike(self, other: _Priced) -> tuple[int, bool]:
+    def distance(i: int, j: int) -> tuple[int, bool]:
         """Return in how many keys two runs differ, and whether in their seed."""
-        return sum(a != b for a, b in zip(self.values, other.values, strict=True)), self.seed != other.seed
+        return sum(a != b for a, b in zip(values[i], values[j], strict=True)), rows[i]["seed"] != rows[j]["seed"]
+
+    return {
+        str(row["run"]): str(rows[min(dense[kind], key=partial(distance, i))]["run"])
+        for i, (row, kind) in enumerate(zip(rows, kinds, strict=True))
+        if kind in dense
+    }
 
 
 def _rows(
@@ -149,8 +146,8 @@ def _rows(
     speedups = one.speedup(dense, networks) if dense is not None else []
     reached = one.steps_to_target(target) if target else {}
     dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
-    for index, network in enumerate(networks):
-        step_s = steps_s[index]
+    for i, network in enumerate(networks):
+        step_s = steps_s[i]
         row: dict[str, Any] = {
             "run": str(one.run.folder),
             "network": repr(network),
@@ -169,34 +166,45 @@ def _rows(
             "tied_bytes": one.recording.collective_bytes("tied"),
             "replica_bytes": one.recording.collective_bytes("replica_gradient"),
         }
-        if one.exchanging.any() and not one.exchanging.all():
-            each = one.step_seconds([network])[0]
-            row |= {
-                "quiet_step_s": float(each[~one.exchanging].mean()),
-                "exchange_step_s": float(each[one.exchanging].mean()),
-                "exchange_bytes": one.recording.exchange_bytes(),
-            }
-        if split:
-            parts = one.shares(network)
-            row |= {name: float(parts.workers[name].mean()) for name in PARTS}
-            row |= {"pipeline_s": parts.pipeline_s, "busiest_link": parts.utilisation}
+        row |= _exchange_columns(one, network) | (_split_columns(one, network) if split else {})
         if dense is not None:
-            even = one.break_even_bps(dense, network) if one is not dense else None
-            row |= {
-                "dense_step_s": float(dense.step_seconds([network]).mean()),
-                "speedup": speedups[index].value,
-                "speedup_low": speedups[index].low,
-                "speedup_high": speedups[index].high,
-                "verdict": speedups[index].verdict,
-                "break_even_bps": None if even is None else even.value,
-            }
-        for mode, steps in reached.items():
-            row[f"steps_to_target_{mode}"] = steps
-            row[f"time_to_target_{mode}_s"] = None if steps is None else steps * step_s.value
-        for mode, steps in dense_reached.items():
-            row[f"dense_steps_to_target_{mode}"] = steps
-            row[f"dense_time_to_target_{mode}_s"] = None if steps is None else steps * row["dense_step_s"]
+            row |= _dense_columns(one, dense, network, speedups[i])
+        for prefix, steps_by_mode in (("", reached), ("dense_", dense_reached)):
+            seconds = row.get(f"{prefix}step_s", math.nan)
+            for mode, steps in steps_by_mode.items():
+                row[f"{prefix}steps_to_target_{mode}"] = steps
+                row[f"{prefix}time_to_target_{mode}_s"] = None if steps is None else steps * seconds
         yield row
+
+
+def _exchange_columns(one: Replay, network: Network) -> dict[str, Any]:
+    """Return the seconds without and with an exchange of replicas, if these exchange in some steps only."""
+    if not one.exchanging.any() or one.exchanging.all():
+        return {}
+    seconds = one.step_seconds([network])[0]
+    return {
+        "quiet_step_s": float(seconds[~one.exchanging].mean()),
+        "exchange_step_s": float(seconds[one.exchanging].mean()),
+        "exchange_bytes": one.recording.exchange_bytes(),
+    }
+
+
+def _split_columns(one: Replay, network: Network) -> dict[str, Any]:
+    shares = one.shares(network)
+    parts = {name: float(shares.workers[name].mean()) for name in PARTS}
+    return parts | {"pipeline_s": shares.pipeline_s, "busiest_link": shares.utilisation}
+
+
+def _dense_columns(one: Replay, dense: Replay, network: Network, speedup: Estimate) -> dict[str, Any]:
+    even = one.break_even_bps(dense, network) if one is not dense else None
+    return {
+        "dense_step_s": float(dense.step_seconds([network]).mean()),
+        "speedup": speedup.value,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
+        "verdict": speedup.verdict,
+        "break_even_bps": None if even is None else even.value,
+    }
 
 
 def _network(network: Network | str) -> Network:

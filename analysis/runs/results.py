@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.folders import Found
+from raysim.analysis.data.folders import Contents
 from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_of, read_whole, scan, stack, to_frame
 from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile, natural_direction
 from raysim.notation import printable
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from raysim.analysis.pricing.pooled import RunPool
     from raysim.analysis.pricing.step import Replay
 
-USUAL_NETWORK = "1gbps"  # where neither the caller nor a study names one
+USUAL_NETWORK = "1gbps"  # if neither the caller nor a study names one
 
 
 class Results:
     """Runs and studies, a DataFrame a table; units are in the names of the columns.
 
     `runs` has one row for each run: its name (its folder relative to the loaded one, and the column `run` of all other tables),
-    `study` and `trial` where it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then the columns
-    of `run.parquet`, and `compression_factor`. `problems` lists everything that was left out, a sentence each; it grows as tables
+    `study` and `trial` if it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then the columns
+    of `run.parquet`, and `compression_factor`. `problems` has a sentence for everything left out; it grows as tables
     are read.
     """
 
     def __init__(
         self,
         folders: tuple[Place, ...],
-        found: Found,
+        contents: Contents,
         runs: pd.DataFrame,
         keys: Sequence[str],
         problems: list[str],
@@ -54,14 +54,14 @@ class Results:
         self.keys = tuple(keys)
         """Columns of `runs` that are keys of the configuration."""
         self.problems = problems
-        self._found = found
+        self._contents = contents
         self._rows = rows
         self._pool = pool
 
     def __repr__(self) -> str:
         counts = Counter(self.runs["status"].astype(str)) if len(self) else {}
         states = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        parts = [f"{len(self)} runs" + (f" ({states})" if states else ""), f"{len(self._found.studies)} studies"]
+        parts = [f"{len(self)} runs" + (f" ({states})" if states else ""), f"{len(self._contents.studies)} studies"]
         if self.problems:
             parts.append(f"{len(self.problems)} problems")
         return f"Results({', '.join(repr(str(folder)) for folder in self.folders)}: {', '.join(parts)})"
@@ -70,15 +70,15 @@ class Results:
         return len(self.runs)
 
     def path(self, run: str) -> Place:
-        """Return a run's folder; raises AnalysisError where it is not among these."""
-        if run not in self._found.runs:
+        """Return a run's folder; raises AnalysisError if it is not among these."""
+        if run not in self._contents.runs:
             raise AnalysisError(f"There is no run {run!r} among these {len(self)}.")
-        return self._found.runs[run]
+        return self._contents.runs[run]
 
     @property
     def studies(self) -> dict[str, Place]:
         """The folders of the studies, by name."""
-        return dict(self._found.studies)
+        return dict(self._contents.studies)
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -88,7 +88,7 @@ class Results:
         return {name: measure for row in rows for name, measure in measures_of(row).items()}
 
     def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
-        """Return results with some of the runs alone: selected by a mask over `runs`, by a frame of runs, or by name.
+        """Return results of some runs only: selected by a mask over `runs`, by a frame of runs, or by name.
 
         The files of other runs are not opened, unless a pack holds them in one with these.
         """
@@ -102,9 +102,9 @@ class Results:
                 self.path(name)
             chosen = self.runs["run"].isin(names)
         kept = self.runs[chosen].reset_index(drop=True)
-        paths = {name: self._found.runs[name] for name in kept["run"]}
+        paths = {name: self._contents.runs[name] for name in kept["run"]}
         return Results(
-            *(self.folders, self._found._replace(runs=paths), kept, self.keys, self.problems),
+            *(self.folders, self._contents._replace(runs=paths), kept, self.keys, self.problems),
             self._rows,
             self._pooled(),
         )
@@ -114,7 +114,7 @@ class Results:
     ) -> Replay:
         """Return a run ready to be priced, with the costs of all loaded runs of its job, selected or not.
 
-        Raises ReplayError where it cannot be.
+        Raises ReplayError if it cannot be.
         """
         self.path(run)
         return self._pooled().replay(run, compute=compute, profile=profile, transport=transport)
@@ -124,7 +124,7 @@ class Results:
             from raysim.analysis.pricing.pooled import RunPool
 
             over = self.runs["run"][self.runs["status"].isin(FINISHED)]
-            folders = {run: self._found.runs[run] for run in over.astype(str)}
+            folders = {run: self._contents.runs[run] for run in over.astype(str)}
             self._pool = RunPool(folders, self._rows, self.complain)
         return self._pool
 
@@ -156,7 +156,7 @@ class Results:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """One row for each trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
-        files = {name: path / "trials.parquet" for name, path in self._found.studies.items()}
+        files = {name: path / "trials.parquet" for name, path in self._contents.studies.items()}
         there = {name: file for name, file in files.items() if file.is_file()}
         read = read_whole(list(there.values()))
         for sentence in read:
@@ -176,35 +176,35 @@ class Results:
         names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
         given: Mapping[str, str] = {}
         try:
-            given = StudyFile(self._found.studies[study]).directions
+            given = StudyFile(self._contents.studies[study]).directions
         except (KeyError, OSError, ValueError) as error:
             self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
         return {name: given.get(name, natural_direction(name, self.measures)) for name in names}
 
     def planned_seeds(self, study: str) -> tuple[int, ...]:
-        """Return the seeds that a study fixed before it began; none where its file does not say."""
+        """Return the seeds that a study fixed before it began; none if its file names none."""
         file = self._study_file(study)
         return file.seeds if file is not None else ()
 
     def network_of(self, studies: Iterable[str]) -> str:
         """Return the network on which studies compare steps: the first of `step_s@NETWORK` in their objectives.
 
-        "1gbps" where they name none, not the same one, or a file that is not here.
+        "1gbps" if they name none, different ones, or a missing file.
         """
         files = [self._study_file(study) for study in set(studies)]
-        found = {file.network for file in files if file is not None and file.network is not None}
-        return found.pop() if len(found) == 1 else USUAL_NETWORK
+        networks = {file.network for file in files if file is not None and file.network is not None}
+        return networks.pop() if len(networks) == 1 else USUAL_NETWORK
 
     def transport_of(self, studies: Iterable[str]) -> str:
-        """Return the transport over which studies compare steps, by the same objectives: "ray" where they do not name one."""
+        """Return the transport over which studies compare steps, by the same objectives: "ray" if they name none."""
         files = [self._study_file(study) for study in set(studies)]
-        found = {file.transport for file in files if file is not None and file.transport is not None}
-        return found.pop() if len(found) == 1 else USUAL_TRANSPORT
+        transports = {file.transport for file in files if file is not None and file.transport is not None}
+        return transports.pop() if len(transports) == 1 else USUAL_TRANSPORT
 
     def measure_of(self, runs: pd.DataFrame) -> Measure:
         """Return the measure by which runs of one job are judged.
 
-        It is the first quality among the objectives of their studies; the first of their `metrics` where they belong to no
+        It is the first quality among the objectives of their studies; the first of their `metrics` if they belong to no
         study, or to studies that differ in it.
         """
         known = measures_of(runs.iloc[0].to_dict())
@@ -214,7 +214,7 @@ class Results:
 
     def _study_file(self, study: str) -> StudyFile | None:
         try:
-            return StudyFile(self._found.studies[study])
+            return StudyFile(self._contents.studies[study])
         except (KeyError, OSError, ValueError):
             return None
 
@@ -223,17 +223,17 @@ class Results:
 
         The runs of a pack share one file, with all runs of the pack, and a column `run` that the file of a run does not have.
         """
-        found = (file for files in self._files(table).values() for file in files)
-        return list(dict.fromkeys(str(origin_of(file)) for file in found))
+        files = (file for of_run in self._files(table).values() for file in of_run)
+        return list(dict.fromkeys(str(origin_of(file)) for file in files))
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
         """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read, but for packs.
 
-        `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column says which
-        run it is of. Raises AnalysisError where there is no such table or column.
+        `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column names the
+        run. Raises AnalysisError if there is no such table or column.
         """
         files = self._files(name)
-        source = {file: place for place, of_run in enumerate(files.values()) for file in of_run}
+        source = {file: i for i, of_run in enumerate(files.values()) for file in of_run}
         schema = schema_of(name, self.measures)
         wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
         for column in wanted:
@@ -271,7 +271,7 @@ class Results:
         """Return the files of a table, run by run; parts, where a run is not over."""
         if table not in SCHEMAS:
             raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
-        return {name: table_files(folder, table) for name, folder in self._found.runs.items()}
+        return {name: table_files(folder, table) for name, folder in self._contents.runs.items()}
 
     def complain(self, sentence: str) -> None:
         """Add a sentence to `problems`, once."""

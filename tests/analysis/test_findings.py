@@ -542,11 +542,11 @@ def test_another_claim_is_added_in_one_place(tmp_path):
     made(tmp_path, {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.9)})
 
     def contrasts(context, settings):
-        from raysim.analysis.claims import Contrast, Degradation
+        from raysim.analysis.claims import HARM, Contrast
 
         for setting in settings:
             if setting.forward == "TopK(0.1)":
-                yield Contrast("mine", setting, DENSE, Degradation(), "below", 5.0)
+                yield Contrast("mine", setting, DENSE, HARM, "below", 5.0)
 
     mine = Claim("mine", "Mine.", "", "me", "Not quoted.", contrasts, (PLAIN,))
     (finding,) = findings(load(tmp_path), [mine])

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 from records_made import write_run, write_study
-from report_runs import SEEDS, SPITE, change_row, copy_run, know_decisions, make_study, write_decisions
+from report_runs import SEEDS, SPITE, change_row, copy_run, make_study, write_decisions
 from typer.testing import CliRunner
 
 from raysim import train
@@ -458,8 +458,7 @@ def test_options_of_a_model_stand_with_it_in_a_recipe():
     )
 
 
-def test_decisions_are_drawn_over_time(runs, tmp_path, monkeypatch):
-    know_decisions(monkeypatch)
+def test_decisions_are_drawn_over_time(runs, tmp_path):
     copy_run(runs / "dense-s1", tmp_path / "runs" / "adaptive")
     write_decisions(tmp_path / "runs" / "adaptive")
     written = compose(tmp_path / "runs", NETWORKS)

@@ -10,7 +10,7 @@ from configurations import SMALL
 
 from raysim import train
 from raysim.config import make_config
-from raysim.records import SCHEMAS, write_table
+from raysim.records import schema_of, write_table
 
 SETTINGS = {
     "dense": {},
@@ -20,28 +20,6 @@ SETTINGS = {
 }
 SEEDS = (1, 2, 3)
 SPITE = "<img src=x onerror=alert(1)>|`*_"  # of which nothing may come but itself
-
-DECISIONS = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("replica", pa.int16()),
-        ("where", pa.string()),
-        ("stage", pa.int16()),
-        ("boundary", pa.int16()),
-        ("layer", pa.string()),
-        ("method", pa.string()),
-        ("branch", pa.string()),
-        ("factor", pa.float64()),
-        ("minimum", pa.float64()),
-        ("candidate", pa.float64()),
-        ("gain_minimum", pa.float64()),
-        ("gain_candidate", pa.float64()),
-        ("gain", pa.float64()),
-        ("throughput", pa.float64()),
-        ("event", pa.string()),
-        ("reason", pa.string()),
-    ]
-)
 
 
 def train_settings(folder):
@@ -132,10 +110,4 @@ def write_decisions(folder, steps=6):
         for step in range(steps)
         for stage in range(2)
     ]
-    write_table(pa.Table.from_pylist(rows, DECISIONS), folder / "decisions.parquet")
-
-
-def know_decisions(monkeypatch):
-    """Let the records know the table of decisions, where they do not yet."""
-    if "decisions" not in SCHEMAS:
-        monkeypatch.setitem(SCHEMAS, "decisions", DECISIONS)
+    write_table(pa.Table.from_pylist(rows, schema_of("decisions")), folder / "decisions.parquet")
