@@ -43,10 +43,10 @@ class Allocation(NamedTuple):
         return self.share.jobs if self.capacity is None else self.capacity.trials(running)
 
     @property
-    def trial_words(self) -> str:
-        """A trial and the CPUs that it reserves."""
+    def needs(self) -> str:
+        """The resources of a trial, in words."""
         processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
-        return f"a trial of {processes} with {self.share.cpus:g} CPU{' each' if self.processes > 1 else ''}"
+        return f"a trial needs {processes} with {self.share.cpus:g} CPU{' each' if self.processes > 1 else ''}"
 
 
 def allocate(
@@ -78,7 +78,7 @@ def allocate(
             else:
                 if not shared or queue.reached(allocation.share.bundles(study.config({}), allocation.engine)):
                     return allocation
-                lacks = f"{allocation.trial_words} needs room"
+                lacks = allocation.needs
             if waiting.seconds >= limit_s:
                 raise ConfigError(f"{shortage(lacks)}.")
             waiting.tell(partial(shortage, lacks))

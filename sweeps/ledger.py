@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
@@ -32,18 +31,6 @@ if TYPE_CHECKING:
 MOST_REPEATS = 25  # suggestions in a row without a new configuration, after which the space counts as searched
 
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
-
-
-def _sampler(study: Study, number: int) -> BaseSampler:
-    """Return the sampler of trial `number`, seeded by the number so that a resumed study draws the same trials."""
-    seed = (study.sampler_seed + 7919 * number) % 2**32
-    if study.sampler == "nsga2":
-        return NSGAIISampler(population_size=study.population, seed=seed)
-    if study.sampler == "tpe":
-        with warnings.catch_warnings():  # `group`: one model for each branch of a conditional space
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return TPESampler(n_startup_trials=study.startup_trials, multivariate=True, group=True, seed=seed)
-    return RandomSampler(seed=seed)
 
 
 def _is_whole(database: Path) -> bool:
@@ -195,7 +182,7 @@ class Ledger:
             if (spent and not begun) or (self.study.sampler == "grid" and not waiting):
                 return None
             number = waiting[0].number if waiting else len(self.optuna.get_trials(deepcopy=False))
-            self.optuna.sampler = _sampler(self.study, number)
+            self.optuna.sampler = self.study.make_sampler(number)
             trial = self.optuna.ask()
             baseline = trial.user_attrs.get("baseline")
             row = self.rows.get(trial.number) or TrialRow(trial.number, list(self.study.seeds), name=baseline)

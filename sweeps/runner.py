@@ -190,7 +190,7 @@ class Sweep:
         watch = Watch(
             self.halt,
             self.search,
-            trial_words=self.allocation.trial_words,
+            needs=self.allocation.needs,
             limit_s=self.wait_s or self.study.config({}).timeout_s,
             shared=bool(self.address),
             phases=self.phases,

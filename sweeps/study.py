@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -12,6 +13,8 @@ from random import Random
 from typing import Any
 
 import tomli_w
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
@@ -77,6 +80,17 @@ class Study:
         if isinstance(overrides, Mapping):
             return overrides
         raise ConfigError(f"The function `space` must return a table of keys and values, but got {overrides!r}.")
+
+    def make_sampler(self, number: int) -> BaseSampler:
+        """Return the sampler of trial `number`, seeded by the number so that a resumed study draws the same trials."""
+        seed = (self.sampler_seed + 7919 * number) % 2**32
+        if self.sampler == "nsga2":
+            return NSGAIISampler(population_size=self.population, seed=seed)
+        if self.sampler == "tpe":
+            with warnings.catch_warnings():  # `group`: one model for each branch of a conditional space
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return TPESampler(n_startup_trials=self.startup_trials, multivariate=True, group=True, seed=seed)
+        return RandomSampler(seed=seed)
 
     @cached_property
     def dense(self) -> Baseline | None:

@@ -94,7 +94,8 @@ class Stop(tune.Stopper):
 class Watch(tune.Callback):
     """Callback of Tune that records why a trial was given up, and halts a sweep without running trials.
 
-    `limit_s`: how long trials may wait for resources. `shared`: the cluster has other users, and nodes that join and leave.
+    `needs`: a trial's resources in words. `limit_s`: how long trials may wait for them. `shared`: the cluster has other users, and
+    nodes that join and leave.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Watch(tune.Callback):
         halt: Halt,
         search: LedgerSearch,
         *,
-        trial_words: str,
+        needs: str,
         limit_s: float,
         shared: bool,
         phases: Phases,
@@ -110,7 +111,7 @@ class Watch(tune.Callback):
     ) -> None:
         self._halt = halt
         self._search = search
-        self._trial_words = trial_words
+        self._needs = needs
         self._limit_s = limit_s
         self._phases = phases
         self._on_look = on_look
@@ -138,11 +139,10 @@ class Watch(tune.Callback):
             self._looked = time.monotonic()
             if is_starting():
                 self._waiting.restart()
-        lacks = f"{self._trial_words} needs room"
         if self._nodes is not None:  # a Ray of this process's own has resources, but takes a while to start
-            self._waiting.tell(partial(shortage, lacks))
+            self._waiting.tell(partial(shortage, self._needs))
         if self._waiting.seconds > self._limit_s and self._halt.reason is None:
-            self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {shortage(lacks)}"
+            self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {shortage(self._needs)}"
         elif self._idle.seconds > self._limit_s + START_S and self._halt.reason is None:
             self._halt.reason = (
                 f"No trial has started for {self._idle.seconds:.0f} s, although its processes have their resources"

@@ -43,6 +43,7 @@ RECORDS = {
     "config",
 }
 PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
+STUDIES = {"config", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
     "raysim.errors": (set(), set()),
@@ -94,6 +95,15 @@ ROOMS = {
     "raysim.cli.bench": ({"*"}, {"typer", "rich", "torch"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),
+    "raysim.sweeps.space": ({"config"}, {"optuna"}),
+    "raysim.sweeps.objectives": ({"analysis", "config", "network", "quality", "records"}, set()),
+    "raysim.sweeps.study": ({*STUDIES, "files", "plugins"}, {"optuna"}),
+    "raysim.sweeps.study_checks": ({*STUDIES, "sweeps.study", "workloads"}, {"optuna"}),
+    "raysim.sweeps.study_file": ({*STUDIES, "files", "notation", "sweeps.study", "sweeps.study_checks"}, {"pydantic"}),
+    "raysim.sweeps.trial_rows": ({"analysis", "config", "records", "sweeps.objectives"}, {"pandas", "pyarrow"}),
+    "raysim.sweeps.store": ({"config", "file_lock", "files", "places", "training.checkpoint"}, {"pyarrow"}),
+    "raysim.sweeps.remote_cluster": ({"config"}, set()),
+    "raysim.sweeps.submit": ({"config", "engine.access", "places", "sweeps.remote_cluster"}, {"ray", "pyarrow"}),
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.pricing": ({*RECORDS, "analysis.data"}, {"pandas"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data", "analysis.pricing"}, {"pandas", "pyarrow"}),
@@ -181,6 +191,10 @@ COMMANDS = [
     ["report", "--help"],
     ["simulate", "--help"],
     ["findings", "--help"],
+    ["sweep", "--help"],
+    ["submit", "--help"],
+    ["pack", "--help"],
+    ["export", "--help"],
     ["--version"],
     ["recipes"],
     ["studies"],

@@ -74,7 +74,7 @@ def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path,
     sweep = Sweep(read_study(write_study(tmp_path, engine="ray")), out=tmp_path / "out", address="auto")
     with pytest.raises(ConfigError) as caught:
         sweep.run()
-    assert str(caught.value) == ("a trial of 2 processes with 1 CPU each needs room; 0 of 8 CPU are free.")
+    assert str(caught.value) == ("a trial needs 2 processes with 1 CPU each; 0 of 8 CPU are free.")
     assert not (tmp_path / "out").exists()
 
 

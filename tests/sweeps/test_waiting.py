@@ -22,10 +22,8 @@ def wait(monkeypatch, capsys):
     def wait(seconds, starting_until=0.0):
         monkeypatch.setattr(tuning, "is_starting", lambda: now[0] < starting_until)
         halt = tuning.Halt()
-        words, phases = "a trial of 1 process with 1 CPU", Phases()
-        watch = tuning.Watch(
-            halt, None, trial_words=words, limit_s=60.0, shared=True, phases=phases, on_look=lambda: None
-        )
+        words, phases = "a trial needs 1 process with 1 CPU", Phases()
+        watch = tuning.Watch(halt, None, needs=words, limit_s=60.0, shared=True, phases=phases, on_look=lambda: None)
         while now[0] < seconds and halt.reason is None:
             now[0] += 1.0
             watch.on_step_end(0, [SimpleNamespace(status="PENDING")])
@@ -36,10 +34,8 @@ def wait(monkeypatch, capsys):
 
 def test_a_sweep_without_room_says_so_and_ends(wait):
     reason, words = wait(100)
-    assert (
-        reason == "No trial has had resources for 60 s: a trial of 1 process with 1 CPU needs room; 0 of 2 CPU are free"
-    )
-    assert words.startswith("waiting for room since 10 s: a trial of 1 process with 1 CPU needs room")
+    assert reason == "No trial has had resources for 60 s: a trial needs 1 process with 1 CPU; 0 of 2 CPU are free"
+    assert words.startswith("waiting for room since 10 s: a trial needs 1 process with 1 CPU")
 
 
 def test_processes_that_start_are_no_lack_of_room(wait):
