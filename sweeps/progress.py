@@ -141,14 +141,14 @@ class _View:
 
 
 def _trial_line(row: TrialRow) -> str:
-    """Return an ended trial in a line."""
+    """Return an ended trial in a line: its outcome, figures and configuration."""
     name = f" {row.name}" if row.name else ""
-    figures = ", ".join(
-        f"{objective} {format_figure(objective, figure.value)}" for objective, figure in row.figures.items()
+    figures = "".join(
+        f", {objective} {format_figure(objective, each.value)}" for objective, each in row.figures.items()
     )
     same = f", as trial {row.same_as}" if row.same_as is not None else ""
     reason = f" ({row.error})" if row.error else ""
-    return f"trial {row.trial}{name}: {row.status}{same}{reason}: {row.notation}{': ' if figures else ''}{figures}"
+    return f"trial {row.trial}{name}: {row.status}{same}{reason}{figures}: {row.notation}"
 
 
 def format_figure(name: str, value: float | None) -> str:

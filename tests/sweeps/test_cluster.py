@@ -1,4 +1,4 @@
-"""Cluster files against Ray's own schema, offline; and a sweep over several Ray nodes on this machine."""
+"""Cluster files against Ray's own schema and moto's EC2; sweeps over several Ray nodes on this machine."""
 
 import json
 import os
@@ -167,3 +167,106 @@ def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucke
     for runs in frame["runs"]:
         assert Run(folder / runs[0]).status == "finished"
     assert (folder / "optuna.db").is_file()
+
+
+@pytest.mark.slow
+def test_aws_is_asked_for_the_machines_of_the_file(tmp_path, monkeypatch):
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
+    from ray.autoscaler._private.aws.config import bootstrap_aws
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.util import prepare_config
+    from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "tests")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes the key pair there
+    (tmp_path / ".ssh").mkdir()
+    with moto.mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
+        config = bootstrap_aws(prepare_config(yaml.safe_load((CLUSTERS / "aws.yaml").read_text())))
+        provider = AWSNodeProvider(config["provider"], config["cluster_name"])
+        for kind, count in (("head", 1), ("worker", config["available_node_types"]["worker"]["min_workers"])):
+            node = config["available_node_types"][kind]["node_config"]
+            provider.create_node(node, {TAG_RAY_NODE_KIND: kind, TAG_RAY_USER_NODE_TYPE: kind}, count)
+        client = boto3.client("ec2", region_name="eu-central-1")
+        found = [one for group in client.describe_instances()["Reservations"] for one in group["Instances"]]
+        groups = client.describe_security_groups(GroupIds=[one["GroupId"] for one in found[0]["SecurityGroups"]])
+    assert {one["InstanceType"] for one in found} == {
+        "g5.xlarge",
+        "m6i.xlarge",
+    }  # moto gives the least that is asked for
+    assert {one.get("InstanceLifecycle") for one in found if one["InstanceType"] == "g5.xlarge"} == {"spot"}
+    assert {one["Placement"]["AvailabilityZone"] for one in found} == {"eu-central-1a"}
+    assert {one["SecurityGroups"][0]["GroupId"] for one in found} == {groups["SecurityGroups"][0]["GroupId"]}
+    open_to_all = [
+        (rule.get("FromPort"), rule.get("ToPort"))
+        for rule in groups["SecurityGroups"][0]["IpPermissions"]
+        if any(range_["CidrIp"] == "0.0.0.0/0" for range_ in rule["IpRanges"])
+    ]
+    assert open_to_all == [(22, 22)]  # Ray's ports are for the group alone
+    assert (tmp_path / ".ssh" / Path(config["auth"]["ssh_private_key"]).name).stat().st_mode & 0o077 == 0
+
+
+TWO_SWEEPS = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a closed network of this machine
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+study, out = sys.argv[1], Path(sys.argv[2])
+
+
+def sweep(name, trials):
+    words = ["sweep", study, "--trials", str(trials), "--out", str(out / name), "--address", cluster.address, "--wait", "200"]
+    return subprocess.Popen([sys.executable, "-m", "raysim.cli", *words], stderr=(out / f"{name}.log").open("w"))
+
+
+def wait(seconds, done):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+try:
+    first = sweep("first", 8)
+    wait(120, lambda: len(list((out / "first").glob("trials/*/parts"))) == 2)  # all CPUs are taken
+    first.send_signal(signal.SIGSTOP)  # it keeps them: its trials may end, but it does not hear of that
+    second = sweep("second", 2)
+    wait(120, lambda: "waiting for room" in (out / "second.log").read_text())
+    first.send_signal(signal.SIGCONT)
+    wait(120, lambda: list((out / "second").glob("trials/*")))
+    first.send_signal(signal.SIGSTOP)  # it cannot end before it has seen the node
+    cluster.add_node(num_cpus=2)
+    time.sleep(6)
+    first.send_signal(signal.SIGCONT)
+    print(json.dumps([first.wait(250), second.wait(250)]))
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_second_sweep_gets_its_share_and_nodes_that_join_are_used(tmp_path):
+    base = BASE | {"steps": 60, "checkpoint_every_steps": 10}
+    study = write_study(tmp_path, base=base, engine="ray", sampler="random")
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_SWEEPS, str(study), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=590,
+        env={**os.environ, "RAY_TMPDIR": "/tmp/raysim-two"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in ("first", "second")}
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == [0, 0], logs
+    first, second = (pd.read_parquet(tmp_path / name / "trials.parquet") for name in ("first", "second"))
+    assert set(first["status"]) | set(second["status"]) <= {"finished", "diverged"}
+    assert second["started_at"].min() < first["started_at"].max()  # it did not wait for the first one's end
+    assert "has joined" in logs["first"]
+    assert "waiting for room since 10 s: " in logs["second"]
+    assert "raysim sweep" in logs["second"] or "raysim.cli" in logs["second"]  # who holds it

@@ -1,4 +1,4 @@
-"""A sweep whose driver is killed, again and again; and the dashboards on what it leaves."""
+"""A sweep whose driver, trials or Ray's servers are lost; and the dashboards on what it leaves."""
 
 import json
 import math
@@ -17,10 +17,13 @@ import pandas as pd
 import pytest
 from optuna.trial import TrialState
 from runs import same_records
+from struck import server, strike, to_group, to_server
 from studies import BASE, write_study
 
 from raysim.analysis import load, replay
 from raysim.records import Run
+from raysim.sweeps.runner import Sweep
+from raysim.sweeps.search import LOST_PROCESSES
 from raysim.sweeps.study_file import read_study
 from raysim.training.run import train
 
@@ -161,3 +164,117 @@ def test_the_dashboards_show_the_study(tmp_path):
         for process in running:
             process.kill()
             process.wait()
+
+
+SAID = "Task was killed due to the node running low on memory."
+
+
+@pytest.fixture
+def killed(monkeypatch, ray):
+    """Return a function that makes the first reports of trials the error that Ray raises after it has killed their process."""
+
+    def kill(reports):
+        get, left = ray.get, [reports]
+
+        def fail(refs, **options):
+            found = get(refs, **options)
+            if left[0] and isinstance(found, dict) and "trial_id" in found:
+                left[0] -= 1
+                raise ray.exceptions.OutOfMemoryError(f"{SAID}\nMemory on the node was 22 GB.")
+            return found
+
+        monkeypatch.setattr(ray, "get", fail)
+        return left
+
+    return kill
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, LOST_PROCESSES + 1])
+def test_a_trial_killed_for_memory_is_tried_again_then_failed_and_the_sweep_goes_on(killed, tmp_path, kills):
+    left = killed(kills)
+    one = Sweep(read_study(write_study(tmp_path, trials=2, engine="inline", jobs=1)), out=tmp_path / "out")
+    one.run()
+    assert left == [0]
+    first, second = one.rows
+    assert second.status == "finished"
+    if kills == 1:
+        assert (first.status, first.error) == ("finished", None)
+    else:
+        assert (first.status, first.error) == ("failed", f"gave up after losing its processes 4 times: {SAID[:-1]}")
+
+
+@pytest.mark.slow
+def test_a_node_without_memory_fails_every_trial_and_no_sweep(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")  # of which every machine has more in use
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    path = write_study(tmp_path, trials=2, engine="inline", jobs=1)
+    words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "raysim: all 2 trials failed, the first of them: gave up after losing its processes 4 times" in done.stderr
+    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert frame["status"].tolist() == ["failed"] * 2
+    assert frame["error"].str.endswith("killed due to the node running low on memory").all()
+
+
+STUDY = BASE | {"steps": 1000, "checkpoint_every_steps": 100, "evaluate_every_steps": 500}
+WORDS = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "has been stopped for 5 s"}
+
+
+def begun(out, name, phase):
+    """Return whether a phase of a sweep has begun: its server has started, or its second trial goes on."""
+
+    def reached(said, driver):
+        return server(driver, name) is not None and (phase == "start" or any(out.glob("trials/1-s0/parts/steps-*")))
+
+    return reached
+
+
+def sweep_words(tmp_path):
+    path = write_study(tmp_path, trials=3, base=STUDY, engine="inline", jobs=1, objectives=["accuracy_on"])
+    return ["sweep", str(path), "--out", str(tmp_path / "out")]
+
+
+def check_resume(words):
+    """Resume a sweep of three trials, of which one had ended, and check that it is not told again."""
+    done = subprocess.run(
+        [sys.executable, "-m", "raysim.cli", *words, "--resume"],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 of 3 trials were finished before" in done.stderr
+    assert ["trial 0 " in done.stderr, "trial 1: finished" in done.stderr] == [False, True]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_sigterm_to_the_group_of_a_sweep_is_an_interruption_and_old_trials_are_said_to_be_old(tmp_path):
+    words = sweep_words(tmp_path)
+    struck = strike(words, begun(tmp_path / "out", "raylet", "trial"), to_group)
+    assert struck.left == []
+    assert struck.code == 143
+    last = struck.said.splitlines()[-1]
+    assert last == f"raysim: interrupted. To go on: raysim {' '.join(words)} --resume"
+    assert pd.read_parquet(tmp_path / "out" / "trials.parquet")["status"].tolist() == ["finished", "waiting"]
+    check_resume(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["start", "trial"])
+@pytest.mark.parametrize("number", WORDS)
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_sweep_without_servers_ends_with_a_sentence(tmp_path, name, number, phase):
+    words = sweep_words(tmp_path)
+    struck = strike(words, begun(tmp_path / "out", name, phase), to_server(name, number))
+    assert struck.left == []
+    assert struck.code == 1
+    last = struck.said.splitlines()[-1]
+    assert last.endswith(f". To go on: raysim {' '.join(words)} --resume")
+    assert phase == "start" or last.startswith(f"raysim: Ray's {name} {WORDS[number]}.")
+    if (name, phase) == ("raylet", "trial"):
+        check_resume(words)
