@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESample
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
-from raysim.config.overrides import merge
+from raysim.config.reading import merge
 from raysim.files import write_whole
 from raysim.plugins import modules_in
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
@@ -204,7 +204,7 @@ class Study:
 
 def workers(config: RunConfig) -> int:
     """Return the number of workers over all replicas, each a process of its own on Ray."""
-    return config.num_replicas * (max(config.parsed_schedule.workers(config.stages)) + 1)
+    return config.num_replicas * (max(config.executed_schedule.workers(config.stages)) + 1)
 
 
 def override(values: dict[str, Any], key: str, value: Any) -> None:

@@ -83,6 +83,6 @@ def model_of(values: Mapping[Any, Any]) -> str:
     name = str(values.get("model", "a model"))
     if name != "hf":
         return name
-    from raysim.config.family import model_title
+    from raysim.config.keys import model_title
 
     return model_title(name, values.get("model.path"), values.get("model.config"))

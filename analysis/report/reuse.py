@@ -15,7 +15,7 @@ from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from raysim.analysis.report.material import Job, Material
 from raysim.analysis.report.words import speedup
-from raysim.config.links import OTHERS, is_by_replica
+from raysim.config.boundaries import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
     from raysim.analysis.report.material import Job

@@ -36,5 +36,5 @@ class Strict(BaseModel):
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("no_truth", "Input should be no truth value")
+            raise PydanticCustomError("no_truth", "Input should be a number or a text, not a boolean")
         return value

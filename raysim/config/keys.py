@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
@@ -13,7 +14,12 @@ from pydantic import BaseModel
 
 from raysim.config.fields import Role
 from raysim.config.optimizer import OptimizerConfig
-from raysim.config.run import Named, RunConfig
+from raysim.config.run import RunConfig
+from raysim.config.run_fields import Named
+from raysim.files import read_text
+from raysim.notation import Notation
+
+_MODEL_TYPE = re.compile(r"model_type\W+([\w-]+)")
 
 
 class Key(NamedTuple):
@@ -80,13 +86,16 @@ def as_row(config: RunConfig) -> dict[str, Any]:
 
 
 def _keys(prefix: str, model: type[BaseModel]) -> list[Key]:
-    found = []
+    keys = []
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
         role = cast("Role", extra["role"]) if isinstance(extra, Mapping) else "setting"
-        default = getattr(field.default, "name", field.default)
-        found.append(Key(prefix + name, default, field.description or "", role, _kind(field.annotation)))
-    return found
+        default = field.default
+        if isinstance(default, (Named, OptimizerConfig)):
+            default = default.name
+        written = repr(default) if isinstance(default, Notation) else default
+        keys.append(Key(prefix + name, written, field.description or "", role, _kind(field.annotation)))
+    return keys
 
 
 def _kind(annotation: Any) -> str:
@@ -99,6 +108,31 @@ def _kind(annotation: Any) -> str:
     if origin is tuple:
         return f"list[{_kind(arguments[0])}]"
     if origin in (Union, UnionType):
-        kinds = {_kind(one) for one in arguments if one is not type(None)}
+        kinds = {_kind(argument) for argument in arguments if argument is not type(None)}
         return kinds.pop() if len(kinds) == 1 else "str"
-    return "str" if annotation is Named else str(annotation.__name__)
+    return annotation.__name__ if annotation in (bool, int, float) else "str"
+
+
+def model_title(name: str, path: Any = None, config: Any = None) -> str:
+    """Return a model's name; of `hf`, with the type of its configuration, or else the folder or name that holds it.
+
+    `config` is a table, its text in TOML or JSON, or the path of a file.
+
+    >>> model_title("gpt"), model_title("hf", config={"model_type": "qwen2"}), model_title("hf", "Qwen/Qwen2-0.5B")
+    ('gpt', 'hf qwen2', 'hf Qwen2-0.5B')
+    """
+    if name != "hf":
+        return name
+    places = [Path(path).expanduser() / "config.json"] if isinstance(path, str) else []
+    places += [Path(config).expanduser()] if isinstance(config, str) and config.endswith(".json") else []
+    for text in (str(config), *map(_text, places)):
+        if found := _MODEL_TYPE.search(text):
+            return f"hf {found[1]}"
+    return f"hf {Path(path).name}" if isinstance(path, str) else name
+
+
+def _text(place: Path) -> str:
+    try:
+        return read_text(place)
+    except (OSError, ValueError):
+        return ""

@@ -1,7 +1,8 @@
-"""Reading a configuration: of a recipe, a TOML file, or nested values."""
+"""Reading a configuration: of a recipe, a TOML file, nested values and overrides; errors are one sentence."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -11,13 +12,51 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from raysim.config.errors import ConfigError, sentence
-from raysim.config.overrides import EXCLUSIVE, apply_override, holds, merge
+from raysim.config.boundaries import OTHERS
+from raysim.config.optimizer import OPTIMIZERS, OptimizerConfig
 from raysim.config.run import RunConfig
+from raysim.errors import InputError
 from raysim.files import read_text
 from raysim.notation import known_words, shown
 
 LARGEST_BYTES = 4 * 2**20  # of a TOML file
+# A key that is set takes the other one away.
+EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
+_OF_FALLING = ("decay_epochs", "decay_every")  # options without effect on a constant learning rate
+# Words that pydantic puts into the path of a value of several kinds; no key has such a name.
+_UNION = ("str", "constrained-int")
+_NESTED = ("tuple[", "dict[", "constrained-tuple")
+
+
+class ConfigError(InputError):
+    """A configuration is wrong: one sentence with field, value and rule."""
+
+
+def sentence(error: ValidationError) -> str:
+    """Return the first error of pydantic's as one of our sentences."""
+    found = error.errors(include_url=False)
+    # of a field that is one value or a list, the rule of the one that was given
+    one = ("int_type", "string_type", "dict_type")
+    errors = [each for each in found if each["type"] not in one or not isinstance(each["input"], (list, tuple))]
+    first = (errors or found)[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in _UNION and not str(part).startswith(_NESTED))
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"]).strip()
+        return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
+    if first["type"] == "extra_forbidden":
+        known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
+        prefix = "optimizer." if key.startswith("optimizer.") else ""
+        return f"Unknown key `{key}`.{known_words(key.removeprefix(prefix), known, prefix)}"
+    if first["type"] == "missing":
+        return f"`{key}` must be given."
+    rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
+    if first["type"] == "too_long":
+        rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
+    rule = rules.get(
+        first["type"],
+        re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
+    )
+    return f"`{key}` must be {rule}, but got {shown(first['input'])}."
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -34,7 +73,7 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises ConfigError where the recipe, the file, a key or a value is wrong.
 
     >>> read_config("digits-cnn", ["steps=10", "forward=TopK(density=0.1)"]).forward
-    'TopK(0.1)'
+    TopK(0.1)
     """
     name, values = read_source(source)
     keys = [apply_override(values, override) for override in overrides]
@@ -103,3 +142,60 @@ def recipe_names() -> list[str]:
         for entry in resources.files("raysim.recipes").iterdir()
         if entry.name.endswith(".toml")
     )
+
+
+def apply_override(values: dict[str, Any], override: str) -> str:
+    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; return the key.
+
+    Raises ConfigError where it is no such text, or the key cannot be one.
+    """
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"An override is written key=value, but got {shown(override)}.")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # also of a number of thousands of digits
+        parsed = {}
+    merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
+    return key
+
+
+def merge(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
+    if key in ("model.name", "data.name", "loss.name"):
+        key = key.removesuffix(".name")
+    top = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = values.setdefault(parent, {})
+        if parents[0] in ("forward", "backward") and not isinstance(inner, dict):
+            inner = {OTHERS: inner}  # the key sets one replica or tensor apart
+        if isinstance(inner, str):
+            inner = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"`{key}` is no key: `{parent}` is {inner!r}.")
+        values[parent] = inner = dict(inner)
+        values = inner
+    if isinstance(value, dict) and last in ("model", "data", "optimizer") and "name" not in value:
+        for option, option_value in value.items():
+            merge(values, f"{last}.{option}", option_value)
+        return
+    values.pop(EXCLUSIVE.get(key, ""), None)
+    values[last] = value
+    optimizer = top.get("optimizer")
+    if isinstance(optimizer, dict):  # options that mean nothing to the new choice are dropped
+        if key == "optimizer.name" and isinstance(value, str) and value in OPTIMIZERS:
+            for option in {option for options in OPTIMIZERS.values() for option in options} - {*OPTIMIZERS[value]}:
+                optimizer.pop(option, None)
+        elif key == "optimizer.decay" and value == "constant":
+            for option in _OF_FALLING:
+                optimizer.pop(option, None)
+
+
+def holds(values: Any, key: str) -> bool:
+    """Return whether nested values have a dotted key."""
+    first, _, rest = key.partition(".")
+    if not isinstance(values, Mapping):  # a bare name
+        return key == "name"
+    return first in values and (not rest or holds(values[first], rest))

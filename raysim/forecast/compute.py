@@ -57,7 +57,7 @@ def fit_schedule(config: RunConfig, profile: Profile) -> Profile:
     They take equally long; a forward that is computed again is part of the first. Where weights are updated after each
     microbatch, a step has as many updates.
     """
-    if config.weight_policy.updates_each_microbatch:
+    if config.weights.updates_each_microbatch:
         profile = replace(profile, update_s=config.num_microbatches * profile.update_s)
     if not cuts_backward(config, profile.num_stages) or profile.compute_s.shape[2] == len(OPS):
         return profile
@@ -66,5 +66,5 @@ def fit_schedule(config: RunConfig, profile: Profile) -> Profile:
 
 def cuts_backward(config: RunConfig, num_stages: int) -> bool:
     """Return whether the schedule has backwards in two parts; raises ValueError where it does not fit the run."""
-    table = make_table(config.parsed_schedule, num_stages, config.num_microbatches)
+    table = make_table(config.executed_schedule, num_stages, config.num_microbatches)
     return int(table.op.max()) == OPS.index("W")

@@ -215,7 +215,7 @@ def _forecast(
     parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
     check_names(config, parts.boundaries)
     num_stages = len(parts.stages)
-    schedule = config.parsed_schedule
+    schedule = config.executed_schedule
     cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
     steady = _compute(config, device, recorded, efficiency, parts.flops_forward, notes)
@@ -235,10 +235,10 @@ def _forecast(
         shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
         averages = replica_costs(config, shapes, codec_bytes_per_s, notes)
         notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
-    if not config.weight_policy.flush:
+    if not config.weights.flush:
         notes.append(
-            f"{config.weights}: a step is one of many without a flush, from the end of the step before to its own; its parts by worker "
-            "are those of that time."
+            f"{config.weights!r}: a step is one of many without a flush, from the end of the step before to its own; its parts "
+            "by worker are those of that time."
         )
     names = [dict(module.named_parameters()) for module in parts.stages]
     tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)

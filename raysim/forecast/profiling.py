@@ -43,7 +43,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         "codec_speed": None,
     }
     alone["batch_size"] = config.batch_size // config.num_replicas  # the share of one replica
-    workload = prepare(config.model_copy(update=changes | alone))
+    workload = prepare(config.changed(**changes | alone))
     engine = InlineEngine(workload)
     engine.check()
     engine.start()

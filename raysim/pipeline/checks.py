@@ -93,7 +93,7 @@ def _check_twins(plan: Plan) -> None:
 
 def _check_tied_weights(plan: Plan) -> None:
     """Raise ConfigError where the copies of parameters that are tied between stages would part."""
-    policy = plan.weight_policy
+    policy = plan.config.weights
     if policy.flush or not plan.tied:
         return
     if policy.updates_each_microbatch or policy.rate_by_stage:
@@ -118,8 +118,8 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
                 "the parameters that replicas exchange would not be."
             )
-        if plan.weight_policy.predicts:
+        if plan.config.weights.predicts:
             raise ConfigError(
-                f"`weights` cannot be {plan.weight_policy!r} at stage {stage}, whose weights are constrained after each update: "
+                f"`weights` cannot be {plan.config.weights!r} at stage {stage}, whose weights are constrained after each update: "
                 "predicted ones would not be."
             )

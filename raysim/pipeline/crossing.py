@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysim.compressors import parse as parse_compressor
 from raysim.config import ConfigError, RunConfig
-from raysim.config.links import Pairs, named, of_tensor
+from raysim.config.boundaries import Pairs, named, of_tensor
 from raysim.values import UNNAMED, Boundary
 
 
@@ -30,17 +29,17 @@ def check_names(config: RunConfig, boundaries: Sequence[Boundary]) -> None:
     names must cross that boundary.
     """
     for field in ("forward", "backward"):
-        for place, name, notation in named(getattr(config, field)):
-            here = list(boundaries) if place is None else [boundaries[place]]
-            where = "a boundary" if place is None else f"boundary {place}"
+        for i, name, compressor in named(getattr(config, field)):
+            here = list(boundaries) if i is None else [boundaries[i]]
+            where = "a boundary" if i is None else f"boundary {i}"
             crossing = dict.fromkeys(
                 known for one in here for known in (*one.shapes, *one.exact_bytes) if known != UNNAMED
             )
             if name not in crossing:
                 held = ", ".join(crossing) or "one without a name"
                 raise ConfigError(f"`{field}` must name tensors that cross {where} ({held}), but got {name!r}.")
-            if any(name in one.exact_bytes for one in here) and not parse_compressor(notation).exact:
+            if any(name in one.exact_bytes for one in here) and not compressor.exact:
                 raise ConfigError(
                     f"`{field}.{name}` must be Identity or be left out, since `{name}` holds integers or booleans, which are sent "
-                    f"as they are, but got {notation}."
+                    f"as they are, but got {compressor!r}."
                 )

@@ -26,7 +26,7 @@ def exchange_delay(config: RunConfig) -> int:
     methods = _taking_part(config)
     if not methods:
         return 0
-    unread = 0 if config.weight_policy.updates_each_microbatch else min(map(min, config.weight_delays()))
+    unread = 0 if config.weights.updates_each_microbatch else min(map(min, config.weight_delays()))
     return unread + min(method.steps_under_way for method in methods)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from raysim.codecs import Codec
 from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig
-from raysim.config.links import Pairs
+from raysim.config.boundaries import Pairs
 from raysim.network.memory import StageMemory
 from raysim.pipeline.checks import check_plan
 from raysim.pipeline.crossing import check_names, compressors_of
@@ -26,7 +26,6 @@ from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import Boundary
-from raysim.weights import WeightPolicy
 from raysim.weights.base import Delays
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
 from raysim.workloads.metrics import check_metrics
@@ -125,11 +124,6 @@ class Plan:
     def decentralized(self) -> bool:
         """True if replicas keep parameters of their own, or train other parameters than the evaluated ones."""
         return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
-
-    @cached_property
-    def weight_policy(self) -> WeightPolicy:
-        """The policy of the weights."""
-        return self.config.weight_policy
 
     @cached_property
     def weight_delays(self) -> Delays:
@@ -298,7 +292,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
     )
     check_names(config, parts.boundaries)
     check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
-    schedule = config.parsed_schedule
+    schedule = config.executed_schedule
     plan = Plan(
         config=config,
         task=task,

@@ -71,7 +71,7 @@ class Stage:
         self._constrained = [part for part in self.module.modules() if isinstance(part, Constrained)]
         self._unscale(self.module.parameters())
         delays = delays or [0] * config.num_microbatches
-        self.versions = Versions(config.weight_policy, delays, self.module.named_parameters(), self._unscale)
+        self.versions = Versions(config.weights, delays, self.module.named_parameters(), self._unscale)
         self.twin = False  # whether microbatches go through with the parameters of the step before, too
         self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}

@@ -9,7 +9,7 @@ from torch import nn
 
 from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
-from raysim.config.links import Pairs
+from raysim.config.boundaries import Pairs
 from raysim.network.memory import Needs, StageMemory, packets_in_flight, worst_moment
 from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.exchanges import takes_part
@@ -29,7 +29,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     twin = config.num_replicas > 1 and any(method.uses_previous_gradients for method in config.replica_methods())
     copies = 2 if twin else 1  # twin steps also hold the parameters of the step before, and the tensors made with them
     residuals, references = _method_memories(config, parts, num_samples)
-    schedule = config.parsed_schedule
+    schedule = config.executed_schedule
     count = config.num_microbatches
     if isinstance(schedule, Unflushed):  # those of further steps are in flight beside them
         count = max(count, *schedule.in_flight(num_stages))
@@ -45,7 +45,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
     elementwise = find_elementwise(parts.stages, tied_owners(parts))
-    policy, delays = config.weight_policy, config.weight_delays()
+    policy, delays = config.weights, config.weight_delays()
     memories = []
     for stage, module in enumerate(parts.stages):
         in_flight, waiting, workspace = worst[stage]

@@ -27,13 +27,13 @@ class Updates:
         `norms` are the squared norms of all stages of each replica. Stages that update after each microbatch do nothing
         here. Without a flush, stages know their own norms alone. Raises DivergedError where a norm is not finite.
         """
-        if self.plan.weight_policy.updates_each_microbatch:
+        if self.plan.config.weights.updates_each_microbatch:
             return None
         norm, mine = None, norms[self.replica]
         if self.plan.config.optimizer.clip_norm is not None:
             norm = _finite_norm(step, [mine[stage] for stage in sorted(mine)])  # whichever workers own them
         for index, stage in self.stages.items():
-            own = norm if norm is None or self.plan.weight_policy.flush else math.sqrt(mine[index])
+            own = norm if norm is None or self.plan.config.weights.flush else math.sqrt(mine[index])
             if self.plan.needs_previous_gradients(step + 1):
                 stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
@@ -61,7 +61,7 @@ class Updates:
         if config.clip_norm is not None and norm is not None:
             scale = min(1.0, config.clip_norm / (norm + 1e-6))
         rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
-        rate = self.plan.weight_policy.rate(rate, stage.versions.longest, step)
+        rate = self.plan.config.weights.rate(rate, stage.versions.longest, step)
         stage.update(rate, scale, with_momentum)
 
 

@@ -266,7 +266,7 @@ class Worker:
         """Return the kind of work of a stage's actions in this step beside one forward or backward, for the records."""
         if self.plan.needs_previous_gradients(self.step):
             return "twin"
-        if self.plan.weight_policy.updates_each_microbatch:
+        if self.plan.config.weights.updates_each_microbatch:
             return "update"
         return "sensitivity" if stage - 1 in self._sensitivities else None
 
@@ -293,7 +293,7 @@ class Worker:
             y = None
         else:
             y = (stage.backward_input if action in self._apart else stage.backward)(microbatch, x)
-            if self.plan.weight_policy.updates_each_microbatch:
+            if self.plan.config.weights.updates_each_microbatch:
                 self.updates.end_microbatch(self.step, action.stage)
         return y
 

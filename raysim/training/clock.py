@@ -63,7 +63,7 @@ class Clock:
 
     def _simulated_s(self, network: Network, profile: Profile) -> float:
         return simulate(
-            self.plan.config.parsed_schedule,
+            self.plan.config.executed_schedule,
             profile,
             network,
             num_microbatches=self.plan.config.num_microbatches,

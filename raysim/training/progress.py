@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from raysim.config.family import model_title
-from raysim.config.links import ByReplica
+from raysim.config.boundaries import ByReplica
+from raysim.config.keys import model_title
 from raysim.network.memory import format_bytes
-from raysim.schedules.families import parse_schedule
 from raysim.training.phases import to_stderr
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def header(training: Training) -> list[str]:
     """Return lines with the model, stages, parameters, samples, evaluations and folder of a run that is about to start."""
     config, plan, workload = training.config, training.plan, training.workload
     stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
-    owners = max(parse_schedule(config.schedule).workers(plan.num_stages)) + 1
+    owners = max(config.schedule.workers(plan.num_stages)) + 1
     workers = f" on {owners} workers" if owners != plan.num_stages else ""
     replicas = f", {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
     epochs = plan.num_steps / plan.steps_per_epoch
@@ -188,4 +187,4 @@ def _modes(training: Training) -> str:
 def _written(setting: ByReplica) -> str:
     if isinstance(setting, dict):
         return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in setting.items())}}}"
-    return setting if isinstance(setting, str) else f"[{', '.join(map(_written, setting))}]"
+    return f"[{', '.join(map(_written, setting))}]" if isinstance(setting, tuple) else repr(setting)

@@ -69,7 +69,9 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
             _check_same(key, old.get(key), row.get(key))
     _check_same("cuts", old["cuts"], row["cuts"])
     if row["schedule_rows"] != old.get("schedule_rows"):
-        raise ConfigError(f"`schedule` must have the rows of the run to resume, but {config.schedule} has others now.")
+        raise ConfigError(
+            f"`schedule` must have the rows of the run to resume, but {config.schedule!r} has others now."
+        )
     try:
         found, errors = newest_whole(folder / "checkpoints", recorder.check_parts)
     except CheckpointError as error:

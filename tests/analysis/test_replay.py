@@ -99,7 +99,7 @@ def test_every_schedule_is_replayed(small, tmp_path, name):
     if name == "custom":
         file.unlink()
     found = Replay(run)
-    rows = make_config({**SMALL, **RUNS[name]}).parsed_schedule.rows(found.num_stages, 4)
+    rows = make_config({**SMALL, **RUNS[name]}).executed_schedule.rows(found.num_stages, 4)
     assert found.rows == rows
     assert found.num_workers == len(rows) == (3 if name == "zero-bubble" else 2)
     links, owner = run.links, {action.stage: worker for worker, row in enumerate(rows) for action in row}

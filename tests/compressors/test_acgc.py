@@ -222,7 +222,7 @@ def test_replicas_measure_their_own_before_they_average(small) -> None:
     """What a replica measures is what a pipeline of its microbatches alone would, though replicas send much less than all."""
     config = small(num_replicas=2, num_microbatches=2, forward="ACGC(0.1)", replica_gradient="TopK(0.1)")
     (both,) = measured(config)
-    (dense,) = measured(config.model_copy(update={"replica_gradient": "Identity"}))
+    (dense,) = measured(config.changed(replica_gradient="Identity"))
     assert both == dense
     assert len(set(both.values())) == len(both) == 4
 

@@ -22,7 +22,7 @@ from raysim.config import (
     read_source,
     recipe_names,
 )
-from raysim.config.links import OTHERS
+from raysim.config.boundaries import OTHERS
 from raysim.pipeline.plan import prepare
 from raysim.schedules.families import SCHEDULES
 from raysim.training.run import Training
@@ -114,13 +114,13 @@ def test_overrides_are_typed_by_toml(base: Path) -> None:
             "name=other",
         ],
     )
-    assert (config.steps, config.forward, config.backward) == (7, "TopK(0.1)", "Quantize(8)")
+    assert (config.steps, config.forward, config.backward) == (7, parse("TopK(0.1)"), parse("Quantize(8)"))
     assert (config.optimizer.learning_rate, config.optimizer.momentum, config.optimizer.clip_norm) == (0.001, 0.9, 2.0)
     assert config.model.options == {"width": 8}
     assert config.recompute is True
     assert config.name == "other"
-    assert read_config(base, ["forward=TopK(density=0.10)"]).forward == "TopK(0.1)"  # canonical
-    assert read_config(base, ["schedule=1F1B()"]).schedule == "1F1B"
+    assert read_config(base, ["forward=TopK(density=0.10)"]).flat()["forward"] == "TopK(0.1)"  # canonical
+    assert read_config(base, ["schedule=1F1B()"]).flat()["schedule"] == "1F1B"
     assert read_config(base, ["steps=3", "steps=5"]).steps == 5  # the last word counts
     values: dict = {}
     for text in ("a.b=1", 'a.c="x y"', "d=x y", "e=[1, 2]", "f=1\ng=2", "h=", "i=# 3", "model.x=1"):
@@ -161,7 +161,7 @@ def test_files_derive_from_recipes_and_files(tmp_path: Path, base: Path) -> None
     (tmp_path / "child.toml").write_text('base = "parent.toml"\nbackward = "Quantize(8)"\nseed = 3\n')
     config = read_config(tmp_path / "child.toml", ["seed=4"])
     assert (config.name, config.seed, config.epochs, config.steps) == ("child", 4, 2, None)
-    assert (config.forward, config.backward) == ("TopK(0.1)", "Quantize(8)")
+    assert (config.forward, config.backward) == (parse("TopK(0.1)"), parse("Quantize(8)"))
     assert (config.optimizer.momentum, config.optimizer.learning_rate) == (0.5, 0.05)
     assert config.model.name == "cnn"
     assert config.model.options == {"width": 8}
@@ -173,7 +173,7 @@ def test_files_derive_from_recipes_and_files(tmp_path: Path, base: Path) -> None
 
 def test_compressors_of_each_boundary() -> None:
     config = make_config({**SMALL, "forward": ["TopK(0.1)", "Quantize(4)"], "backward": "Identity"})
-    assert config.forward == ("TopK(0.1)", "Quantize(4)")
+    assert config.flat()["forward"] == ("TopK(0.1)", "Quantize(4)")
     assert config.compressors() == [
         [{OTHERS: (parse("TopK(0.1)"), parse("Identity"))}, {OTHERS: (parse("Quantize(4)"), parse("Identity"))}]
     ]
@@ -193,7 +193,7 @@ def test_compressors_of_each_replica(base: Path) -> None:
     four = {"num_replicas": 4, "num_microbatches": 1}
     table = {"others": "Quantize(8)", "2": ["TopK(density=0.1)", "Identity"]}
     config = make_config({**SMALL, **four, "forward": table, "backward": {"0": "Quantize(4)"}})
-    assert config.forward == {"2": ("TopK(0.1)", "Identity"), "others": "Quantize(8)"}
+    assert config.flat()["forward"] == {"2": ("TopK(0.1)", "Identity"), "others": "Quantize(8)"}
     each = [[tuple(map(repr, pairs[OTHERS])) for pairs in links] for links in config.compressors()]
     assert each == [
         [("Quantize(8)", "Quantize(4)")] * 2,
@@ -208,14 +208,17 @@ def test_compressors_of_each_replica(base: Path) -> None:
         == config.forward
     )
     texts = ["num_replicas=2", "forward=Quantize(8)", "forward.1=TopK(0.1)"]
-    assert read_config(base, texts).forward == {"1": "TopK(0.1)", "others": "Quantize(8)"}
-    assert read_config(base, ["num_replicas=2", "forward={1='TopK(0.1)'}"]).forward == {"1": "TopK(0.1)"}
+    assert read_config(base, texts).flat()["forward"] == {"1": "TopK(0.1)", "others": "Quantize(8)"}
+    assert read_config(base, ["num_replicas=2", "forward={1='TopK(0.1)'}"]).flat()["forward"] == {"1": "TopK(0.1)"}
 
 
 def test_compressors_of_each_tensor(base: Path) -> None:
     table = {"skip": "Quantize(8)", "hidden": "TopK(density=0.1)", "others": "Quantize(4)"}
     config = make_config({**SMALL, "forward": [table, "Identity"], "backward": {"hidden": "Quantize(2)"}})
-    assert config.forward == ({"hidden": "TopK(0.1)", "skip": "Quantize(8)", "others": "Quantize(4)"}, "Identity")
+    assert config.flat()["forward"] == (
+        {"hidden": "TopK(0.1)", "skip": "Quantize(8)", "others": "Quantize(4)"},
+        "Identity",
+    )
     each = [{name: tuple(map(repr, pair)) for name, pair in pairs.items()} for pairs in config.compressors()[0]]
     assert each == [
         {
@@ -229,12 +232,12 @@ def test_compressors_of_each_tensor(base: Path) -> None:
     assert written == '[{hidden = "TopK(0.1)", skip = "Quantize(8)", others = "Quantize(4)"}, "Identity"]'
     assert make_config({**SMALL, "forward": written}).forward == config.forward  # as a study or the records hold it
     assert read_config(base, ["num_stages=3", f"forward={written}"]).forward == config.forward
-    assert read_config(base, ["forward=Quantize(8)", "forward.skip=TopK(0.1)"]).forward == {
+    assert read_config(base, ["forward=Quantize(8)", "forward.skip=TopK(0.1)"]).flat()["forward"] == {
         "skip": "TopK(0.1)",
         "others": "Quantize(8)",
     }
     both = read_config(base, ["num_replicas=2", "forward.1.skip=TopK(0.1)"])
-    assert both.forward == {"1": {"skip": "TopK(0.1)"}}
+    assert both.flat()["forward"] == {"1": {"skip": "TopK(0.1)"}}
     assert as_row(both)["forward"] == '{1 = {skip = "TopK(0.1)"}}'
     shared = make_config({**SMALL, "forward": {"skip": "TopK(0.1)"}, "shared_indices": True}).compressors()[0][0]
     assert isinstance(shared["skip"][1], AtSupport)  # what is sent whole goes back whole
@@ -271,7 +274,7 @@ REFUSED = {
     "steps=-5": "`steps` must be greater than or equal to 1, but got -5.",
     "steps=abc": "`steps` must be a valid integer, but got 'abc'.",
     "steps=1.5": "`steps` must be a valid integer, but got 1.5.",
-    "steps=true": "`steps` must be no truth value, but got True.",
+    "steps=true": "`steps` must be a number or a text, not a boolean, but got True.",
     "steps=5000000000": "`steps` must be less than or equal to 2147483647, but got 5000000000.",
     "seed=-1": "`seed` must be greater than or equal to 0, but got -1.",
     "seed=18446744073709551616": (
@@ -296,7 +299,7 @@ REFUSED = {
     "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be greater than or equal to 0, but got -1.",
     "optimizer.learning_rate=nan": "`optimizer.learning_rate` must be a finite number, but got nan.",
     "optimizer.momentum=1": "`optimizer.momentum` must be less than 1, but got 1.",
-    "optimizer.momentum=true": "`optimizer.momentum` must be no truth value, but got True.",
+    "optimizer.momentum=true": "`optimizer.momentum` must be a number or a text, not a boolean, but got True.",
     "optimizer.clip_norm=0": "`optimizer.clip_norm` must be greater than 0, but got 0.",
     "optimizer.betas=[0.9, 0.99]": "`optimizer.betas` has no effect with `optimizer.name` = 'sgd'. Leave it out.",
     "name=../x": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got '../x'.",

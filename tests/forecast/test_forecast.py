@@ -122,7 +122,7 @@ def test_codecs_can_be_given_a_speed():
 @pytest.mark.parametrize("text", ["ZBH1", "Interleaved1F1B(2)", "1F1B(ahead=2)", "GPipe"])
 def test_every_schedule_is_forecast(text):
     found = forecast("digits-cnn", f"schedule={text}", device="A100")
-    assert repr(found.schedule) == found.config.schedule == text
+    assert repr(found.schedule) == repr(found.config.schedule) == text
     assert found.memories == prepare(read_config("digits-cnn", [f"schedule={text}"])).plan.memories
     assert found.num_workers == (2 if text.startswith("Inter") else 4)
     assert found.step_s(parse_network("8mbps")) > found.step_s(FREE) > 0

@@ -34,8 +34,8 @@ def linked(config):
     workload = prepare(config)
     model = build_model(config.model.name, config.model.options, workload.data.shape, config.seed)
     links = {
-        "forward": config.forward,
-        "backward": config.backward,
+        "forward": config.flat()["forward"],
+        "backward": config.flat()["backward"],
         "num_microbatches": config.num_microbatches,
         "shared_indices": config.shared_indices,
         "seed": config.seed,

@@ -98,7 +98,7 @@ def test_schedules_give_the_same_bits(small, run, tmp_path):
     custom = two_workers(config.stages, config.num_microbatches, tmp_path / "rows.csv")
     by_cooldown = "Epilogue" in str(RUNS[run].get("backward"))
     for schedule in [custom] if by_cooldown else dict.fromkeys([own, "1F1B", custom]):
-        engine, others = trained(config.model_copy(update={"schedule": schedule}))
+        engine, others = trained(config.changed(schedule=schedule))
         assert others == losses
         found = tensors(engine)
         assert found.keys() == state.keys()

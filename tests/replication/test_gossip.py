@@ -127,6 +127,6 @@ def test_their_mean_is_what_is_evaluated_and_what_a_run_leaves(small, tmp_path) 
         for name, x in weights(engine, replica).items():
             x.data.copy_(mean[name])
     assert engine.evaluate("off") == evaluated
-    run = train(config.model_copy(update={"steps": 3}), out=tmp_path / "run", engine="inline")
+    run = train(config.changed(steps=3), out=tmp_path / "run", engine="inline")
     left = load_weights(run.folder)
     assert all(torch.equal(x, left[name.split(".", 1)[1]]) for name, x in mean.items())

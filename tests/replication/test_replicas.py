@@ -70,7 +70,7 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
         {"model": {"name": "tests.support.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]},
     ):
         config = small(**{**REPLICAS, **kind, "replica_gradient": MARINA, "optimizer": {"learning_rate": 0.0}})
-        twin, single = start(config), start(config.model_copy(update={"replica_gradient": "Identity"}))
+        twin, single = start(config), start(config.changed(replica_gradient="Identity"))
         for step in range(2):
             reports = [engine.step(step) for engine in (twin, single)]
             assert [r.losses for r in reports[0]] == [r.losses for r in reports[1]]

@@ -55,7 +55,7 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
     policy, delays = parse_weights(weights), config.weight_delays()[stage]
     run = Stage(Parabola(), config, torch.device("cpu"), first=True, last=True, loss=lambda y, *_: y, delays=delays)
     found = [float(run.module.weight.detach())]
-    row = config.parsed_schedule.rows(num_stages, MICROBATCHES)[stage]
+    row = config.executed_schedule.rows(num_stages, MICROBATCHES)[stage]
     for step in range(steps):
         run.begin(twin=False)
         rate = policy.rate(RATE, run.versions.longest, step)

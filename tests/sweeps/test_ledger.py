@@ -54,7 +54,7 @@ def test_baselines_come_first_and_the_budget_is_kept(opened):
         ledger.begin(row, [])
         names.append(row.name)
         ledger.end(row, finished(accuracy=len(names) / 10))
-        assert config.forward == row.notation.split()[0].removeprefix("forward=")
+        assert repr(config.forward) == row.notation.split()[0].removeprefix("forward=")
     assert names == ["dense", None, None, None]
     assert ledger.rows.distinct == 4
     check_agree(ledger)

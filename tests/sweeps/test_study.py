@@ -73,7 +73,7 @@ def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
 def test_overrides_change_the_base(tmp_path):
     study = read_study(write_study(tmp_path), ["steps=9", "optimizer.learning_rate=0.5"])
     config = study.config({"forward": "TopK(density=0.1)"})
-    assert (config.steps, config.optimizer.learning_rate, config.forward) == (9, 0.5, "TopK(0.1)")
+    assert (config.steps, config.optimizer.learning_rate, repr(config.forward)) == (9, 0.5, "TopK(0.1)")
 
 
 def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):

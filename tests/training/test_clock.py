@@ -67,9 +67,7 @@ def test_clock_forecast_and_replay_agree(small, tmp_path, changes):
 def test_codecs_are_paid_for_by_their_work(small, method):
     config = small(**{**TWO, "forward": "ErrorFeedback(TopK(0.3))", "replica_gradient": method, "clock": "free"})
     plan, reports = reports_of(config)
-    slow, fast = (
-        Clock(dataclasses.replace(plan, config=config.model_copy(update={"codec_speed": s}))) for s in (1e6, 1e7)
-    )
+    slow, fast = (Clock(dataclasses.replace(plan, config=config.changed(codec_speed=s))) for s in (1e6, 1e7))
     assert Clock(plan).codec_speed == DEVICES["T4"].codec_bytes_per_s
     assert str(Clock(plan)) == "free with the compute of T4, codecs at 37.5 GB/s, transport ray"
     costs = [clock.profile(reports) for clock in (slow, fast)]
@@ -125,11 +123,11 @@ def test_a_profile_without_codecs_needs_a_speed(small, tmp_path):
     assert dense.codec_bytes_per_s == 0
     changes = {"profile": path, "forward": "TopK(0.1)"}
     with pytest.raises(ConfigError, match=r"^`codec_speed` must be given, since the profile .* without compression"):
-        Clock(prepare(config.model_copy(update=changes)).plan)
-    assert Clock(prepare(config.model_copy(update=changes | {"codec_speed": 1e9})).plan).codec_speed == 1e9
-    packed = record_profile(config.model_copy(update={"forward": repr(TopK(0.1))}), num_steps=1)
+        Clock(prepare(config.changed(**changes)).plan)
+    assert Clock(prepare(config.changed(**changes | {"codec_speed": 1e9})).plan).codec_speed == 1e9
+    packed = record_profile(config.changed(forward=repr(TopK(0.1))), num_steps=1)
     packed.save(path)
-    assert Clock(prepare(config.model_copy(update=changes)).plan).codec_speed == packed.codec_bytes_per_s > 0
+    assert Clock(prepare(config.changed(**changes)).plan).codec_speed == packed.codec_bytes_per_s > 0
 
 
 def test_a_speed_without_a_simulated_clock_is_refused():

@@ -175,7 +175,7 @@ def test_the_campaign_has_the_cases_that_it_promises():
     assert len({pipeline.name for pipeline in chosen}) == len(chosen)
     for pipeline in chosen:
         config = make_config(pipeline.config(1))
-        workers = config.num_replicas * len(config.parsed_schedule.rows(config.stages, config.num_microbatches))
+        workers = config.num_replicas * len(config.executed_schedule.rows(config.stages, config.num_microbatches))
         assert workers == pipeline.hosts
     groups = [(pipeline.hosts, pipeline.wiring) for pipeline in chosen]
     assert len(list(groupby(groups))) == len(set(groups))  # a cluster each

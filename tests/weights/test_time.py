@@ -21,7 +21,7 @@ def test_a_forecast_without_a_flush_is_faster_and_needs_the_versions(weights) ->
         assert found.step_s(network) < flushed.step_s(network)
     for before, after, of_stage in zip(flushed.memories, found.memories, delays, strict=True):
         assert before.versions_bytes == 0
-        copies = found.config.weight_policy.num_copies(of_stage)
+        copies = found.config.weights.num_copies(of_stage)
         assert after.versions_bytes == copies * after.weights_bytes
         assert after.total_bytes - before.total_bytes == after.versions_bytes
     assert any(weights in note for note in found.notes)

@@ -111,7 +111,7 @@ def test_wire_bytes_fall_by_the_factor_and_codecs_act_on_the_code(small, tmp_pat
         ([0, 0], "`bottleneck` must be one number or a list of one a boundary (2), not all 0, but got [0, 0]."),
         (0, "`bottleneck` must be greater than or equal to 1, but got 0."),
         ([1, -2], "`bottleneck.1` must be greater than or equal to 0, but got -2."),
-        (True, "`bottleneck` must be no truth value, but got True."),
+        (True, "`bottleneck` must be a number or a text, not a boolean, but got True."),
     ],
 )
 def test_what_is_no_bottleneck_is_refused(small, tmp_path, bottleneck, message):

@@ -1,4 +1,4 @@
-"""Compressors of links as they are configured.
+"""The compressors of boundaries as they are configured, parsed once.
 
 A setting is one compressor for all boundaries, or a list of one each. The entry of a boundary may be a table by the names of
 the tensors that cross it, and the whole may be a table by replica.
@@ -8,71 +8,66 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from pydantic import Field
-
-from raysim.compressors import Compressor, share_indices
-from raysim.compressors import parse as parse_compressor
+from raysim.codecs import Codec
+from raysim.compressors import Compressor, Plain, parse, share_indices
 from raysim.config.fields import MOST_STAGES
 from raysim.notation import shown
 
-Notations = str | Annotated[tuple[str, ...], Field(max_length=MOST_STAGES)]
-ByTensor: TypeAlias = dict[str, str]
+ByTensor: TypeAlias = dict[str, Compressor]
 """A table holds the compressors of some tensors by name, and of all `others`, which by default are sent uncompressed."""
-Setting: TypeAlias = str | ByTensor | Annotated[tuple[str | ByTensor, ...], Field(max_length=MOST_STAGES)]
+OfBoundary: TypeAlias = Compressor | ByTensor
+Setting: TypeAlias = OfBoundary | tuple[OfBoundary, ...]
 ByReplica: TypeAlias = Setting | dict[str, Setting]
 """A table holds the setting of some replicas by number, and of all `others`, which by default send uncompressed."""
 Pairs: TypeAlias = dict[str, tuple[Compressor, Compressor]]
 """The compressors of a boundary, of activations and of gradients: by the name of a tensor, and of all `OTHERS`."""
 
 OTHERS = "others"
+UNCOMPRESSED = parse("Identity")
 
 
-def checked_setting(field: str, value: Any) -> Any:
-    """Return a setting with the keys of its tables in order; raises ValueError by field and rule.
+def read_setting(field: str, value: Any) -> ByReplica:
+    """Return a setting with its notations parsed and the keys of its tables in order; raises ValueError by field and rule.
 
     A text in brackets is read as TOML, the form in which records hold lists and tables.
 
-    >>> checked_setting("forward", '{skip = "Quantize(8)", hidden = "TopK(0.1)"}')
-    {'hidden': 'TopK(0.1)', 'skip': 'Quantize(8)'}
+    >>> read_setting("forward", '{skip = "Quantize(8)", hidden = "TopK(0.1)"}')
+    {'hidden': TopK(0.1), 'skip': Quantize(8)}
     """
     if isinstance(value, str) and value.startswith(("{", "[")):
         value = _from_toml(field, value)
     if not isinstance(value, Mapping):
-        return _checked_list(field, value)
+        return _read_list(field, value)
     if not value:
         raise ValueError(f"`{field}` as a table must name one replica or one tensor, but the table is empty.")
-    by_tensor = [key for key in value if key != OTHERS and not _is_number(key)]
-    if by_tensor:
-        return _checked_by_tensor(field, value)
-    found: dict[str, Any] = {}
+    if any(key != OTHERS and not _is_number(key) for key in value):
+        return _read_by_tensor(field, value)
+    by_replica: dict[str, Setting] = {}
     for key, setting in sorted(value.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
         name = f"{field}.{key}"
         if key != OTHERS and (len(str(key)) > 9 or str(key) != str(int(key))):
             raise ValueError(
                 f"`{field}` by replica must have numbers of replicas and `{OTHERS}` as keys, but got {shown(key)}."
             )
-        if isinstance(setting, Mapping):
-            found[str(key)] = _checked_by_tensor(name, setting)
-        elif isinstance(setting, (str, list, tuple)):
-            found[str(key)] = _checked_list(name, setting)
-        else:
+        if not isinstance(setting, (str, list, tuple, Mapping, Codec, Compressor)):
             raise ValueError(f"`{name}` must be a compressor or a list of one a boundary, but got {shown(setting)}.")
-    return found
+        by_replica[str(key)] = (
+            _read_by_tensor(name, setting) if isinstance(setting, Mapping) else _read_list(name, setting)
+        )
+    return by_replica
 
 
-def canonical(value: ByReplica) -> ByReplica:
-    """Return the same setting in canonical notations; raises ValueError where one cannot be read."""
-    if isinstance(value, str):
-        return repr(parse_compressor(value))
+def write_setting(value: ByReplica) -> Any:
+    """Return a setting in canonical notation: a text, or lists and tables of texts."""
     if isinstance(value, tuple):
-        return tuple(map(canonical, value))  # type: ignore[arg-type]
-    return {key: canonical(inner) for key, inner in value.items()}  # type: ignore[return-value]
+        return tuple(map(write_setting, value))
+    return {key: write_setting(inner) for key, inner in value.items()} if isinstance(value, dict) else repr(value)
 
 
 def check_numbers(field: str, value: ByReplica, num_boundaries: int, num_replicas: int) -> None:
-    """Raise ValueError where a setting does not fit the number of boundaries or of replicas."""
+    """Raise ValueError if a setting does not fit the number of boundaries or of replicas."""
     if isinstance(value, dict) and is_by_replica(value):
         if num_replicas == 1:
             raise ValueError(
@@ -89,7 +84,7 @@ def check_numbers(field: str, value: ByReplica, num_boundaries: int, num_replica
 
 
 def is_by_replica(value: Mapping[str, Any]) -> bool:
-    """Return whether the keys of a table are numbers of replicas, and not names of tensors.
+    """Return True if the keys of a table are numbers of replicas, not names of tensors.
 
     >>> is_by_replica({"0": "TopK(0.1)", "others": "Identity"}), is_by_replica({"hidden": "TopK(0.1)"})
     (True, False)
@@ -97,27 +92,25 @@ def is_by_replica(value: Mapping[str, Any]) -> bool:
     return all(key == OTHERS or _is_number(key) for key in value)
 
 
-def of_replica(value: ByReplica, replica: int, num_boundaries: int) -> Sequence[str | ByTensor]:
+def of_replica(value: ByReplica, replica: int, num_boundaries: int) -> Sequence[OfBoundary]:
     """Return the settings of a replica's boundaries.
 
-    >>> of_replica({"1": "TopK(0.05)"}, 1, 2), of_replica({"1": "TopK(0.05)"}, 0, 2)
-    (('TopK(0.05)', 'TopK(0.05)'), ('Identity', 'Identity'))
+    >>> of_replica({"1": parse("TopK(0.05)")}, 1, 2), of_replica({"1": parse("TopK(0.05)")}, 0, 2)
+    ((TopK(0.05), TopK(0.05)), (Identity, Identity))
     """
     if isinstance(value, dict) and is_by_replica(value):
-        value = value.get(str(replica), value.get(OTHERS, "Identity"))
+        value = value.get(str(replica), value.get(OTHERS, UNCOMPRESSED))
     return value if isinstance(value, tuple) else (value,) * num_boundaries  # type: ignore[return-value]
 
 
-def pairs_of(forward: str | ByTensor, backward: str | ByTensor, *, shared_indices: bool, boundary: int) -> Pairs:
+def pairs_of(forward: OfBoundary, backward: OfBoundary, *, shared_indices: bool, boundary: int) -> Pairs:
     """Return the compressors of a boundary.
 
-    With shared indices, the gradients of tensors that are sent whole go back whole. Raises ValueError where others cannot
-    share them.
+    With shared indices, the gradients of uncompressed tensors are uncompressed too. Raises ValueError if other compressors
+    cannot share their positions.
     """
     names = [*(name for each in (forward, backward) if isinstance(each, dict) for name in each), OTHERS]
-    pairs: Pairs = {}
-    for name in dict.fromkeys(names):
-        pairs[name] = (parse_compressor(_of_tensor(forward, name)), parse_compressor(_of_tensor(backward, name)))
+    pairs: Pairs = {name: (_of_tensor(forward, name), _of_tensor(backward, name)) for name in dict.fromkeys(names)}
     if shared_indices:
         sparse = [name for name, (method, _) in pairs.items() if not method.exact] or [OTHERS]
         for name in sparse:
@@ -131,19 +124,19 @@ def of_tensor(pairs: Pairs, name: str) -> tuple[Compressor, Compressor]:
     return pairs.get(name, pairs[OTHERS])
 
 
-def named(value: ByReplica) -> Iterator[tuple[int | None, str, str]]:
-    """Yield the boundary, None for all, the name of a tensor and its notation for each entry of the tables by tensor."""
+def named(value: ByReplica) -> Iterator[tuple[int | None, str, Compressor]]:
+    """Yield boundary (None for all), tensor and compressor of each entry of the tables by tensor."""
     if isinstance(value, dict) and is_by_replica(value):
         for setting in value.values():
             yield from named(setting)
         return
-    for boundary, one in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
-        if isinstance(one, dict):
-            yield from ((boundary, name, str(notation)) for name, notation in one.items() if name != OTHERS)
+    for boundary, entry in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
+        if isinstance(entry, dict):
+            yield from ((boundary, name, compressor) for name, compressor in entry.items() if name != OTHERS)  # type: ignore[misc]
 
 
-def _of_tensor(setting: str | ByTensor, name: str) -> str:
-    return setting if isinstance(setting, str) else setting.get(name, setting.get(OTHERS, "Identity"))
+def _of_tensor(setting: OfBoundary, name: str) -> Compressor:
+    return setting.get(name, setting.get(OTHERS, UNCOMPRESSED)) if isinstance(setting, dict) else setting
 
 
 def _from_toml(field: str, text: str) -> Any:
@@ -153,17 +146,19 @@ def _from_toml(field: str, text: str) -> Any:
         raise ValueError(f"`{field}` as a text in brackets must be TOML, but got {shown(text)}: {error}.") from None
 
 
-def _checked_list(field: str, value: Any) -> Any:
-    """Return a list of settings of boundaries as a tuple; other values, and lists of other things, as they are."""
+def _read_list(field: str, value: Any) -> Setting:
+    """Return the setting of one compressor for all boundaries, or of a list with one each."""
     if not isinstance(value, (list, tuple)):
-        return value
+        return _read(field, value)
+    if len(value) > MOST_STAGES:
+        raise ValueError(f"`{field}` must be a list of at most {MOST_STAGES} entries, but got {shown(value)}.")
     return tuple(
-        _checked_by_tensor(f"{field}[{place}]", one) if isinstance(one, Mapping) else one
-        for place, one in enumerate(value)
+        _read_by_tensor(f"{field}[{i}]", entry) if isinstance(entry, Mapping) else _read(f"{field}.{i}", entry)
+        for i, entry in enumerate(value)
     )
 
 
-def _checked_by_tensor(field: str, value: Mapping[Any, Any]) -> ByTensor:
+def _read_by_tensor(field: str, value: Mapping[Any, Any]) -> ByTensor:
     names = [str(key) for key in value if key != OTHERS]
     for name in names:
         if _is_number(name) or not name:
@@ -172,13 +167,24 @@ def _checked_by_tensor(field: str, value: Mapping[Any, Any]) -> ByTensor:
                 f"but has the keys {', '.join(map(shown, value))}."
             )
     for name, notation in value.items():
-        if not isinstance(notation, str):
+        if not isinstance(notation, (str, Codec, Compressor)):
             raise ValueError(f"`{field}.{name}` must be a compressor, but got {shown(notation)}.")
     if not names:
         raise ValueError(
             f"`{field}` as a table must name a tensor beside `{OTHERS}`. Name one, or write the compressor alone."
         )
-    return {name: value[name] for name in [*sorted(names), *([OTHERS] if OTHERS in value else [])]}
+    order = [*sorted(names), *([OTHERS] if OTHERS in value else [])]
+    return {name: _read(f"{field}.{name}", value[name]) for name in order}
+
+
+def _read(field: str, value: Any) -> Compressor:
+    if isinstance(value, Compressor):
+        return value
+    if isinstance(value, Codec):
+        return Plain(value)
+    if not isinstance(value, str):
+        raise ValueError(f"`{field}` must be a valid string, but got {shown(value)}.")
+    return parse(value)
 
 
 def _is_number(key: object) -> bool:

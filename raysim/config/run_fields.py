@@ -1,0 +1,270 @@
+"""The keys of a run, and the values that each allows.
+
+Rules on several keys are in `raysim.config.run`. Rules that need the data or the model (cuts, sizes, memory) are checked by
+`raysim.pipeline.plan`, still before anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from raysim.config.boundaries import UNCOMPRESSED, ByReplica, read_setting, write_setting
+from raysim.config.fields import LARGEST, MOST_STAGES, Natural, Positive, Strict, role
+from raysim.config.optimizer import OptimizerConfig
+from raysim.network.presets import parse_network
+from raysim.network.transport import parse_transport
+from raysim.notation import Notation, shown, suggestion
+from raysim.quality import LOSSES, MEASURES
+from raysim.replication import parse_replica_method
+from raysim.replication.method import ReplicaMethod
+from raysim.schedules.families import Schedule, parse_schedule
+from raysim.weights import WeightPolicy, parse_weights
+
+AVERAGED = parse_replica_method("Identity")
+SYNCHRONOUS = parse_weights("Synchronous")
+
+
+def _reader(kind: type[Notation], parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return the function by which a field takes the object of a notation, or its text."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, str):
+            raise PydanticCustomError("string_type", "Input should be a valid string")
+        return parse(value)
+
+    return read
+
+
+_read_method = _reader(ReplicaMethod, parse_replica_method)
+
+
+def _read_methods(value: Any) -> Any:
+    """Return one replica method, or a tuple with one for each stage."""
+    if not isinstance(value, (list, tuple)):
+        return _read_method(value)
+    if len(value) > MOST_STAGES:
+        raise PydanticCustomError("too_long", "", {"max_length": MOST_STAGES})
+    return tuple(map(_read_method, value))
+
+
+def _write_methods(value: Any) -> Any:
+    return tuple(map(repr, value)) if isinstance(value, tuple) else repr(value)
+
+
+def _read_boundaries(value: Any, info: ValidationInfo) -> ByReplica:
+    return read_setting(str(info.field_name), value)
+
+
+ScheduleField: TypeAlias = Annotated[Schedule, PlainValidator(_reader(Schedule, parse_schedule)), PlainSerializer(repr)]
+WeightsField: TypeAlias = Annotated[
+    WeightPolicy, PlainValidator(_reader(WeightPolicy, parse_weights)), PlainSerializer(repr)
+]
+MethodField: TypeAlias = Annotated[
+    ReplicaMethod | tuple[ReplicaMethod, ...], PlainValidator(_read_methods), PlainSerializer(_write_methods)
+]
+BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries), PlainSerializer(write_setting)]
+
+
+class Named(BaseModel):
+    """A model or a data set by name; its other keys are options of that model or data set."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys besides the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class RunFields(Strict):
+    """The keys of a run, each with its meaning, default and role."""
+
+    name: str = Field(default="run", json_schema_extra=role("place"))
+    """Folder under `results/`; by default the recipe's name."""
+    model: Named = Named(name="cnn")
+    """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
+    data: Named = Named(name="digits")
+    """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
+    loss: Named | None = None
+    """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
+    metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
+    """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
+    `loss`, `perplexity` or `package.module:function`."""
+    num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
+    """Stages of equal work, 4 where neither this nor `cuts` is given."""
+    cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
+    """Names of the layers after which the model is cut, instead of `num_stages`."""
+    bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
+    """Features that cross each boundary, reduced and restored by learned layers at its ends (a list: one number each, 0 for none)."""
+    num_microbatches: Positive = 4
+    """Equal parts of a replica's batch that follow each other through the stages."""
+    num_replicas: Positive = 1
+    """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
+    schedule: ScheduleField = parse_schedule("1F1B")
+    """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
+    forward: BoundaryField = Field(default=UNCOMPRESSED, json_schema_extra=role("compression"))
+    """Compressor of activations: one for all boundaries, a list with one each, or a table by tensor or by replica."""
+    backward: BoundaryField = Field(default=UNCOMPRESSED, json_schema_extra=role("compression"))
+    """Compressor of gradients at the boundaries: one for all boundaries, a list with one each, or a table by tensor or by replica."""
+    shared_indices: bool = Field(default=False, json_schema_extra=role("compression"))
+    """Send gradients at the positions that their activation kept, values only, by the codec `backward`."""
+    replica_gradient: MethodField = Field(default=AVERAGED, json_schema_extra=role("compression"))
+    """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
+    fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
+    """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
+    weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))
+    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
+    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch_size: Positive = 32
+    """Samples a step, over all replicas."""
+    steps: Positive | None = None
+    """Length of the run in steps, instead of `epochs`."""
+    epochs: Positive | None = None
+    """Length of the run in epochs, instead of `steps`; an incomplete last batch is dropped."""
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
+    """Seed of weights, order, augmentation, dropout and random codecs."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of numbers in compute and in messages; weights stay float32."""
+    loss_scale: float | None = Field(default=None, gt=0)
+    """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
+    else 1."""
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", json_schema_extra=role("arithmetic"))
+    """`auto` takes a GPU where there is one."""
+    tf32: bool = False
+    """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
+    deterministic: bool = Field(default=False, json_schema_extra=role("arithmetic"))
+    """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
+    threads_per_stage: int = Field(default=1, ge=1, le=1024, json_schema_extra=role("arithmetic"))
+    """CPU threads of a stage; another number gives gradients that differ in the last bits."""
+    cpus_per_stage: float = Field(default=1.0, gt=0, json_schema_extra=role("place"))
+    """CPUs that Ray reserves for a stage, or for all stages of one worker."""
+    gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
+    """GPUs that Ray reserves for a stage; where not given, an equal share of all GPUs, at most one."""
+    placement: Literal["spread", "pack"] = Field(default="spread", json_schema_extra=role("place"))
+    """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way."""
+    recompute: bool = False
+    """Keep only a stage's inputs and run its forward again before the backward."""
+    checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
+    """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
+    evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
+    """Steps between evaluations; 0 evaluates at the end only."""
+    evaluate_samples: Positive | None = None
+    """Number of test samples in an evaluation, the first ones of the set; all where not given."""
+    evaluate_batchnorm_batches: Natural = 0
+    """Training batches over which BatchNorm statistics are estimated for a second evaluation; 0 for none."""
+    profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))
+    """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
+    clock: str = "measured"
+    """Source of step times for adaptive methods: "measured", or a network on which steps are simulated, so that runs repeat."""
+    profile: str | None = None
+    """Compute times of a simulated `clock`, which needs them: a device such as A100, or a file of `raysim profile`."""
+    codec_speed: float | None = Field(default=None, gt=0)
+    """Dense bytes a second that codecs encode or decode under a simulated `clock`; by default an eighth of the device's memory
+    bandwidth, or the speed in the profile's file."""
+    transport: str = "ray"
+    """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
+    timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
+    """Seconds that a start, a step or a few evaluation batches may take before the stages are given up."""
+    grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
+    """Seconds after SIGTERM, SIGINT or SIGHUP in which a run may finish its step and write a checkpoint."""
+
+    @field_validator("model", "data", mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Mapping, Named)):
+            raise PydanticCustomError("no_name", "Input should be a name")
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("model", "data")
+    @classmethod
+    def _has_sizes_that_exist(cls, value: Named, info: ValidationInfo) -> Named:
+        for key, option in value.options.items() if ":" not in value.name else ():
+            if isinstance(option, int) and abs(option) > LARGEST:
+                raise ValueError(
+                    f"`{info.field_name}.{key}` must be from -{LARGEST} to {LARGEST}, but got {shown(option)}."
+                )
+        return value
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _bare_loss(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "name" not in value:  # the one that has options
+            return {"name": "cross_entropy", **value}
+        return value if value is None else cls._bare_name(value)
+
+    @field_validator("loss")
+    @classmethod
+    def _is_loss(cls, value: Named | None) -> Named | None:
+        if value is not None and ":" not in value.name and value.name not in LOSSES:
+            known = ", ".join(LOSSES)
+            raise ValueError(
+                f"Unknown loss {value.name!r}. Known: {known}; your own is written `package.module:function`."
+                f"{suggestion(value.name, LOSSES)}"
+            )
+        return value
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _bare_metric(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_metrics(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and not value:
+            raise ValueError("`metrics` must name one metric or more. Leave it out for those of the task.")
+        for name in value or ():
+            if ":" not in name and name not in MEASURES:
+                known = ", ".join(MEASURES)
+                raise ValueError(
+                    f"Unknown metric {name!r}. Known: {known}; your own is written `package.module:function`."
+                    f"{suggestion(name, MEASURES)}"
+                )
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _is_folder(cls, value: str) -> str:
+        if not re.fullmatch(r"[\w+=-][\w.+=-]*", value) or len(value.encode()) > 200:
+            raise ValueError(
+                f"`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got {shown(value)}."
+            )
+        return value
+
+    @field_validator("clock")
+    @classmethod
+    def _is_clock(cls, value: str) -> str:
+        if value != "measured":
+            parse_network(value)
+        return value
+
+    @field_validator("transport")
+    @classmethod
+    def _is_transport(cls, value: str) -> str:
+        return parse_transport(value).name
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _is_power_of_two(cls, value: float | None) -> float | None:
+        if value is not None and math.frexp(value)[0] != 0.5:
+            raise ValueError(f"`loss_scale` must be a power of two, which changes no digit, but got {value:g}.")
+        return value
