@@ -347,8 +347,8 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
 def test_another_schedule_in_the_same_file_is_not_resumed(small, tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
-    config = small(schedule=f"Custom({str(file)!r})")
-    training = Training(config, engine="inline", out=tmp_path / "run")
+    changes = {"schedule": f"Custom({str(file)!r})"}  # a configuration reads its file once, when it is made
+    training = Training(small(**changes), engine="inline", out=tmp_path / "run")
     events = training.events()
     for _ in range(3):
         next(events)
@@ -356,9 +356,9 @@ def test_another_schedule_in_the_same_file_is_not_resumed(small, tmp_path):
     assert Run(tmp_path / "run").row["schedule_rows"] == file.read_text()
     file.write_text(rows_to_csv(GPipe().rows(3, 4)))
     with pytest.raises(ConfigError, match=r"^`schedule` must have the rows of the run to resume, but Custom\(.*others"):
-        train(config, engine="inline", out=tmp_path / "run", resume=True)
+        train(small(**changes), engine="inline", out=tmp_path / "run", resume=True)
     file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
-    resumed = train(config, engine="inline", out=tmp_path / "run", resume=True)
+    resumed = train(small(**changes), engine="inline", out=tmp_path / "run", resume=True)
     same_records(resumed, train(small(), engine="inline", out=tmp_path / "whole"))
 
 
