@@ -36,17 +36,18 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def claims_table(found: Mapping[str, Sequence[Finding]]) -> str:
+def claims_table(findings_of: Mapping[str, Sequence[Finding]]) -> str:
     """Return a row for each claim, with the studies that support it, contradict it, or leave it undecided."""
     verdicts = ("supported", "contradicted", "undecided")
     lines = [f"| claim | {' | '.join(verdicts)} | source |", "|---" * 5 + "|"]
     for claim in CLAIMS:
         complete: dict[str, dict[str, bool]] = {verdict: {} for verdict in verdicts}
-        for name, findings in found.items():
-            for one in findings:
-                if one.claim is claim:
-                    whole = one.verdict != "undecided" or all(comparison.effects for comparison in one.comparisons)
-                    complete[one.verdict][name] = complete[one.verdict].get(name, True) and whole
+        for name, findings in findings_of.items():
+            for finding in findings:
+                if finding.claim is claim:
+                    verdict = finding.verdict
+                    whole = verdict != "undecided" or all(comparison.effects for comparison in finding.comparisons)
+                    complete[verdict][name] = complete[verdict].get(name, True) and whole
         if any(complete.values()):
             cells = " | ".join(
                 ", ".join(f"[{name}]({name}.md){'' if whole else ' (not all run)'}" for name, whole in studies.items())
@@ -58,11 +59,11 @@ def claims_table(found: Mapping[str, Sequence[Finding]]) -> str:
 
 
 def deviations(results: Results) -> list[float]:
-    """Return the harms of all seeds less their setting's mean, in standard deviations of that setting.
+    """Return the harms of all seeds minus their setting's mean, in standard deviations of that setting.
 
-    Settings that are exact, whose harms differ by less than an evaluation can show, are left out.
+    Exact settings, with harms differing by less than an evaluation can show, are left out.
     """
-    found: list[float] = []
+    scaled: list[float] = []
     for context in contexts(results):
         dense = context.settings[Setting()]
         for setting, runs in context.settings.items():
@@ -70,15 +71,17 @@ def deviations(results: Results) -> list[float]:
             if setting != Setting() and len(seeds) >= 5:
                 harms = np.array([context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds])
                 spread = harms.std(ddof=1)
-                found += list((harms - harms.mean()) / spread) if spread > context.step else []
-    return found
+                scaled += list((harms - harms.mean()) / spread) if spread > context.step else []
+    return scaled
 
 
 def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
-    """Return how often the lower and the upper 95 % bound of five values drawn from a spread with mean 0 hold that mean."""
+    """Return how often the lower and the upper 95 % bound of five values, drawn from a spread with mean 0, contain 0."""
     drawn = np.random.default_rng(0).choice(spread, (draws, 5))
-    found = [bounds(values, 0.95) for values in drawn]
-    return float(np.mean([one.low < 0 for one in found])), float(np.mean([one.high > 0 for one in found]))
+    intervals = [bounds(values, 0.95) for values in drawn]
+    return float(np.mean([interval.low < 0 for interval in intervals])), float(
+        np.mean([interval.high > 0 for interval in intervals])
+    )
 
 
 def coverage_table(pages: Mapping[str, Results]) -> str:

@@ -25,16 +25,16 @@ def draw(results: Results, path: Path) -> None:
     judged = safe_set(results).dropna(subset="harm").sort_values("harm", ascending=False)
     figure, axes = plt.subplots(figsize=(9, 0.9 + 0.42 * len(judged)), layout="constrained")
     many = judged["context"].nunique() > 1
-    for place, row in enumerate(judged.to_dict("records")):
+    for i, row in enumerate(judged.to_dict("records")):
         colour = COLOURS[row["verdict"]]
         low, high = row["harm_low"], row["harm_high"]
         if math.isfinite(low):
-            axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.plot(row["harm"], place, "o", color=colour)
+            axes.plot([low, high], [i, i], color=colour, linewidth=2)
+        axes.plot(row["harm"], i, "o", color=colour)
         name = f"{row['context']}: {row['setting']}" if many else row["setting"]
         name = "\n".join(textwrap.wrap(name, 120, break_long_words=False, break_on_hyphens=False))
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        axes.text(0.005, place + 0.2, name, fontsize=8, bbox=box, transform=axes.get_yaxis_transform())
+        axes.text(0.005, i + 0.2, name, fontsize=8, bbox=box, transform=axes.get_yaxis_transform())
     axes.axvline(0, color="black", linewidth=0.8)
     axes.axvline(judged["within"].iloc[0], color="black", linewidth=0.8, linestyle="--")
     axes.set_xscale("symlog", linthresh=2)
@@ -62,17 +62,15 @@ def draw_networks(results: Results, path: Path) -> None:
     figure, grid = plt.subplots(2, 3, figsize=(13, 9), layout="constrained", sharey=True)
     order = curves.iloc[-1].sort_values(ascending=not measure.higher).index
     for axes, (title, factors) in zip(grid.flat, panels.items(), strict=False):
-        for place, name in enumerate(order):
-            style = (
-                {"color": plt.get_cmap("tab20")(place % 20)} if name != "dense" else {"color": "black", "linewidth": 3}
-            )
+        for i, name in enumerate(order):
+            style = {"color": plt.get_cmap("tab20")(i % 20)} if name != "dense" else {"color": "black", "linewidth": 3}
             axes.plot(curves.index * factors[name], curves[name], label=name, **style)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(title)
-    end, start = curves["dense"].iloc[[-1, 0]]  # of a setting far from dense its end alone is in sight, or nothing
+    end, start = curves["dense"].iloc[[-1, 0]]  # a setting far from dense shows only its end, or nothing
     for axes in grid[:, 0]:
         axes.set_ylim(*sorted((end - 0.1 * (start - end), start + 0.6 * (start - end))))
         axes.set_ylabel(measure.name)

@@ -22,9 +22,9 @@ HEADS: dict[Mode, str] = {
 }
 
 
-def blocks_of(results: Results, found: Sequence[Finding]) -> dict[str, str]:
-    """Return the blocks of a study's page, by name; `found` are its verdicts."""
-    blocks = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(found)}
+def blocks_of(results: Results, verdicts: Sequence[Finding]) -> dict[str, str]:
+    """Return the blocks of a study's page, by name."""
+    blocks = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(verdicts)}
     return blocks | ({"networks": _networks(results)} if races(results) else {})
 
 
@@ -35,9 +35,16 @@ def _runs(results: Results) -> str:
     versions = ", ".join(
         f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
     )
+    settings = runs["setting"].nunique()
+    written = ", ".join(map(str, seeds))
+    count = (
+        f"{settings} settings x {len(seeds)} seeds ({written}) = {len(runs)} runs"
+        if settings * len(seeds) == len(runs)
+        else f"{len(runs)} runs of {settings} settings on the seeds {written}"
+    )
     return (
-        f"{len(runs)} runs of {runs['setting'].nunique()} settings on the seeds {', '.join(map(str, seeds))}, begun from "
-        f"{began.min():%Y-%m-%d %H:%M} to {began.max():%Y-%m-%d %H:%M} UTC; {hours:.1f} hours of training in all, on CPU; {versions}."
+        f"{count}, started from {began.min():%Y-%m-%d %H:%M} to {began.max():%Y-%m-%d %H:%M} UTC; {hours:.1f} hours of training "
+        f"on CPU; {versions}."
     )
 
 
@@ -54,7 +61,7 @@ def _settings(results: Results) -> str:
         columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         dense = sent[list(context.settings[Setting()]["run"])].mean()
-        for setting in sorted(context.settings, key=lambda one: _harm(verdicts, str(one))):
+        for setting in sorted(context.settings, key=lambda setting: _harm(verdicts, str(setting))):
             rows = context.settings[setting]
             cells = [
                 f"`{setting}`",
@@ -68,15 +75,15 @@ def _settings(results: Results) -> str:
 
 
 def races(results: Results) -> dict[str, str]:
-    """Return the networks that a study prices steps on, and the target whose time it asks for: empty for a study that asks for none."""
+    """Return a study's target by the networks on which it prices steps; empty for a study without a target."""
     named = tomllib.loads((results.folders[0] / "study.toml").read_text(encoding="utf-8"))["objectives"]
-    targets = [one["target"] for one in named if "target" in one]
-    steps = [one["name"].partition("@")[2] for one in named if one["name"].startswith("step_s@")]
+    targets = [objective["target"] for objective in named if "target" in objective]
+    steps = [name.partition("@")[2] for objective in named if (name := objective["name"]).startswith("step_s@")]
     return dict.fromkeys(steps, targets[0]) if targets else {}
 
 
 def _networks(results: Results) -> str:
-    """Return a table of all settings, whatever their job: harm beside dense, bytes, and seconds to the target on each network."""
+    """Return a table of all settings of all jobs: harm against dense, bytes, and seconds to the target on each network."""
     named = races(results)
     runs = results.runs.set_index("run")
     names = pd.Series({run: name_of(row) for run, row in runs.iterrows()})
@@ -89,19 +96,19 @@ def _networks(results: Results) -> str:
     rows = []
     for name in dict.fromkeys(names):
         pairs = pd.concat([reached_by[name], reached_by["dense"]], axis=1).dropna()
-        found = bounds([measure.harm(mine, dense) for mine, dense in pairs.to_numpy()], 0.95)
+        harm = bounds([measure.harm(quality, dense) for quality, dense in pairs.to_numpy()], 0.95)
         reached = [times.get_group((name, network)) for network in networks]
         cells = [
             f"`{name}`",
             f"{reached_by[name].mean():.4g}",
-            f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})" if name != "dense" else "",
+            f"{harm.mean:+.1f} ({harm.low:+.1f} to {harm.high:+.1f})" if name != "dense" else "",
             *(
                 f"{factor:.3g}x" if factor < 1000 else f"{factor:,.0f}x"
                 for factor in sent.loc["dense"] / sent.loc[name]
             ),
             *(_seconds(each) for each in reached),
         ]
-        rows.append((found.mean, f"| {' | '.join(cells)} |"))
+        rows.append((harm.mean, f"| {' | '.join(cells)} |"))
     head = [
         "setting",
         measure.name,
@@ -115,12 +122,12 @@ def _networks(results: Results) -> str:
 
 
 def judged_by(results: Results) -> Measure:
-    """Return the measure by which the settings of a study are judged."""
+    """Return the measure that judges the settings of a study."""
     return next(iter(measures_of(results.runs.iloc[0].to_dict()).values()))
 
 
 def _seconds(prices: pd.DataFrame) -> str:
-    """Return the mean seconds to the target with the interval of the prices; in words where a seed did not reach it."""
+    """Return the mean seconds to the target with the interval of the prices, or "not reached" if a seed missed it."""
     steps = prices["steps_to_target_on"]
     if steps.isna().any():
         return "not reached"
@@ -129,7 +136,7 @@ def _seconds(prices: pd.DataFrame) -> str:
 
 
 def _sent(results: Results) -> pd.DataFrame:
-    """Return the bytes that each run sent: in all, between stages, and between replicas."""
+    """Return the bytes sent by each run: in all, between stages, and between replicas."""
     links = results.links
     replicas = links["direction"].astype(str) == "replica_gradient"
     parts = {"all": links, "stages": links[~replicas], "replicas": links[replicas]}
@@ -161,9 +168,9 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
     return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {row['lacking']}" if row["lacking"] else row["verdict"]
 
 
-def _verdicts(found: Sequence[Finding]) -> str:
+def _verdicts(findings: Sequence[Finding]) -> str:
     lines = ["| claim | verdict | because |", "|---|---|---|"]
-    lines += [f"| {one.claim.text} | **{one.verdict}** | {_plain(one.reason)} |" for one in found]
+    lines += [f"| {finding.claim.text} | **{finding.verdict}** | {_plain(finding.reason)} |" for finding in findings]
     return "\n".join(lines)
 
 

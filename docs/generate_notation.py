@@ -54,7 +54,7 @@ def packet_factors(codec: Codec) -> tuple[str, str]:
     if type(codec) is CODECS["Mean"]:
         return "-", "-"  # it is a codec of one value, for the values of others
     packets = [codec.encode(x, key=1) for x in (gradient.relu(), gradient)]
-    activation, gradient_factor = (f"{one.dense_bytes / one.array_bytes:.1f}x" for one in packets)
+    activation, gradient_factor = (f"{packet.dense_bytes / packet.array_bytes:.1f}x" for packet in packets)
     return activation, gradient_factor
 
 
@@ -83,8 +83,8 @@ def replica_factor(example: str) -> str:
 def signature(cls: type[Notation]) -> str:
     """Return a class as one would call it, with its defaults."""
     arguments = [
-        one.name if one.default is inspect.Parameter.empty else f"{one.name}={one.default!r}"
-        for one in inspect.signature(cls).parameters.values()
+        parameter.name if parameter.default is inspect.Parameter.empty else f"{parameter.name}={parameter.default!r}"
+        for parameter in inspect.signature(cls).parameters.values()
     ]
     return f"{cls.name()}({', '.join(arguments)})"
 

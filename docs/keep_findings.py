@@ -28,7 +28,7 @@ DIGITS = {  # binary, that are kept of a column; times vary by more than their r
 
 
 def keep(study: Path) -> None:
-    """Pack the finished runs of a study; runs that were kept before and are not there stay in the pack."""
+    """Pack the finished runs of a study; other runs in the pack stay."""
     target = DATA / tomllib.loads((study / "study.toml").read_text(encoding="utf-8"))["name"]
     with TemporaryDirectory() as held:
         runs, small = Path(held) / "runs", Path(held) / "small"
@@ -54,11 +54,11 @@ def keep(study: Path) -> None:
 
 def _shared(table: pa.Table) -> pa.Table:
     """Return a table without the name of the host, and with the columns of `DIGITS` rounded."""
-    for place, field in enumerate(table.schema):
+    for i, field in enumerate(table.schema):
         if field.name == "host":
-            table = table.set_column(place, field, pa.array([""] * len(table), field.type))
+            table = table.set_column(i, field, pa.array([""] * len(table), field.type))
         elif field.name in DIGITS and len(table) > 1:
-            table = table.set_column(place, field.name, _short(table[field.name], DIGITS[field.name]))
+            table = table.set_column(i, field.name, _short(table[field.name], DIGITS[field.name]))
     return table
 
 

@@ -23,16 +23,16 @@ PICTURES = PAGES.parent / "images" / "findings"
 
 
 def decided(results: Results) -> list[Finding]:
-    """Return the findings that rest on runs of these results."""
-    return [one for one in findings(results) if any(comparison.effects for comparison in one.comparisons)]
+    """Return the findings supported by runs of these results."""
+    return [finding for finding in findings(results) if any(comparison.effects for comparison in finding.comparisons)]
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:
-    """Return a page with its blocks written anew; raises SystemExit where it lacks one."""
+    """Return a page with its blocks replaced; raises SystemExit if it lacks one."""
     for name, block in blocks.items():
         text, count = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda found, block=block: f"{found[1]}\n{block}\n\n{found[2]}",
+            lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}",
             text,
             flags=re.S,
         )
@@ -49,11 +49,11 @@ def pages() -> dict[str, Results]:
 def written(studies: dict[str, Results]) -> dict[Path, str]:
     """Return the text of every page."""
     verdicts = {name: decided(results) for name, results in studies.items()}
-    found, titles = {}, {}
+    texts, titles = {}, {}
     for name, results in studies.items():
         page = PAGES / f"{name}.md"
         text = page.read_text(encoding="utf-8")
-        found[page] = filled(text, blocks_of(results, verdicts[name]))
+        texts[page] = filled(text, blocks_of(results, verdicts[name]))
         titles[name] = text.partition("\n")[0].removeprefix("# ")
     index = PAGES / "index.md"
     tables = {
@@ -61,7 +61,7 @@ def written(studies: dict[str, Results]) -> dict[Path, str]:
         "claims": claims_table(verdicts),
         "coverage": coverage_table(studies),
     }
-    return found | {index: filled(index.read_text(encoding="utf-8"), tables)}
+    return texts | {index: filled(index.read_text(encoding="utf-8"), tables)}
 
 
 if __name__ == "__main__":
