@@ -122,7 +122,12 @@ def task_errors_as(convert: Callable[[Exception], Exception]) -> Iterator[None]:
     """
 
     def converting(receive: Any) -> Any:
-        return lambda manager, actor, exception: receive(manager, actor, convert(exception))
+        def converted(
+            manager: Any, tracked_actor_task: Any, exception: Exception
+        ) -> None:  # by Ray's names: it uses them
+            receive(manager, tracked_actor_task, convert(exception))
+
+        return converted
 
     with _replaced("ray.air.execution._internal.actor_manager", "RayActorManager._actor_task_failed", converting):
         yield

@@ -98,7 +98,7 @@ def test_errors_reach_tune_converted():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager, "_actor_task_failed", lambda self, actor, error: received.append(error))
         with task_errors_as(lambda error: ValueError(str(error))):
-            manager._actor_task_failed(None, None, KeyError("lost"))
+            manager._actor_task_failed(None, tracked_actor_task=None, exception=KeyError("lost"))  # as Ray calls it
     (error,) = received
     assert isinstance(error, ValueError)
 
