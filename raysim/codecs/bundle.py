@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def bundle(messages: Mapping[str, Message], exact: Mapping[str, Tensor]) -> Message:
-    """Return one message of the messages of packets and of exact tensors, by name."""
+    """Join the messages of packets and exact tensors, by name, into one message."""
     if UNNAMED in messages:
         return messages[UNNAMED]
     header = bytearray()
@@ -49,7 +49,7 @@ def bundle(messages: Mapping[str, Message], exact: Mapping[str, Tensor]) -> Mess
 def unbundle(
     message: Message, max_values: int, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Message], dict[str, Tensor]]:
-    """Return the arguments of `bundle`; an exact tensor may have at most `max_values` values.
+    """Split a message of `bundle` into its arguments; an exact tensor may have at most `max_values` values.
 
     Raises ValueError if the message is malformed.
     """

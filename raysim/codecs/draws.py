@@ -42,7 +42,7 @@ def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def ranks(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return `count` random float32 above zero or zero, whose bit patterns are the lowest 30 bits of `bits64`."""
+    """Return `count` random float32, none of them negative: their bit patterns are the lowest 30 bits of `bits64`."""
     backend = kernels.backend_on("random", device)
     if backend:
         filled = np.empty(count, np.int32)

@@ -20,7 +20,7 @@ BLOCK = 4096  # the default size of a block
 
 
 def check_block(per: str, block: object) -> int:
-    """Return the size of a block; raises ValueError if it is no size, or has no effect."""
+    """Return the size of a block; raises ValueError if it is not positive, or has no effect."""
     size = check_integer("block", block, 1)
     if per != "block" and size != BLOCK:
         raise ValueError(f"`block` is the size of a group with `per='block'`, but got {size} with `per={per!r}`.")
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     inner: int
 
     def spread(self, per_group: Tensor) -> Tensor:
-        """Return one value a group in a shape that broadcasts with `view`."""
+        """Return one value a group, in a shape that broadcasts with `view`."""
         return per_group.view(1, -1, 1)
 
     def view(self, x: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def misplaced(packet: Packet, kept: int) -> ValueError:
     )
 
 
-def place(packet: Packet, values: Tensor) -> Tensor:
+def expand(packet: Packet, values: Tensor) -> Tensor:
     """Return the flat tensor of a packet: `values` at the positions it sends, zeros elsewhere; raises ValueError if they do not fit."""
     backend = kernels.backend("positions", values) if "int32" not in packet.arrays else None
     if backend:

@@ -68,7 +68,7 @@ def _not_finite() -> NonFiniteError:
 
 
 def select_at_least(x: Tensor, floor: float) -> _Selected:
-    """Return the positions, increasing, and the values of flat `x` whose magnitude is at least `floor`, or above zero for 0.
+    """Return increasing positions and values of flat `x`: all magnitudes of at least `floor`, or above zero for 0.
 
     NaN and infinity are among them.
     """

@@ -13,7 +13,7 @@ from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, n
 from raysim.codecs.draws import bits64
 from raysim.codecs.floats import Identity
 from raysim.codecs.groups import total
-from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, place, smallest_form
+from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, expand, smallest_form
 from raysim.codecs.selection import count_at_least, kept_of, select_at_least, select_topk
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
@@ -47,7 +47,7 @@ class Counted(Codec):
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
         values = packet.part("values", self.values, (kept,)).decode(device)
-        return place(packet, values).view(packet.shape)
+        return expand(packet, values).view(packet.shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,7 +138,7 @@ class EstimatedTopK(Counted):
         return self.arrays_of(positions, kept, len(flat), key)
 
     def select(self, x: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
-        """Return the positions, increasing, and the values of flat `x` that are kept."""
+        """Return the increasing positions and the values that are kept of flat `x`."""
         if not x.numel():
             return torch.empty(0, dtype=torch.int64), x
         check_finite(x)

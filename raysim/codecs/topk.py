@@ -16,7 +16,7 @@ from raysim.codecs.positions import (
     INDEX_ARRAYS,
     decode_positions,
     encode_positions,
-    place,
+    expand,
     smallest_form,
     subtract,
 )
@@ -89,7 +89,7 @@ class TopK(Codec):
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         rows, length, kept = self._rows(packet.shape)
         values = packet.part("values", self.values, (rows, kept)).decode(device)
-        return (values if kept == length else place(packet, values.reshape(-1))).view(packet.shape)
+        return (values if kept == length else expand(packet, values.reshape(-1))).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         rows, length, kept = self._rows(packet.shape)
@@ -108,7 +108,7 @@ class TopK(Codec):
     def encode_with_residual(
         self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
     ) -> tuple[Packet, Tensor]:
-        """As `Codec.encode_with_residual`, without a pass over the values that are not sent."""
+        """Do without the pass over unsent values of `Codec.encode_with_residual`."""
         shape = tuple(x.shape)
         rows, length, kept = self._rows(shape)
         if kept == length or dtype == torch.float64 or kernels.backend("select", x) is None:

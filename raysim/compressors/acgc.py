@@ -77,7 +77,7 @@ class ACGC(Compressor):
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
         tally = _read(state)
-        following = Tally(bound=self.bound(context.sensitivity, tally.values) or tally.bound)
+        following = _Tally(bound=self.bound(context.sensitivity, tally.values) or tally.bound)
         decision = Decision(
             branch="bounded" if tally.bound else "dense",
             factor=tally.dense_bytes / tally.wire_bytes if tally.wire_bytes else 1.0,
@@ -95,7 +95,7 @@ class ACGC(Compressor):
         return _codec(_read(state))
 
 
-class Tally(NamedTuple):
+class _Tally(NamedTuple):
     """The sender's state: the bound of the current step, and the totals of its messages."""
 
     bound: float = 0.0  # 0 until one is known
@@ -104,13 +104,13 @@ class Tally(NamedTuple):
     dense_bytes: float = 0.0
 
     def tensor(self) -> Tensor:
-        """Return all of it, float64."""
+        """Return the fields as a float64 tensor."""
         return torch.tensor(self, dtype=torch.float64)
 
 
-def _read(state: State) -> Tally:
-    return Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
+def _read(state: State) -> _Tally:
+    return _Tally(*state[TALLY].tolist()) if TALLY in state else _Tally()
 
 
-def _codec(tally: Tally) -> Codec:
+def _codec(tally: _Tally) -> Codec:
     return ErrorBounded(tally.bound) if tally.bound else Identity()

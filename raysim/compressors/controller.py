@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class Standing:
+class Controller:
     """The state of a controller. Level `num_levels`, beyond the last, is the uncompressed tensor."""
 
     num_levels: int
@@ -89,7 +89,7 @@ class Standing:
     counts: list[int]
 
     @classmethod
-    def fresh(cls, num_levels: int) -> Standing:
+    def new(cls, num_levels: int) -> Controller:
         """Return the first state of a controller of `num_levels`."""
         nothing = [math.nan] * (num_levels + 1)
         return cls(
@@ -117,7 +117,7 @@ class Standing:
         return torch.tensor(whole, dtype=torch.int64), seen
 
     @classmethod
-    def from_tensors(cls, whole: Tensor, real: Tensor) -> Standing:
+    def from_tensors(cls, whole: Tensor, real: Tensor) -> Controller:
         """Return the state of `tensors`."""
         minimum, candidate, frozen, steps, used, *counts = (int(value) for value in whole.tolist())
         used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())

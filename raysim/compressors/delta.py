@@ -161,7 +161,7 @@ class AQSGD(Compressor):
             state.pop(next(iter(state)))
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """A test sample was never seen: "on" is a first visit, "on_direct" the codec on the activation itself."""
+        """Return the codec of a first visit for "on", as a test sample was never seen; for "on_direct" the codec itself."""
         return self._dense if mode == "on" and self.first == "dense" else self.codec
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:

@@ -1,4 +1,4 @@
-"""Error feedback: the sender adds the error of one packet to the next tensor that it sends. The receiver keeps no memory."""
+"""Error feedback: the sender adds the error of one packet to its next tensor. The receiver keeps no memory."""
 
 from __future__ import annotations
 

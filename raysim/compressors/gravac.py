@@ -1,4 +1,4 @@
-"""GraVAC on the links of a pipeline (ours): each link climbs a ladder of codecs by the fidelity of its messages."""
+"""GraVAC on the links of a pipeline (ours): each link chooses from a ladder of codecs by the fidelity of its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.compressors.compressor import (
     recall,
     remember,
 )
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors, check_factors
+from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
@@ -149,7 +149,7 @@ class LinkGraVAC(Compressor):
         return tuple(Entry.of(codec) for codec in self.levels)
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        standing, tally = self._read(state)
+        controller, tally = self._read(state)
         fed = x.detach()
         if self.memory is not None:
             fed = recall(state, self.memory, context, fed) + fed
@@ -157,15 +157,15 @@ class LinkGraVAC(Compressor):
         tried: dict[int, Packet] = {}
         undecided = tally.level < 0
         if undecided or tally.messages % self.probe_every == 0:
-            for level in {standing.minimum, standing.candidate}:
+            for level in {controller.minimum, controller.candidate}:
                 tried[level] = self._at(level).encode(message, context.key)
             exact = message.double()
             norm2 = float(exact.square().sum())
             lost = {n: float((exact - packet.decode(x.device).double()).square().sum()) for n, packet in tried.items()}
-            ends = standing.minimum, standing.candidate
+            ends = controller.minimum, controller.candidate
             if undecided:
                 fidelities = [_fidelity(lost[level], norm2) for level in ends]
-                tally.level = standing.choose(fidelities[0], fidelities[1], self._epsilon(context)).level
+                tally.level = controller.choose(fidelities[0], fidelities[1], self._epsilon(context)).level
             sizes = [wire_bytes(self.table.pack(tried[level])) for level in ends]
             tally.probe(norm2, [lost[level] for level in ends], sizes, x.nbytes)
             tally.lost_sent += lost.get(tally.level, 0.0)
@@ -177,26 +177,26 @@ class LinkGraVAC(Compressor):
         return packet, changes
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
-        standing, tally = self._read(state)
+        controller, tally = self._read(state)
         rules, epsilon = self._rules(context), self._epsilon(context)
         throughput = context.batch_size / context.step_s if context.step_s else None
-        if self.throughput == "step" and throughput is not None and standing.used >= 0:
-            standing.book(throughput)  # of the step before this one
-        ends, gains = (standing.minimum, standing.candidate), (standing.agreed[0], standing.agreed[1])
+        if self.throughput == "step" and throughput is not None and controller.used >= 0:
+            controller.book(throughput)  # of the step before this one
+        ends, gains = (controller.minimum, controller.candidate), (controller.agreed[0], controller.agreed[1])
         if tally.probed:
             raw = [_fidelity(lost, tally.norm2) for lost in (tally.lost_minimum, tally.lost_candidate)]
-            gains = standing.observe(raw[0], raw[1], rules.alpha)
+            gains = controller.observe(raw[0], raw[1], rules.alpha)
         branch, gain = {ends[0]: ("minimum", gains[0]), ends[1]: ("candidate", gains[1])}.get(
             tally.level, ("dense", 1.0)
         )
-        standing.end_step(Choice(branch, tally.level, gain), *gains)
+        controller.end_step(Choice(branch, tally.level, gain), *gains)
         if self.throughput == "link":
-            standing.book(tally.dense_bytes / tally.wire_bytes)
+            controller.book(tally.dense_bytes / tally.wire_bytes)
         events = []
-        if standing.at_window(rules):
-            standing.close_window()
-            events = standing.decide(rules)
-        following = Tally(standing.choose(*standing.gains, epsilon).level)
+        if controller.at_window(rules):
+            controller.close_window()
+            events = controller.decide(rules)
+        following = _Tally(controller.choose(*controller.gains, epsilon).level)
         decision = Decision(
             branch=branch,
             factor=self._factor(tally.level, tally.dense_bytes, tally.wire_bytes) or 1.0,
@@ -213,13 +213,13 @@ class LinkGraVAC(Compressor):
                 f"{epsilon:g} must, and then {self._at(following.level)!r} is sent"
             ),
         )
-        whole, real = standing.tensors()
+        whole, real = controller.tensors()
         return {WHOLE: whole, REAL: real, TALLY: following.tensor()}, [decision]
 
     def evaluation(self, mode: str, state: State) -> Codec:
         """Return the codec of the current level."""
-        standing, tally = self._read(state)
-        return self._at(standing.minimum if tally.level < 0 else tally.level)
+        controller, tally = self._read(state)
+        return self._at(controller.minimum if tally.level < 0 else tally.level)
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         if self.memory is None:
@@ -236,7 +236,7 @@ class LinkGraVAC(Compressor):
             return float(self.budget ** (1 / max(1, context.num_stages - 1)))
         return context.floor
 
-    def _offers(self, tally: Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
+    def _offers(self, tally: _Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
         """Return the fidelity and the factor of minimum and candidate on this link's messages."""
         if self.budget is None or not tally.probed:
             return ()
@@ -252,10 +252,10 @@ class LinkGraVAC(Compressor):
             promote=self.promote,
         )
 
-    def _read(self, state: State) -> tuple[Standing, Tally]:
+    def _read(self, state: State) -> tuple[Controller, _Tally]:
         known = WHOLE in state
-        standing = Standing.from_tensors(state[WHOLE], state[REAL]) if known else Standing.fresh(len(self.levels))
-        return standing, Tally(*state[TALLY].tolist()) if TALLY in state else Tally()
+        controller = Controller.from_tensors(state[WHOLE], state[REAL]) if known else Controller.new(len(self.levels))
+        return controller, _Tally(*state[TALLY].tolist()) if TALLY in state else _Tally()
 
     def _factor(self, level: int, dense_bytes: float, wire_bytes: float) -> float | None:
         """Return the factor of a level: of values if it keeps a share of them, else of bytes if they are known."""
@@ -266,7 +266,7 @@ class LinkGraVAC(Compressor):
 
 
 @dataclass
-class Tally:
+class _Tally:
     """Sums over the messages of the current step; sums about codecs are over the probed messages."""
 
     level: int = -1  # at which messages are sent, -1 until that is chosen
@@ -286,7 +286,7 @@ class Tally:
         self.level = int(self.level)
 
     def tensor(self) -> Tensor:
-        """Return all of it, float64."""
+        """Return the sums as a float64 tensor."""
         return torch.tensor([float(getattr(self, field.name)) for field in fields(self)], dtype=torch.float64)
 
     def probe(self, norm2: float, lost: list[float], wire_bytes: list[int], dense_bytes: int) -> None:
@@ -300,7 +300,7 @@ class Tally:
         self.dense_probed += dense_bytes
 
     def send(self, wire_bytes: int, dense_bytes: int) -> None:
-        """Add a message that was sent."""
+        """Add a sent message."""
         self.messages += 1
         self.wire_bytes += wire_bytes
         self.dense_bytes += dense_bytes

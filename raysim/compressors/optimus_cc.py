@@ -24,7 +24,7 @@ RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compre
 
 @dataclass(frozen=True, repr=False)
 class LazyErrorPropagation(Compressor):
-    """Sends C(g + e) and keeps e, which goes to the next microbatch that is sent, in the same step or the next (Song et al. 2023).
+    """Sends C(g + e) and keeps e, which is added to the next microbatch, in the same step or the next (Song et al. 2023).
 
     `inner`: a codec, or a compressor of one end. Over a step the error of a layer's weights becomes a sum of e_i with the
     differences of consecutive activations, which is small if they are unrelated. `reset="step"` drops
@@ -94,7 +94,7 @@ class LazyErrorPropagation(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class Epilogue(Compressor):
-    """Compresses the backward messages that the cool-down of the schedule sends, which no computation hides (Song et al. 2023).
+    """Compresses the backward messages of the schedule's cool-down, which no computation hides (Song et al. 2023).
 
     The cool-down of a worker begins after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
     gradients in it. Other messages are sent dense, and leave the memory as it is.

@@ -185,7 +185,7 @@ def _is_critical(before: float, after: float, eta: float) -> bool:
 
 
 def _value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
-    """Return the number of a tensor's values divided by the number that is sent."""
+    """Return a tensor's number of values over the number sent."""
     rows, columns = matrix_of(shape)
     if isinstance(codec, LowRank):
         return rows * columns / (min(rows, columns, codec.rank) * (rows + columns))

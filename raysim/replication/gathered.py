@@ -127,7 +127,7 @@ class Gathered(Layered):
 
 
 def as_method(written: object) -> ReplicaMethod | None:
-    """Return the replica method that a codec or compressor alone stands for, or the method itself; None of anything else."""
+    """Return the replica method of a codec or compressor alone, or the method itself; None for anything else."""
     if isinstance(written, ReplicaMethod):
         return written
     if isinstance(written, Identity):
@@ -156,7 +156,7 @@ def _message(context: ReplicaContext, key: int) -> Context:
 
 @dataclass(frozen=True, repr=False)
 class SignSGD(ReplicaMethod):
-    """Takes +1 or -1 for each value, as most replicas have it; of a tie, and of zero, +1 (Bernstein et al. 2018, 1802.04434).
+    """Takes the majority's sign of each value, +1 or -1; +1 for a tie and for zero (Bernstein et al. 2018, 1802.04434).
 
     The learning rate alone sets the size of a step, so no tensor is exempt. `beta`: takes the sign of a moving average of the
     replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no momentum of its own.

@@ -9,7 +9,7 @@ from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Decision
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Rules, Standing, candidate_factors, check_factors
+from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import (
@@ -136,23 +136,23 @@ class ReplicaGraVAC(Layered):
 
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         rules = self._rules(context.num_replicas)
-        standing = self._standing(memory)
+        controller = self._controller(memory)
         throughput = context.batch_size / context.step_s if context.step_s else None
-        if throughput is not None and standing.used >= 0:
-            standing.book(throughput)  # of the last step, whose time is known now
+        if throughput is not None and controller.used >= 0:
+            controller.book(throughput)  # of the last step, whose time is known now
         events = []
-        if standing.at_window(rules):
-            standing.close_window()
-            events = standing.decide(rules)
+        if controller.at_window(rules):
+            controller.close_window()
+            events = controller.decide(rules)
 
         rows = flatten(gradients, "tensor")
         fed = {name: remembered(memory, "residual", name, x) + x for name, x in rows.items()}
-        levels = self._levels(fed, standing, context)
-        seen = yield from self._agree(levels, fed if self.gain == "fed" else rows, standing, rules)
-        choice = standing.choose(seen.minimum, seen.candidate, self.epsilon)
-        if standing.steps < self.settle:
-            choice = Choice("minimum", standing.minimum, seen.minimum)
-        standing.end_step(choice, seen.minimum, seen.candidate)
+        levels = self._levels(fed, controller, context)
+        seen = yield from self._agree(levels, fed if self.gain == "fed" else rows, controller, rules)
+        choice = controller.choose(seen.minimum, seen.candidate, self.epsilon)
+        if controller.steps < self.settle:
+            choice = Choice("minimum", controller.minimum, seen.minimum)
+        controller.end_step(choice, seen.minimum, seen.candidate)
         sent = {"minimum": levels[0], "candidate": levels[1]}.get(choice.branch)
         if sent is not None and sent.factor > 1:
             means, left = yield from self._send(sent, fed, context)
@@ -160,7 +160,7 @@ class ReplicaGraVAC(Layered):
             means = yield from mean_dense("dense layers", fed, context)
             left = {name: torch.zeros_like(x) for name, x in fed.items()}
 
-        whole, real = standing.tensors()
+        whole, real = controller.tensors()
         moved = {**memory, "controller/whole": whole, "controller/real": real}
         moved |= {f"residual/{name}": x for name, x in left.items()}
         total = sum(x.numel() for x in fed.values())
@@ -174,7 +174,7 @@ class ReplicaGraVAC(Layered):
             gain={"minimum": seen.minimum_now, "candidate": seen.candidate_now}.get(choice.branch, 1.0),
             throughput=throughput,
             event="+".join(events) or None,
-            reason=self._explain(choice, seen, levels, settling=standing.steps <= self.settle),
+            reason=self._explain(choice, seen, levels, settling=controller.steps <= self.settle),
         )
         return Averaged(unflatten(means, gradients), moved, [decision])
 
@@ -187,19 +187,19 @@ class ReplicaGraVAC(Layered):
             promote=self.promote,
         )
 
-    def _standing(self, memory: Memory) -> Standing:
+    def _controller(self, memory: Memory) -> Controller:
         if "controller/whole" in memory:
-            return Standing.from_tensors(memory["controller/whole"], memory["controller/real"])
-        return Standing.fresh(len(self.factors))
+            return Controller.from_tensors(memory["controller/whole"], memory["controller/real"])
+        return Controller.new(len(self.factors))
 
     def _codec(self, factor: float) -> Codec:
         """Return the codec that keeps the values of a factor."""
         return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
 
-    def _levels(self, fed: Gradients, standing: Standing, context: ReplicaContext) -> list[Level]:
+    def _levels(self, fed: Gradients, controller: Controller, context: ReplicaContext) -> list[Level]:
         """Return the values that minimum and candidate keep of every row."""
         factors = (*self.factors, 1.0)
-        levels = [Level(factors[level], {}, 0.0) for level in (standing.minimum, standing.candidate)]
+        levels = [Level(factors[level], {}, 0.0) for level in (controller.minimum, controller.candidate)]
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
             for i, level in enumerate(levels):
@@ -215,11 +215,11 @@ class ReplicaGraVAC(Layered):
                 levels[i] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))
         return levels
 
-    def _agree(self, levels: list[Level], reference: Gradients, standing: Standing, rules: Rules) -> Rounds[_Seen]:
+    def _agree(self, levels: list[Level], reference: Gradients, controller: Controller, rules: Rules) -> Rounds[_Seen]:
         """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
         whole = sum(energy(x) for x in reference.values())
         now = [self._gain(level.energy, whole) for level in levels]
-        smooth = standing.observe(now[0], now[1], rules.alpha)
+        smooth = controller.observe(now[0], now[1], rules.alpha)
         counts = [float(sum(len(kept.values) for kept in level.kept.values())) for level in levels]
         own = torch.tensor([*smooth, *now, *counts], dtype=torch.float64)
         received = yield Round(everyone={"gains": Identity().encode(own)})

@@ -1,4 +1,4 @@
-"""Base of methods that compress the gradients of a stage layer by layer: dense first steps, and exempt small layers."""
+"""Base of methods that compress the gradients of a stage layer by layer: uncompressed first steps, and exempt small layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE = "all layers"  # name of a stage's gradients as one tensor, see `flatten`
 
 @dataclass(frozen=True, repr=False)
 class Layered(ReplicaMethod):
-    """Base of methods that compress tensor by tensor; a subclass says how in `compress`.
+    """Base of methods that compress tensor by tensor, in `compress`.
 
     Tensors of one dimension, or of fewer than `min_values` values, are averaged uncompressed, and so is everything in the
     first `warmup` steps. They share the rounds of the compressed tensors.
@@ -141,7 +141,7 @@ def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
 
 
 def sum_values(packets: Packets, context: ReplicaContext, device: torch.device) -> Rounds[Gradients]:
-    """Return the means of packets that hold values of the same positions: these alone are sent, and decoded as their mean."""
+    """Return the means of packets with values at the same positions: the values alone are summed, and decoded as their mean."""
     values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
     label = f"values by {next(iter(packets.values())).codec!r}"
     total = yield from all_reduce(label, torch.cat(values), context.replica, context.num_replicas)

@@ -31,9 +31,9 @@ _CHANGES = "changes/"  # prefix of the memory of the method that averages change
 
 @dataclass(frozen=True, repr=False)
 class LocalSteps(ReplicaMethod):
-    """Base of methods that average once in `steps` steps how far replicas have gone, and take an outer step by that.
+    """Base of methods that average the changes of replicas every `steps` steps, and take an outer step by the mean.
 
-    Evaluated are the parameters on which replicas agreed last.
+    The parameters on which replicas agreed last are evaluated.
     """
 
     after_update: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class LocalSteps(ReplicaMethod):
     def mean_change(
         self, parameters: Gradients, memory: Memory, context: ReplicaContext, prefix: str
     ) -> Rounds[tuple[Gradients, Memory]]:
-        """Return the mean over replicas of the way to `parameters` from those agreed on, and the memory that follows.
+        """Return the mean over replicas of the change from the agreed parameters to `parameters`, and the new memory.
 
         The memory of the method that averages is kept under `prefix`.
         """
@@ -125,7 +125,7 @@ class LocalSteps(ReplicaMethod):
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(LocalSteps):
-    """Averages once in `steps` steps how far replicas have gone, and takes an outer step of Nesterov's momentum there.
+    """Averages the changes of replicas every `steps` steps, and takes an outer step with Nesterov's momentum.
 
     After H = `steps` steps of its own optimiser, replica r has gone from the parameters W, on which all agreed last, to W_r
     (Douillard et al. 2023, 2311.08105)::
@@ -135,7 +135,7 @@ class DiLoCo(LocalSteps):
         W = W - momentum u - rate D
 
     `codec` compresses W - W_r: a codec, alone or under error feedback, or a replica method that averages gradients. It counts
-    exchanges as its steps. States of the optimisers stay separate. Evaluated are the parameters W. With one replica and no
+    exchanges as its steps. States of the optimisers stay separate. The parameters W are evaluated. With one replica and no
     momentum it is the look-ahead optimiser (Zhang et al. 2019, 1907.08610).
 
     >>> from raysim.codecs import Quantize
@@ -182,8 +182,8 @@ class MuLoCo(DiLoCo):
 
 @dataclass(frozen=True, repr=False)
 class StreamingDiLoCo(DiLoCo):
-    """DiLoCo whose tensors are divided into `fragments`, each of which is exchanged once in `steps` steps, in turn (Douillard et
-    al. 2025, 2501.18512).
+    """DiLoCo in `fragments`: each share of the tensors is exchanged every `steps` steps, in turn (Douillard et al. 2025,
+    2501.18512).
 
     So an exchange takes a share of the bytes, and the peak falls by as much. The mean of a fragment is used `delay` steps after
     it was sent, in which training goes on: W takes its outer step, and the replica's own parameters become

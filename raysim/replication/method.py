@@ -135,7 +135,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def steps_under_way(self) -> int:
-        """The number of steps for which training goes on while an exchange is under way, and hides its time."""
+        """The number of steps that an exchange may lag; training goes on meanwhile, which hides its time."""
         return 0
 
     def begin(self, parameters: Gradients) -> Memory:

@@ -45,7 +45,7 @@ def select(row: Tensor, count: int, how: str, key: int) -> Kept:
 
 
 def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
-    """Return about `count` of the values that are kept already: multi-level compression; "exact" gives the result of `select`."""
+    """Return about `count` of the kept values: multi-level compression; "exact" gives the result of `select`."""
     if len(kept.values) <= count:
         return kept
     positions, values = select(kept.values, count, how, key)

@@ -184,7 +184,7 @@ def test_gradients_of_zero_and_infinity_tell_nothing(scale: float) -> None:
 
 
 def measured(config, steps: int = 1) -> list[dict[str, float]]:
-    """Return what the stages of a run measure in each of its first steps, each told what the one before says."""
+    """Return what the stages of a run measure in each of its first steps, each facts what the one before says."""
     engine, signals, found = start(config), Signals(), []
     for step in range(steps):
         reports = engine.step(step, signals)
@@ -255,7 +255,7 @@ def test_the_bound_is_the_formula(sensitivity: float) -> None:
 
 
 class Sender:
-    """One end of a link, step by step; each is told S of the step before."""
+    """One end of a link, step by step; each is facts S of the step before."""
 
     def __init__(self, budget: float = 0.1) -> None:
         self.link = Link(ACGC(budget), 0, "forward", sender=True, device=CPU)

@@ -74,10 +74,10 @@ def test_every_compressor_has_a_variant() -> None:
 @dtypes
 def test_shape_and_dtype_are_kept_and_nothing_given_is_touched(variant: Variant, dtype: torch.dtype) -> None:
     method, sender, receiver = variant.method, {}, {}
-    for x, told in messages(0, 6, dtype):
+    for x, facts in messages(0, 6, dtype):
         before, held, other = x.clone(), copy_of(sender), copy_of(receiver)
-        packet, changes = method.encode(x, sender, told)
-        y, moved = method.decode(packet, receiver, told)
+        packet, changes = method.encode(x, sender, facts)
+        y, moved = method.decode(packet, receiver, facts)
         assert y.shape == x.shape
         assert y.dtype == x.dtype
         assert torch.isfinite(y).all()
@@ -104,8 +104,8 @@ class Sums:
         self.fed: dict[int, Tensor] = {}
         self.decoded: dict[int, Tensor] = {}
 
-    def add(self, x: Tensor, y: Tensor, told) -> None:
-        keys = memory_keys(self.key, told)
+    def add(self, x: Tensor, y: Tensor, facts) -> None:
+        keys = memory_keys(self.key, facts)
         for key, one, other in zip(keys, as_rows(x.double(), self.key), as_rows(y.double(), self.key), strict=True):
             self.fed[key] = self.fed.get(key, 0) + one
             self.decoded[key] = self.decoded.get(key, 0) + other
@@ -116,8 +116,8 @@ class Sums:
 def test_l1_what_was_decoded_and_what_is_remembered_sum_to_what_was_fed(variant: Variant, dtype: torch.dtype) -> None:
     pair, sums = Pair(variant.method), Sums(variant.key)
     for step in range(9):
-        for (x, told), (_, y) in zip(messages(step, step + 1, dtype), pair.step(step, dtype), strict=True):
-            sums.add(x, y, told)
+        for (x, facts), (_, y) in zip(messages(step, step + 1, dtype), pair.step(step, dtype), strict=True):
+            sums.add(x, y, facts)
         if step == 4:
             pair = pair.restored()
         conserved(sums.fed, sums.decoded, pair.sender.state, 10)
@@ -134,11 +134,11 @@ def test_l1_holds_across_changes_of_the_codec_and_dense_fallbacks() -> None:
             "TopK(0.5, values=Quantize(1, rounding='stochastic'))",
             "Cast('float16')",
         ]
-        for step, (x, told) in enumerate(messages(0, 8)):
+        for step, (x, facts) in enumerate(messages(0, 8)):
             method = parse(f"ErrorFeedback({codecs[step % len(codecs)]}, key={key!r})")
-            packet, changes = method.encode(x, state, told)
+            packet, changes = method.encode(x, state, facts)
             method.commit(state, changes)
-            sums.add(x, method.decode(packet, {}, told)[0], told)
+            sums.add(x, method.decode(packet, {}, facts)[0], facts)
         conserved(sums.fed, sums.decoded, state, 10)
 
 
@@ -177,8 +177,8 @@ def test_l3_holds_after_any_sequence(variant: Variant, script: list[tuple]) -> N
         match event:
             case "send":
                 ids, microbatch = arguments
-                told = context(step, microbatch, ids=tuple(ids), key=number)
-                packet, y = pair.send(3 * normal(ROWS, *ROW, seed=number), told)
+                facts = context(step, microbatch, ids=tuple(ids), key=number)
+                packet, y = pair.send(3 * normal(ROWS, *ROW, seed=number), facts)
                 assert same_packet(pair.sender.unpack(pair.sender.table.pack(packet)), packet)
                 assert torch.isfinite(y).all()
             case "end":
@@ -200,13 +200,13 @@ def test_l3_holds_after_any_sequence(variant: Variant, script: list[tuple]) -> N
 def test_l14_probes_and_evaluations_change_no_later_packet(variant: Variant) -> None:
     quiet, probed = Pair(variant.method), Pair(variant.method)
     for step in range(6):
-        for x, told in messages(step, step + 1):
+        for x, facts in messages(step, step + 1):
             for probe in (x, 100 * normal(ROWS, *ROW, seed=step)):
-                packet, _ = variant.method.encode(probe, probed.sender.state, told)
-                variant.method.decode(packet, probed.receiver.state, told)
+                packet, _ = variant.method.encode(probe, probed.sender.state, facts)
+                variant.method.decode(packet, probed.receiver.state, facts)
             for mode in EVALUATION_MODES:
                 probed.sender.send_evaluation(x, mode, 7)
-            one, other = quiet.send(x, told), probed.send(x, told, measure=True)
+            one, other = quiet.send(x, facts), probed.send(x, facts, measure=True)
             assert same_packet(one[0], other[0])
             assert bits_of(one[1]) == bits_of(other[1])
         quiet.end_step()
@@ -235,9 +235,9 @@ INDEPENDENT = [v for v in VARIANTS if v.key != "link" and getattr(v.method, "cap
 def test_l16_the_order_of_independent_messages_changes_nothing(variant: Variant) -> None:
     forward, reverse = Pair(variant.method), Pair(variant.method)
     for step in range(6):
-        told = list(messages(step, step + 1))
-        one = [forward.send(*each) for each in told]
-        other = [reverse.send(*each) for each in reversed(told)][::-1]
+        facts = list(messages(step, step + 1))
+        one = [forward.send(*each) for each in facts]
+        other = [reverse.send(*each) for each in reversed(facts)][::-1]
         forward.end_step()
         reverse.end_step()
         assert all(same_packet(a[0], b[0]) and bits_of(a[1]) == bits_of(b[1]) for a, b in zip(one, other, strict=True))
@@ -247,9 +247,9 @@ def test_l16_the_order_of_independent_messages_changes_nothing(variant: Variant)
 def test_l16_links_share_nothing(variant: Variant) -> None:
     alone, one, other = Pair(variant.method), Pair(variant.method), Pair(variant.method)
     for step in range(4):
-        told = list(messages(step, step + 1))
-        expected = [alone.send(*each) for each in told]
-        for each, (packet, _) in zip(told, expected, strict=True):
+        facts = list(messages(step, step + 1))
+        expected = [alone.send(*each) for each in facts]
+        for each, (packet, _) in zip(facts, expected, strict=True):
             other.send(-each[0], each[1]._replace(boundary=1))
             assert same_packet(one.send(*each)[0], packet)
         for pair in (alone, one, other):
@@ -320,11 +320,11 @@ def test_nothing_else_is_held(variant: Variant) -> None:
 @pytest.mark.parametrize("density", [0.1, 0.25, 1 / 3])
 def test_l18_mixed_splits_k_and_sends_overlaps_once(union: bool, density: float) -> None:
     method = MixedErrorFeedback(TopK(density), union=union)
-    told, n = context(0), math.prod(ROW)
+    facts, n = context(0), math.prod(ROW)
     k = kept_of(density, n)
     for seed in range(20):
         x, e = normal(ROWS, *ROW, seed=seed), normal(ROWS, *ROW, seed=seed + 100)
-        packet, _ = method.encode(x, {0: e}, told)
+        packet, _ = method.encode(x, {0: e}, facts)
         sent = packet.decode().view(ROWS, n)
         for row, own, held in zip(sent, x.view(ROWS, n), e.view(ROWS, n), strict=True):
             ours = set(own.abs().topk(k - k // 2).indices.tolist())
@@ -347,8 +347,8 @@ def descend(method, steps: int) -> list[Tensor]:
     for step in range(steps):
         received = []
         for replica, (sign, state) in enumerate(zip((10.0, -10.0), states, strict=True)):
-            told = context(step, ids=(replica,))
-            packet, changes = method.encode(torch.stack([torch.tensor(sign), w[1] - 1])[None], state, told)
+            facts = context(step, ids=(replica,))
+            packet, changes = method.encode(torch.stack([torch.tensor(sign), w[1] - 1])[None], state, facts)
             method.commit(state, changes)
             received.append(packet.decode()[0])
         w = w - 0.01 * (received[0] + received[1]) / 2
@@ -423,19 +423,19 @@ def test_l4_the_error_of_a_frozen_input_shrinks_by_the_number_of_levels(notation
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_l5_a_first_visit_is_dense_and_leaves_nothing(dtype: str) -> None:
     pair = Pair(AQSGD(Quantize(4), warmup=0, dtype=dtype))
-    x, told = message(0), context(0, ids=(1, 2))
-    packet, y = pair.send(x, told)
+    x, facts = message(0), context(0, ids=(1, 2))
+    packet, y = pair.send(x, facts)
     pair.end_step()
     assert packet.array_bytes == (packet.dense_bytes if dtype == "float32" else 2 * x.numel())
     kept = torch.stack(list(pair.sender.state.values()))
     assert torch.equal(kept, x.to(kept.dtype))
     assert torch.equal(y, kept.float())  # the receiver works on what is stored
-    again, z = pair.send(kept.float(), told)
+    again, z = pair.send(kept.float(), facts)
     pair.end_step()
     assert set(again.arrays) == {"delta.codes", "delta.low", "delta.high"}
     assert not again.part("delta", Quantize(4), again.shape).decode().any()  # an identical visit sends a zero delta
     assert torch.equal(z, y)
-    _, later = pair.send(message(1), told)
+    _, later = pair.send(message(1), facts)
     pair.end_step()
     assert torch.equal(later, torch.stack(list(pair.receiver.state.values())).float())  # after a delta too
 
@@ -479,12 +479,12 @@ def test_l6_a_copy_of_something_else_costs_the_square_root_of_two() -> None:
 
 
 def test_aqsgd_publishes_its_copies_when_the_step_ends() -> None:
-    pair, told = Pair(AQSGD(Quantize(2), warmup=0)), context(0, ids=(1, 2))
-    pair.send(message(0), told)
+    pair, facts = Pair(AQSGD(Quantize(2), warmup=0)), context(0, ids=(1, 2))
+    pair.send(message(0), facts)
     pair.end_step()
     x = message(1)
     held = copy_of(pair.sender.state)
-    first, second = pair.send(x, told), pair.send(x, told)  # a second visit in a step meets the same copy
+    first, second = pair.send(x, facts), pair.send(x, facts)  # a second visit in a step meets the same copy
     assert same_packet(first[0], second[0])
     assert torch.equal(first[1], second[1])
     assert same_state(pair.sender.state, held)
@@ -547,23 +547,23 @@ def test_l13_gradients_go_back_at_the_positions_that_were_kept(forward: str, val
     activations, method = Pair(parse(forward)), AtSupport(parse(values).codec)
     codec = activations.sender.compressor.codec
     assert isinstance(codec, TopK)
-    for x, told in messages(0, 3):
-        packet, y = activations.send(x, told)
+    for x, facts in messages(0, 3):
+        packet, y = activations.send(x, facts)
         received = activations.receiver.unpack(activations.sender.table.pack(packet))
         at_sender, at_receiver = codec.support(packet), codec.support(received)
         assert torch.equal(at_sender.positions, at_receiver.positions)
-        gradient = normal(*x.shape, seed=told.step)
-        back, nothing = method.encode(gradient, {}, told._replace(direction="backward", support=at_receiver))
+        gradient = normal(*x.shape, seed=facts.step)
+        back, nothing = method.encode(gradient, {}, facts._replace(direction="backward", support=at_receiver))
         assert nothing == {}
-        received, _ = method.decode(back, {}, told._replace(direction="backward", support=at_sender))
+        received, _ = method.decode(back, {}, facts._replace(direction="backward", support=at_sender))
         kept = torch.zeros(x.numel(), dtype=torch.bool)
         kept[at_sender.positions.view(-1)] = True
         kept = kept.view(x.shape)
         assert not received[~kept].any()
         assert not y[~kept].any()
         sent = gradient.view(-1)[at_sender.positions]
-        assert back.array_bytes == parse(values).codec.encode(sent, told.key).array_bytes  # values, and no index
-        assert torch.equal(received[kept], parse(values).codec.encode(sent, told.key).decode().view(-1))
+        assert back.array_bytes == parse(values).codec.encode(sent, facts.key).array_bytes  # values, and no index
+        assert torch.equal(received[kept], parse(values).codec.encode(sent, facts.key).decode().view(-1))
         if forward.startswith("TopK") and values == "Identity":  # the derivative of the masked activation
             masked = x.clone().requires_grad_()
             torch.where(kept, masked, 0).backward(gradient)
@@ -571,12 +571,12 @@ def test_l13_gradients_go_back_at_the_positions_that_were_kept(forward: str, val
 
 
 def test_l13_shapes_must_agree_and_nan_is_found_outside_the_support_too() -> None:
-    x, told = message(0), context(0)
+    x, facts = message(0), context(0)
     packet = TopK(0.3).encode(x)
-    told = told._replace(support=TopK(0.3).support(packet))
+    facts = facts._replace(support=TopK(0.3).support(packet))
     method = AtSupport(Identity())
     with pytest.raises(ValueError) as error:
-        method.decode(Identity().encode(x), {}, told)
+        method.decode(Identity().encode(x), {}, facts)
     kept = kept_of(0.3, math.prod(ROW))
     assert (
         str(error.value) == f"A packet holds values of shape {tuple(x.shape)}, but its activation kept {(ROWS, kept)}."
@@ -584,7 +584,7 @@ def test_l13_shapes_must_agree_and_nan_is_found_outside_the_support_too() -> Non
     gradient = torch.zeros_like(x)
     gradient.view(-1)[packet.decode().view(-1) == 0] = math.nan
     with pytest.raises(NonFiniteError):
-        method.encode(gradient, {}, told)
+        method.encode(gradient, {}, facts)
 
 
 # The link's accounts.
@@ -616,8 +616,8 @@ def test_what_is_measured_is_what_the_receiver_lacks(notation: str) -> None:
     pair = Pair(parse(notation))
     for step in range(4):
         lost = received = 0.0
-        for x, told in messages(step, step + 1):
-            _, y = pair.send(x, told, measure=True)
+        for x, facts in messages(step, step + 1):
+            _, y = pair.send(x, facts, measure=True)
             lost += float((x.double() - y.double()).square().sum())
             received += float(y.double().square().sum())
         account = pair.sender.end_step(measure=True)
@@ -630,10 +630,10 @@ def test_what_is_measured_is_what_the_receiver_lacks(notation: str) -> None:
 
 
 def test_shared_indices_account_the_whole_gradient_as_dense() -> None:
-    x, told = message(0), context(0)
-    told = told._replace(support=TopK(0.3).support(TopK(0.3).encode(x)))
+    x, facts = message(0), context(0)
+    facts = facts._replace(support=TopK(0.3).support(TopK(0.3).encode(x)))
     pair = Pair(AtSupport(Identity()))
-    pair.send(x, told, measure=True)
+    pair.send(x, facts, measure=True)
     sent, received = pair.sender.end_step(), pair.receiver.end_step()
     assert sent.dense_bytes == received.dense_bytes == x.nbytes
     assert 0 < sent.wire_bytes - 4 * ROWS * kept_of(0.3, math.prod(ROW)) <= 8  # the header

@@ -13,7 +13,7 @@ from torch import Tensor
 from raysim.codecs import Identity, LowRank, Quantize, TopK
 from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, parse
 from raysim.compressors.controller import candidate_factors
-from raysim.compressors.gravac import REAL, TALLY, WHOLE, Tally
+from raysim.compressors.gravac import REAL, TALLY, WHOLE, _Tally
 from raysim.compressors.optimus_cc import RESIDUAL
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
@@ -347,7 +347,7 @@ def test_the_level_at_hand_is_used_in_evaluation() -> None:
         0.5
     )  # nothing sent yet: the mildest
     sender.step(0)
-    tally = Tally(*sender.link.state[TALLY].tolist())
+    tally = _Tally(*sender.link.state[TALLY].tolist())
     assert sender.link.unpack(sender.link.send_evaluation(same(0, 0), "on", 1)).codec == TopK(
         (1 / 2, 1 / 4)[tally.level]
     )

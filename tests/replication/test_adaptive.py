@@ -11,7 +11,7 @@ from codec_variants import student
 from replica_variants import Team, average, context, dense_mean, gradients, same_tensors
 
 from raysim.codecs import TopK
-from raysim.compressors.controller import Rules, Standing, candidate_factors
+from raysim.compressors.controller import Controller, Rules, candidate_factors
 from raysim.replication import parse_replica_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.sparsified import select, select_within
@@ -36,24 +36,24 @@ def test_candidate_factors() -> None:
 
 def explore(
     rules: Rules, factors: tuple[float, ...], speeds: dict[float, float], gains=None
-) -> tuple[list[str], Standing]:
+) -> tuple[list[str], Controller]:
     """One step a window: the minimum is measured in a window of its own first, then every candidate in its own."""
-    standing, events = Standing.fresh(len(factors)), []
-    standing.candidate = 0
+    controller, events = Controller.new(len(factors)), []
+    controller.candidate = 0
     for _ in range(3 * len(factors)):
-        if standing.at_window(rules):
-            standing.close_window()
-            events.append("+".join(standing.decide(rules)))
-        factor = factors[standing.candidate]
+        if controller.at_window(rules):
+            controller.close_window()
+            events.append("+".join(controller.decide(rules)))
+        factor = factors[controller.candidate]
         gain = gains[factor] if gains else 1.0
-        low = gains[factors[standing.minimum]] if gains else gain
-        standing.observe(low, gain, 1.0)
-        choice = standing.choose(low, gain, rules.epsilon)
-        standing.end_step(choice, low, gain)
+        low = gains[factors[controller.minimum]] if gains else gain
+        controller.observe(low, gain, 1.0)
+        choice = controller.choose(low, gain, rules.epsilon)
+        controller.end_step(choice, low, gain)
         sent = (*factors, 1.0)[choice.level]
-        standing.book(speeds.get(sent, 1.0) / choice.gain)
-        standing = Standing.from_tensors(*standing.tensors())
-    return events, standing
+        controller.book(speeds.get(sent, 1.0) / choice.gain)
+        controller = Controller.from_tensors(*controller.tensors())
+    return events, controller
 
 
 def falling(factors: tuple[float, ...]) -> dict[float, float]:
@@ -63,9 +63,9 @@ def falling(factors: tuple[float, ...]) -> dict[float, float]:
 
 @pytest.mark.parametrize(("omega", "settled", "windows"), [(0.01, 1280, 8), (0.05, 20, 2)])
 def test_the_saturation_vector(omega: float, settled: float, windows: int) -> None:
-    events, standing = explore(RULES._replace(omega=omega), NINE, SPEEDS, falling(NINE))
-    assert standing.frozen
-    assert NINE[standing.candidate] == settled
+    events, controller = explore(RULES._replace(omega=omega), NINE, SPEEDS, falling(NINE))
+    assert controller.frozen
+    assert NINE[controller.candidate] == settled
     moves = [event for event in events if event]
     assert moves[-1].endswith("saturate")
     assert len(moves) == windows + 1  # that of the minimum alone is before them
@@ -75,9 +75,9 @@ def test_the_saturation_vector(omega: float, settled: float, windows: int) -> No
 def test_the_lower_of_two_factors_that_are_equally_fast() -> None:
     for speeds in [(100, 120, 119.5), (100, 119.5, 120)]:
         table = dict(zip((10, 20, 40), speeds, strict=True))
-        _, standing = explore(RULES, (10, 20, 40), table, falling((10, 20, 40)))
-        assert standing.frozen
-        assert (10, 20, 40)[standing.candidate] == 20
+        _, controller = explore(RULES, (10, 20, 40), table, falling((10, 20, 40)))
+        assert controller.frozen
+        assert (10, 20, 40)[controller.candidate] == 20
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_lower_of_two_factors_that_are_equally_fast() -> None:
     [((0.95, 0.8), "candidate"), ((0.8, 0.69), "minimum"), ((0.6, 0.5), "dense"), ((0.7, 0.7), "candidate")],
 )
 def test_the_branch_table(gains: tuple[float, float], branch: str) -> None:
-    choice = Standing.fresh(3).choose(*gains, epsilon=0.7)
+    choice = Controller.new(3).choose(*gains, epsilon=0.7)
     assert choice == (
         branch,
         {"candidate": 1, "minimum": 0, "dense": 3}[branch],
@@ -96,80 +96,80 @@ def test_the_branch_table(gains: tuple[float, float], branch: str) -> None:
 @pytest.mark.parametrize(("candidate", "promoted"), [(0.892, True), (0.89, False)])
 def test_promotion_within_omega(candidate: float, promoted: bool) -> None:
     for promote, minimum in (("evaluated", 1), ("listing", 2)):
-        standing = Standing.fresh(4)
-        standing.observe(0.9, candidate, 1.0)
-        standing.agreed = [0.9, candidate]
-        events = standing.decide(RULES._replace(promote=promote))
+        controller = Controller.new(4)
+        controller.observe(0.9, candidate, 1.0)
+        controller.agreed = [0.9, candidate]
+        events = controller.decide(RULES._replace(promote=promote))
         assert events == (["promote", "advance"] if promoted else ["advance"])
-        assert standing.minimum == (minimum if promoted else 0)
-        assert standing.candidate == 2
+        assert controller.minimum == (minimum if promoted else 0)
+        assert controller.candidate == 2
         if promote == "evaluated" and promoted:
-            assert standing.averages[0] == candidate  # the candidate's history comes with it
-        assert math.isnan(standing.averages[1])  # that of the new candidate starts afresh
+            assert controller.averages[0] == candidate  # the candidate's history comes with it
+        assert math.isnan(controller.averages[1])  # that of the new candidate starts afresh
 
 
 def test_the_moving_average_starts_with_its_first_value() -> None:
-    standing = Standing.fresh(2)
-    seen = [standing.observe(x, x / 2, 0.32) for x in (0.5, 0.7, 0.9)]
+    controller = Controller.new(2)
+    seen = [controller.observe(x, x / 2, 0.32) for x in (0.5, 0.7, 0.9)]
     assert [low for low, _ in seen] == pytest.approx([0.5, 0.564, 0.67152])
     assert [high for _, high in seen] == pytest.approx([0.25, 0.282, 0.33576])
 
 
 def test_gain_one_and_growing_speed_climb_to_the_top() -> None:
     factors = candidate_factors(10, 1000, "exponential")
-    events, standing = explore(RULES, factors, {factor: factor for factor in factors})
-    assert factors[standing.candidate] == factors[standing.minimum] == 1000
-    assert not standing.frozen
+    events, controller = explore(RULES, factors, {factor: factor for factor in factors})
+    assert factors[controller.candidate] == factors[controller.minimum] == 1000
+    assert not controller.frozen
     assert events.count("") >= 1
-    assert math.isnan(standing.speeds[-1])  # dense was never sent
+    assert math.isnan(controller.speeds[-1])  # dense was never sent
 
 
 def test_the_minimum_follows_what_passes() -> None:
     """Gains of 10x, 20x, 40x, ... fall at some level, whose place moves: the minimum stays just below it."""
-    rules, standing, place = RULES._replace(promote="passing"), Standing.fresh(6), []
+    rules, controller, place = RULES._replace(promote="passing"), Controller.new(6), []
     for window in range(18):
         passing = 3 if window < 7 else 1 if window < 12 else 6  # levels that pass
-        if standing.at_window(rules):
-            standing.close_window()
-            standing.decide(rules)
-        gains = [0.8 if level < passing else 0.5 for level in (standing.minimum, standing.candidate)]
-        standing.observe(gains[0], gains[1], 1.0)
-        standing.end_step(standing.choose(*gains, rules.epsilon), *gains)
-        assert standing.candidate == min(standing.minimum + 1, 5) or standing.candidate == standing.minimum == 5
-        place.append(standing.minimum)
+        if controller.at_window(rules):
+            controller.close_window()
+            controller.decide(rules)
+        gains = [0.8 if level < passing else 0.5 for level in (controller.minimum, controller.candidate)]
+        controller.observe(gains[0], gains[1], 1.0)
+        controller.end_step(controller.choose(*gains, rules.epsilon), *gains)
+        assert controller.candidate == min(controller.minimum + 1, 5) or controller.candidate == controller.minimum == 5
+        place.append(controller.minimum)
     assert place == [0, 1, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
 def test_once_settled_it_stays() -> None:
-    standing = Standing.fresh(3)
+    controller = Controller.new(3)
     for level in (0, 1):
-        standing.used, standing.used_gain = level, 1.0
-        standing.book(100.0)
-    standing.agreed = [0.9, 0.8]
+        controller.used, controller.used_gain = level, 1.0
+        controller.book(100.0)
+    controller.agreed = [0.9, 0.8]
     seen = []
     for _ in range(3):
-        standing.close_window()
-        seen.append(standing.decide(RULES))
+        controller.close_window()
+        seen.append(controller.decide(RULES))
     assert seen == [["saturate"], [], []]
 
 
 def test_dense_does_not_count_for_saturation() -> None:
-    standing = Standing.fresh(3)
+    controller = Controller.new(3)
     for level, speed in ((0, 50.0), (1, 100.0), (3, 100.5)):
-        standing.used, standing.used_gain = level, 1.0
-        standing.book(speed)
-    standing.agreed = [0.9, 0.8]
-    standing.close_window()
-    assert standing.decide(RULES) == ["advance"]
+        controller.used, controller.used_gain = level, 1.0
+        controller.book(speed)
+    controller.agreed = [0.9, 0.8]
+    controller.close_window()
+    assert controller.decide(RULES) == ["advance"]
 
 
 def test_the_speed_of_a_level_is_its_mean_over_the_window() -> None:
-    standing = Standing.fresh(2)
-    standing.used, standing.used_gain = 0, 0.5
+    controller = Controller.new(2)
+    controller.used, controller.used_gain = 0, 0.5
     for speed in (100.0, 200.0, 600.0):
-        standing.book(speed)
-    standing.close_window()
-    assert standing.speeds[0] == 150.0
+        controller.book(speed)
+    controller.close_window()
+    assert controller.speeds[0] == 150.0
 
 
 # Multi-level compression.
@@ -280,10 +280,10 @@ def test_the_throughput_of_a_step_is_that_of_the_factor_sent_in_it() -> None:
     for step, seconds in enumerate([None, 2.0, 4.0]):
         team.step(step, step_s=seconds)
     whole, real = team.memories[0]["controller/whole"], team.memories[0]["controller/real"]
-    standing = Standing.from_tensors(whole, real)
+    controller = Controller.from_tensors(whole, real)
     level = 1 if team.step(3, step_s=4.0)[0].decisions[0].branch == "candidate" else 0
-    assert standing.counts[level] == 2
-    assert standing.sums[level] > 0
+    assert controller.counts[level] == 2
+    assert controller.sums[level] > 0
 
 
 def test_random_k_keeps_its_share_of_the_error_fed_gradient() -> None:
