@@ -88,7 +88,7 @@ class Finding:
         """The rule of the verdict, in words: the same as for settings, with the claim's comparisons as the family."""
         looks = ", ".join(map(str, LOOKS))
         return (
-            f"A comparison speaks where its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
+            f"A comparison decides if its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
             f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
             "claim is judged by itself; evidence against it is corrected for the number of its comparisons (Holm)."
         )

@@ -36,7 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
         "gradients require milder compression rates than activations",
         RUDAKOV,
         "The setting with the stronger codec on gradients is compared with the same codecs swapped; of TopK and of Quantize, "
-        "in the mean over all such pairs. Supported where the mean harm is surely above 0, contradicted where it is surely "
+        "in the mean over all such pairs. Supported if the mean harm is surely above 0, contradicted if it is surely "
         "below.",
         Parts(matches.unequal_links, Part("gradients need it milder", HARM, "above", 0.0, "harsh", "mild")),
         (Setting("TopK(0.1)", "TopK(0.3)"), Setting("Quantize(2)", "Quantize(6)")),
@@ -48,8 +48,8 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         f"raysim, a hypothesis on the claim above of {RUDAKOV}",
         "A range from the least to the greatest value has no level at zero, around which gradients lie; `range='absmax'` has."
-        " The setting with fewer bits on gradients is compared with the same bits swapped, of each range. Supported where the"
-        " harm is surely above the margin with the first range and surely below with the second; contradicted where either "
+        " The setting with fewer bits on gradients is compared with the same bits swapped, of each range. Supported if the"
+        " harm is surely above the margin with the first range and surely below with the second; contradicted if either "
         "surely is not.",
         Parts(
             matches.bits_around_zero,
@@ -64,7 +64,7 @@ CLAIMS: tuple[Claim, ...] = (
         "K=10% is the lowest TopK compression level, which does not harm model convergence severely",
         RUDAKOV,
         f"Severe is {SEVERE:g} margins: 5 points of accuracy or 10 % of the loss (ours; the abstract gives no figure). "
-        "Supported where 10 % both ways harms surely less and every smaller density surely more; contradicted where one "
+        "Supported if 10 % both ways harms surely less and every smaller density surely more; contradicted if one "
         "surely does otherwise.",
         Parts(
             matches.density_both_ways,
@@ -78,8 +78,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Models trained under strong TopK (10 % or less) need compression at inference.",
         "models trained with TopK perform well only when compression is also applied during inference",
         RUDAKOV,
-        "Of densities of 10 % or less on activations. Supported where switching compression off harms each model surely by "
-        "more than the margin, contradicted where one is surely harmed by less.",
+        "Of densities of 10 % or less on activations. Supported if switching compression off harms each model surely by "
+        "more than the margin, contradicted if one is surely harmed by less.",
         Parts(
             matches.sparse_activations,
             Part("switching it off does harm", SWITCHED_OFF, "above", MARGIN, other="setting"),
@@ -92,8 +92,8 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         f"raysim, a hypothesis on the claim above of {RUDAKOV}",
         "Of densities of 10 % or less on activations. Each model is evaluated with compression on and off, with the "
-        "statistics of training and with statistics estimated under each mode. Supported where the harm of switching "
-        "compression off is surely smaller with the latter, by more than the margin, contradicted where it surely is not.",
+        "statistics of training and with statistics estimated under each mode. Supported if the harm of switching "
+        "compression off is surely smaller with the latter, by more than the margin, contradicted if it surely is not.",
         Parts(
             matches.sparse_activations,
             Part(
@@ -108,8 +108,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Error feedback does not improve on plain TopK.",
         "error feedback techniques do not improve model-parallel training compared to plain compression",
         RUDAKOV,
-        "Error feedback, its mixed form and EF21, one way or both, beside the same TopK without. Supported where plain TopK "
-        "is surely less than the margin worse than each, contradicted where it is surely worse by more than one.",
+        "Error feedback, its mixed form and EF21, one way or both, beside the same TopK without. Supported if plain TopK "
+        "is surely less than the margin worse than each, contradicted if it is surely worse by more than one.",
         Parts(matches.with_memory(*FEEDBACK), Part("no gain from feedback", HARM, "below", MARGIN, "plain", "setting")),
         (both_ways("ErrorFeedback(TopK(0.1))"), Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")),
     ),
@@ -118,7 +118,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Error feedback frees inference from compression.",
         "but allow model inference without compression with almost no quality drop",
         RUDAKOV,
-        "Feedback on gradients alone counts too: it is what the paper's code runs. Supported where switching compression off "
+        "Feedback on gradients alone counts too: it is what the paper's code runs. Supported if switching compression off "
         "harms each model surely less than the margin, and surely less than the same model without feedback.",
         Parts(matches.with_memory(*FEEDBACK, inference=True), *FREES),
         (both_ways("ErrorFeedback(TopK(0.1))"), Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")),
@@ -129,7 +129,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         RUDAKOV,
         "The explanation is attributed to the paper, whose text was not read. The control replaces the residual by noise of "
-        f"its norm ({NOISE}). Supported where the control is freed as `feedback-frees` asks of feedback, contradicted where it"
+        f"its norm ({NOISE}). Supported if the control is freed as `feedback-frees` asks of feedback, contradicted if it"
         " surely is not.",
         Parts(matches.with_memory(NOISE, inference=True), *FREES),
         (both_ways(f"{NOISE}(TopK(0.1))"),),
@@ -139,9 +139,9 @@ CLAIMS: tuple[Claim, ...] = (
         "Error feedback on activations does harm because residuals kept by slot mix samples: kept by sample it does none.",
         "",
         f"raysim, a hypothesis on the claim of error feedback by {RUDAKOV}",
-        "Beside plain TopK of activations and the same gradients, by the margin. Supported where the residual of a slot, "
+        "Beside plain TopK of activations and the same gradients, by the margin. Supported if the residual of a slot, "
         "which goes with another sample in the next step, does surely more harm and the residual of a sample surely less; "
-        "contradicted where either surely does not.",
+        "contradicted if either surely does not.",
         Parts(
             matches.residual_by_sample,
             Part("kept by slot, it does harm", HARM, "above", MARGIN, "slot", "without"),
@@ -154,8 +154,8 @@ CLAIMS: tuple[Claim, ...] = (
         "AQ-SGD with TopK under 30 % does harm, and with 30 % it does not.",
         "when applied with the AQ-SGD approach, TopK stronger than with K=30% worsens model performance significantly",
         RUDAKOV,
-        "Beside dense, by the margin. Supported where every density below 30 % harms surely more and 30 % surely less, "
-        "contradicted where one surely does otherwise.",
+        "Beside dense, by the margin. Supported if every density below 30 % harms surely more and 30 % surely less, "
+        "contradicted if one surely does otherwise.",
         Parts(
             matches.aq_sgd,
             Part("less than 30 % does harm", HARM, "above", MARGIN, "less"),
@@ -169,7 +169,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         RUDAKOV,
         "From a summary of the paper (independent compression of activations and gradients may diverge), not from its text. "
-        "Separate beside shared indices at one density, in the mean over densities. Supported where the harm is surely above "
+        "Separate beside shared indices at one density, in the mean over densities. Supported if the harm is surely above "
         "the margin.",
         Parts(
             matches.shared_or_separate, Part("separate indices do harm", HARM, "above", MARGIN, "separate", "shared")
@@ -184,9 +184,9 @@ CLAIMS: tuple[Claim, ...] = (
         "GraVAC keeps dense quality at far fewer values.",
         "achieving the same or better accuracy than dense SGD (i.e., no compression) in the same number of iterations/epochs",
         GRAVAC,
-        f"On replica gradients, where the paper has it, with the gain of its text and a floor of {LEAST_FLOOR:g} or more. "
-        "Supported where the harm beside dense is surely below the margin, and the factor in values surely above "
-        f"{LEAST_FACTOR:g}, the least that the paper reports; contradicted where either surely is not.",
+        f"On replica gradients, as in the paper, with the gain of its text and a floor of {LEAST_FLOOR:g} or more. "
+        "Supported if the harm beside dense is surely below the margin, and the factor in values surely above "
+        f"{LEAST_FACTOR:g}, the least that the paper reports; contradicted if either surely is not.",
         Parts(
             matches.published_gravac,
             no_harm("it keeps dense quality"),
@@ -203,7 +203,7 @@ CLAIMS: tuple[Claim, ...] = (
         "LSTM by 4.32x, 1.95x and 6.67x respectively",
         GRAVAC,
         f"Relative to TopK at 10x, as in the paper's table, with the gain of its text and a floor of {LEAST_FLOOR:g} or more; "
-        "of the mean step on one network, since the number of steps is the same. Supported where the step is surely shorter "
+        "of the mean step on one network, since the number of steps is the same. Supported if the step is surely shorter "
         "and quality is kept: by how much depends on the network, and is reported.",
         Parts(
             matches.published_gravac,
@@ -220,8 +220,8 @@ CLAIMS: tuple[Claim, ...] = (
         "maintains similar model accuracy to uncompressed training, yet achieves up to 5.5x better compression and up to 4.1x"
         " end-to-end speedup over static approaches",
         "Agarwal, Wang, Lee, Venkataraman, Papailiopoulos 2020, Accordion (2010.16248)",
-        "Supported where the harm beside dense is surely below the margin, and the bytes are surely fewer than the bytes of "
-        "its mild codec used throughout; contradicted where either surely is not. The paper's 'up to' sets no bar: the factor"
+        "Supported if the harm beside dense is surely below the margin, and the bytes are surely fewer than the bytes of "
+        "its mild codec used throughout; contradicted if either surely is not. The paper's 'up to' sets no bar: the factor"
         " is reported.",
         Parts(
             matches.accordion,
@@ -238,7 +238,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "Lin, Han, Mao, Wang, Dally 2017, Deep Gradient Compression (1712.01887)",
         "The paper, whose text was not read, names warm-up training among its means to keep accuracy. Settings with `ramp` or"
-        " `warmup` beside dense, and beside the same without. Supported where the first harm is surely below the margin and "
+        " `warmup` beside dense, and beside the same without. Supported if the first harm is surely below the margin and "
         "the second surely above 0.",
         Parts(
             matches.warm_up,
@@ -255,8 +255,8 @@ CLAIMS: tuple[Claim, ...] = (
         "DiLoCo on 8 workers performs as well as fully synchronous optimization while communicating 500 times less",
         "Douillard et al. 2023, DiLoCo (2311.08105)",
         f"Of DiLoCo on uncompressed links whose notation promises {FAR_FEWER:g} times fewer bytes: steps between exchanges, "
-        "times 32 over the bits of `Quantize`. Supported where the harm beside dense is surely below the margin after as many"
-        " steps, and the factor in bytes surely above the promise; contradicted where either surely is not.",
+        "times 32 over the bits of `Quantize`. Supported if the harm beside dense is surely below the margin after as many"
+        " steps, and the factor in bytes surely above the promise; contradicted if either surely is not.",
         Parts(
             matches.far_fewer_local_steps,
             no_harm("it keeps the quality of an average in every step"),
@@ -271,8 +271,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Low-rank gradients at boundaries do harm, and lazy error propagation mends it.",
         "we propose techniques to avoid the model quality drop that comes from the compression",
         OPTIMUS_CC,
-        "Beside dense, by the margin. Supported where the harm is surely below it with lazy error propagation and surely "
-        "above it without; contradicted where either surely is not.",
+        "Beside dense, by the margin. Supported if the harm is surely below it with lazy error propagation and surely "
+        "above it without; contradicted if either surely is not.",
         Parts(
             matches.wrapped_gradients("LazyErrorPropagation"),
             no_harm("with it, no harm"),
@@ -286,8 +286,8 @@ CLAIMS: tuple[Claim, ...] = (
         "we analyze the pipeline and opt to selectively compress those traffic lying on the critical path. This further helps"
         " reduce the compression error",
         OPTIMUS_CC,
-        f"Hardly slower: less than {SAME_SPEED:g} % of a step (ours). Supported where the harm beside dense is surely below "
-        "the margin and the step is surely hardly slower than with compression everywhere; contradicted where either surely "
+        f"Hardly slower: less than {SAME_SPEED:g} % of a step (ours). Supported if the harm beside dense is surely below "
+        "the margin and the step is surely hardly slower than with compression everywhere; contradicted if either surely "
         "is not.",
         Parts(
             matches.wrapped_gradients("Epilogue"),
@@ -302,7 +302,7 @@ CLAIMS: tuple[Claim, ...] = (
         "selectively compress those traffic lying on the critical path",
         OPTIMUS_CC,
         f"A list of methods by stage whose tail is dense. Hardly slower: less than {SAME_SPEED:g} % of a step (ours). "
-        "Supported where the harm beside dense is surely below the margin and the step surely within that of the same method "
+        "Supported if the harm beside dense is surely below the margin and the step surely within that of the same method "
         "at all stages.",
         Parts(
             matches.earliest_stages,
@@ -319,8 +319,8 @@ CLAIMS: tuple[Claim, ...] = (
         "we compress the inter-stage backpropagation and the embedding synchronization in addition to the existing data-"
         "parallel traffic compression methods",
         OPTIMUS_CC,
-        "Fusing is exact but for the order of sums. Supported where the harm beside the same run without is surely below the "
-        "margin and the bytes of a step over all links are surely fewer; contradicted where either surely is not.",
+        "Fusing is exact but for the order of sums. Supported if the harm beside the same run without is surely below the "
+        "margin and the bytes of a step over all links are surely fewer; contradicted if either surely is not.",
         Parts(
             matches.fused,
             Part("no harm", HARM, "below", MARGIN, other="apart"),
@@ -339,7 +339,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Narayanan, Phanishayee, Shi, Chen, Zaharia 2020, PipeDream-2BW (2006.09503)",
         "'Similar' is read as harm below the margin, after as many steps at the same settings. The paper's factor is against "
         "other systems, so no bar is set: that a step without a flush is shorter than one with it is asked, on one network, "
-        "and by how much is reported. Supported where both surely hold; contradicted where either surely does not.",
+        "and by how much is reported. Supported if both surely hold; contradicted if either surely does not.",
         Parts(
             matches.double_buffered,
             no_harm("it keeps the quality of synchronous weights"),

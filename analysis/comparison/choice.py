@@ -1,9 +1,9 @@
-"""Safe settings, and the networks on which they pay: compared seed by seed with dense runs alike in all else."""
+"""Safe settings, and the networks on which they pay, by comparison seed by seed with dense runs equal in all else."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ def safe_set(
     """Return one row for each setting: how much worse than dense it is, and whether that is surely less than `within`.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
-    the loss (`unit`); `within` is half a point or one per cent where not given.
-    `verdict` follows `analysis.comparison.rule.RULE`: "safe" where `harm_high` lies below `within`, "harmful" where `harm_low`
-    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that share at least one
-    seed with a dense run. Where some runs confirm a choice, only the settings that they confirm can be safe, by those runs
+    the loss (`unit`); `within` is by default half a point or one per cent.
+    `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` lies below `within`, "harmful" if `harm_low`
+    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job with at least one
+    seed of a dense run. If some runs confirm a choice, only the settings that they confirm can be safe, by those runs
     alone. `deviation` is the standard deviation of the differences, and `chance` the chance that the true harm is less than
     `within`, by the seeds of the setting alone: missing for fewer than two. The seeds that chose can show other settings to be
     harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and
-    `confirmed_on` are the seeds of a setting; `seeds` is how many the verdict rests on. A diverged run counts as untrained.
+    `confirmed_on` are the seeds of a setting; `seeds` is the number behind the verdict. A diverged run counts as untrained.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -65,7 +65,7 @@ def safe_set(
 
 
 def is_promising(judged: Mapping[str, Any]) -> bool:
-    """Return whether a setting, given by its row of `safe_set`, is worth more seeds: more likely safe than not.
+    """Return whether a setting, given by its row of `safe_set`, is worth more seeds: it is more likely safe than not.
 
     It is undecided, and its mean harm is within the margin. With two seeds or more its `chance` is then at least a half.
     """
@@ -73,65 +73,63 @@ def is_promising(judged: Mapping[str, Any]) -> bool:
 
 
 def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
-    """Return the verdict on each compressed setting: by the runs that confirm a choice, where there are any."""
+    """Return the verdict on each compressed setting: by the runs that confirm a choice, if there are any."""
     if context.confirmations is None:
         return _judged(context, alpha)
-    found = _judged(context.choices, alpha, alpha_above=alpha / 2)
-    for one in found.values():
-        if one["verdict"] != "harmful":
-            one |= {"verdict": "undecided", "lacking": "its choice was not confirmed"}
-    return found | _judged(context.confirmations, alpha, alpha_above=alpha / 2)
+    verdicts = _judged(context.choices, alpha, alpha_above=alpha / 2)
+    for row in verdicts.values():
+        if row["verdict"] != "harmful":
+            row |= {"verdict": "undecided", "lacking": "its choice was not confirmed"}
+    return verdicts | _judged(context.confirmations, alpha, alpha_above=alpha / 2)
 
 
 def _judged(context: Context, alpha: float, *, alpha_above: float | None = None) -> dict[Setting, dict[str, Any]]:
     """Return the bounds and the verdict of each compressed setting of a context, which is one family."""
-    dense = context.settings.get(Setting())
-    samples: dict[Setting, Sample] = {}
-    for setting, runs in context.settings.items():
-        if setting != Setting():
-            seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
-            harms = {
-                seed: context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds if dense is not None
-            }
-            samples[setting] = _beside_dense(context, harms, setting, alpha)
-    family = [setting for setting, one in samples.items() if one.values]
-    thresholds = [context.margin] * len(family)
-    found = judge([samples[one] for one in family], thresholds, alpha, alpha_above=alpha_above)
-    judged = dict(zip(family, found, strict=True))
+    samples = {setting: _sample(context, setting, alpha) for setting in context.settings if setting != Setting()}
+    family = [setting for setting, sample in samples.items() if sample.values]
+    outcomes = judge(
+        [samples[setting] for setting in family], [context.margin] * len(family), alpha, alpha_above=alpha_above
+    )
+    judged = dict(zip(family, outcomes, strict=True))
     return {
-        setting: _found(one, judged.get(setting), len(family)) | _spread(one, context.margin)
-        for setting, one in samples.items()
+        setting: _outcome(sample, judged.get(setting), len(family)) | _spread(sample, context.margin)
+        for setting, sample in samples.items()
     }
 
 
-def _spread(one: Sample, margin: float) -> dict[str, float]:
-    """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
-    if len(one.values) < 2:
-        return {"deviation": math.nan, "chance": math.nan}
-    step = 0.0 if math.isnan(one.step) else one.step
-    deviation = math.hypot(float(np.std(one.values, ddof=1)), step / 2)
-    return {"deviation": deviation, "chance": 1 - p_value(one.values, margin, "below", step)}
+def _sample(context: Context, setting: Setting, alpha: float) -> Sample:
+    """Return the differences from dense that count; lacking if the dense runs may have learned nothing."""
+    runs, dense = context.settings[setting], context.settings.get(Setting())
+    harms = {}
+    if dense is not None:
+        seeds = [seed for seed in runs.index if seed in dense.index]
+        harms = {seed: context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds}
+    sample = context.sample(harms, setting, Setting())
+    if sample.lacking or context.learned(Setting(), sample.seeds, alpha=alpha):
+        return sample
+    return sample._replace(lacking="the dense runs are not surely above chance")
 
 
-def _beside_dense(context: Context, harms: dict[int, float], setting: Setting, alpha: float) -> Sample:
-    """Return the differences that count; lacking where the dense runs may have learned nothing."""
-    found = context.sample(harms, setting, Setting())
-    if found.lacking or context.learned(Setting(), found.seeds, alpha=alpha):
-        return found
-    return found._replace(lacking="the dense runs are not surely above chance")
-
-
-def _found(one: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
+def _outcome(sample: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
     mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
     return {
-        "seeds": len(one.values),
+        "seeds": len(sample.values),
         "harm": mean,
         "harm_low": low,
         "harm_high": high,
         "family": family,
         "verdict": VERDICTS[judged.where if judged is not None else "undecided"],
-        "lacking": one.lacking,
+        "lacking": sample.lacking,
     }
+
+
+def _spread(sample: Sample, margin: float) -> dict[str, float]:
+    """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
+    if len(sample.values) < 2:
+        return {"deviation": math.nan, "chance": math.nan}
+    step = 0.0 if math.isnan(sample.step) else sample.step
+    deviation = math.hypot(float(np.std(sample.values, ddof=1)), step / 2)
+    return {"deviation": deviation, "chance": 1 - p_value(sample.values, margin, "below", step)}
 
 
 def break_even(
@@ -146,58 +144,55 @@ def break_even(
 
     Compute is that of the job, as for `replay`; `transport` is "ray", "nccl" or "gloo".
 
-    `break_even_bps`, the median over seeds, is 0 where the setting never pays,
-    infinity where it always does, missing where the network has no one bandwidth. Between `break_even_low_bps` and
-    `break_even_high_bps`, its 90 % interval, the two are not distinguishable. `step_s`, `dense_step_s` and `speedup` are on the
-    network itself, with the interval and the verdict that `replay` has. Runs that cannot be priced are named in the problems
-    of `results`.
+    `break_even_bps`, the median over seeds, is 0 if the setting never pays, infinity if it always does, and missing if the
+    network has several bandwidths. Between `break_even_low_bps` and `break_even_high_bps`, its 90 % interval, the two are not
+    distinguishable. `step_s`, `dense_step_s` and `speedup` are on the network itself, with the interval and the verdict of
+    `replay`. Runs without a price are named in the problems of `results`.
     """
-    chosen = parse_network(network) if isinstance(network, str) else network
+    parsed = parse_network(network) if isinstance(network, str) else network
     partners = dense_partners(results)
+    options = {"compute": compute, "profile": profile, "transport": transport}
     rows = []
     for context in contexts(results):
         for setting, runs in context.settings.items():
-            if setting == Setting():
-                continue
-            found, steps, speedups = [], [], []
-            for run in (str(run) for run in runs["run"] if run in partners):
-                try:
-                    one, dense = (
-                        results.replay(name, compute=compute, profile=profile, transport=transport)
-                        for name in (run, partners[run])
-                    )
-                    even = one.break_even_bps(dense, chosen)
-                    steps.append([float(each.step_seconds([chosen]).mean()) for each in (one, dense)])
-                    speedups += one.speedup(dense, [chosen])
-                except ReplayError as error:
-                    results.complain(str(error))
-                    continue
-                found += [] if even is None else [even]
-            if not runs["run"].isin(list(partners)).any():
-                continue
-            even = Estimate(*(float(np.median(values)) for values in zip(*found, strict=True))) if found else UNKNOWN
-            step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
-            speedup = (
-                Estimate(*(float(np.mean(values)) for values in zip(*speedups, strict=True))) if steps else UNKNOWN
-            )
-            rows.append(
-                _named(context.label, setting, results, runs)
-                | {
-                    "network": repr(chosen),
-                    "seeds": len(steps),
-                    "break_even_bps": even.value,
-                    "break_even_low_bps": even.low,
-                    "break_even_high_bps": even.high,
-                    "pays": _pays(even),
-                    "step_s": step_s,
-                    "dense_step_s": dense_step_s,
-                    "speedup": dense_step_s / step_s,
-                    "speedup_low": speedup.low,
-                    "speedup_high": speedup.high,
-                    "verdict": speedup.verdict if steps else None,
-                }
-            )
+            pairs = [(str(run), partners[run]) for run in runs["run"] if run in partners]
+            if setting != Setting() and pairs:
+                row = _named(context.label, setting, results, runs) | {"network": repr(parsed)}
+                rows.append(row | _even(results, pairs, parsed, options))
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_EVEN])
+
+
+def _even(
+    results: Results, pairs: Sequence[tuple[str, str]], network: Network, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the break-even and the speed-up of a setting over its runs, each with its dense run."""
+    evens, steps, speedups = [], [], []
+    for pair in pairs:
+        try:
+            one, dense = (results.replay(name, **options) for name in pair)
+            even = one.break_even_bps(dense, network)
+            steps.append([float(replay.step_seconds([network]).mean()) for replay in (one, dense)])
+            speedups += one.speedup(dense, [network])
+        except ReplayError as error:
+            results.complain(str(error))
+            continue
+        evens += [] if even is None else [even]
+    bandwidth = Estimate(*(float(np.median(values)) for values in zip(*evens, strict=True))) if evens else UNKNOWN
+    speedup = Estimate(*(float(np.mean(values)) for values in zip(*speedups, strict=True))) if steps else UNKNOWN
+    step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
+    return {
+        "seeds": len(steps),
+        "break_even_bps": bandwidth.value,
+        "break_even_low_bps": bandwidth.low,
+        "break_even_high_bps": bandwidth.high,
+        "pays": _pays(bandwidth),
+        "step_s": step_s,
+        "dense_step_s": dense_step_s,
+        "speedup": dense_step_s / step_s,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
+        "verdict": speedup.verdict if steps else None,
+    }
 
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -218,7 +213,7 @@ def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame)
 
 
 def _pays(even: Estimate) -> str | None:
-    """Return where a setting pays, in a word; "not distinguishable" where the interval leaves that open."""
+    """Return where a setting pays, in a word; "not distinguishable" if the interval leaves that open."""
     if math.isnan(even.value):
         return None
     if math.isinf(even.low):

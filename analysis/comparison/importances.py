@@ -25,17 +25,17 @@ def importance(
     `of` is a result of `load`, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
     parameters that all trials have. A parameter that only some trials have (a density, where others quantise) is judged over these
     trials, beside the parameters of all: the column `trials` is their number, and `conditional` marks such parameters. Trials
-    without the objective, baselines, and trials that share another's results are left out. Raises AnalysisError where an
+    without the objective, baselines, and trials that share another's results are left out. Raises AnalysisError if an
     objective is unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
     """
     trials = _trials(of)
     wanted = None if objectives is None else list(objectives)
     rows = []
-    for study, mine in trials.groupby("folder" if "folder" in trials else "study", sort=True):
-        names = [str(name) for name in mine if str(name).startswith("objective.")] if wanted is None else wanted
+    for study, of_study in trials.groupby("folder" if "folder" in trials else "study", sort=True):
+        names = [str(name) for name in of_study if str(name).startswith("objective.")] if wanted is None else wanted
         for objective in names:
-            column = column_of(mine, objective)
-            rows += [{"study": study, **row} for row in _of_objective(mine, column, seed)]
+            column = column_of(of_study, objective)
+            rows += [{"study": study, **row} for row in _of_objective(of_study, column, seed)]
     return pd.DataFrame(rows, columns=["study", "objective", "parameter", "importance", "trials", "conditional"])
 
 
@@ -54,7 +54,7 @@ def _trials(of: Results | pd.DataFrame | optuna.Study) -> pd.DataFrame:
 
 
 def _from_study(study: optuna.Study) -> pd.DataFrame:
-    names = study.metric_names or [str(place) for place in range(len(study.directions))]
+    names = study.metric_names or [str(i) for i in range(len(study.directions))]
     rows: list[dict[str, Any]] = [
         {f"param.{name}": value for name, value in trial.params.items()}
         | {f"objective.{name}": value for name, value in zip(names, trial.values or (), strict=False)}
@@ -70,22 +70,24 @@ def _of_objective(trials: pd.DataFrame, objective: str, seed: int) -> list[dict[
     rows = _rows(known, objective, common, common, seed)
     for name in params:
         if name not in common:
-            some = known[known[name].notna()]
-            beside = [other for other in common if some[other].nunique() > 1]
-            rows += _rows(some, objective, [*beside, name], [name], seed)
+            with_it = known[known[name].notna()]
+            others = [other for other in common if with_it[other].nunique() > 1]
+            rows += _rows(with_it, objective, [*others, name], [name], seed)
     return rows
 
 
-def _rows(trials: pd.DataFrame, objective: str, params: list[str], told: list[str], seed: int) -> list[dict[str, Any]]:
-    """Return Optuna's importances of `params` over trials that have them all, for the parameters in `told`."""
+def _rows(
+    trials: pd.DataFrame, objective: str, params: list[str], wanted: list[str], seed: int
+) -> list[dict[str, Any]]:
+    """Return Optuna's importances of `params` over trials that have them all, for the `wanted` parameters."""
     if not params or len(trials) < MIN_TRIALS or trials[objective].nunique() < 2:
         return []
     import optuna
 
     study = _new_study()
     distributions = {name: _distribution(trials[name], optuna) for name in params}
-    for place in range(len(trials)):
-        row = trials.iloc[place]
+    for i in range(len(trials)):
+        row = trials.iloc[i]
         study.add_trial(
             optuna.trial.create_trial(
                 params={name: _plain(row[name]) for name in params},
@@ -94,16 +96,16 @@ def _rows(trials: pd.DataFrame, objective: str, params: list[str], told: list[st
             )
         )
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    importances = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return [
         {
             "objective": objective.removeprefix("objective."),
             "parameter": name.removeprefix("param."),
-            "importance": found[name],
+            "importance": importances[name],
             "trials": len(trials),
-            "conditional": len(told) < len(params) or told != params,
+            "conditional": wanted != params,
         }
-        for name in told
+        for name in wanted
     ]
 
 
@@ -120,7 +122,7 @@ def _new_study() -> optuna.Study:
 
 
 def _distribution(values: pd.Series[Any], optuna: Any) -> Any:
-    """Return the range over which a parameter was tried: numbers over their span, in orders of magnitude where they span many."""
+    """Return the tried range of a parameter: numbers over their span, on a logarithmic scale if it is wide."""
     distributions = optuna.distributions
     if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         return distributions.CategoricalDistribution(sorted({_plain(value) for value in values}, key=repr))

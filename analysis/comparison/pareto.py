@@ -1,4 +1,4 @@
-"""The settings that no other one beats in everything: the Pareto front of any objectives, under constraints."""
+"""The Pareto front of settings for any objectives, under constraints."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": opera
 def frontier(
     frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str], *, constraints: Iterable[str] = ()
 ) -> pd.DataFrame:
-    """Return the rows that no other row beats: nowhere worse, and somewhere better. Sorted by the first objective.
+    """Return the rows that no other row dominates (nowhere worse, and somewhere better), sorted by the first objective.
 
-    `objectives` are columns, less of each wanted or more as its name says, or a mapping to "minimize" or "maximize".
-    `constraints` are such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left out.
-    Columns of trials may be named without their "objective." or "param.". Rows keep their index; one that lacks an objective is
-    never among them, and of two that are equal both are. Raises AnalysisError where a column or constraint cannot be understood.
+    `objectives` are columns, each minimised or maximised by its name, or a mapping to "minimize" or "maximize".
+    `constraints` are texts such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left
+    out. Columns of trials may be named without their "objective." or "param.". Rows keep their index; a row that lacks an
+    objective is left out, and equal rows are both kept. Raises AnalysisError if a column or constraint is not understood.
     """
     names = [objectives] if isinstance(objectives, str) else list(objectives)
     if not names:
@@ -44,12 +44,12 @@ def frontier(
     allowed = allowed.dropna(subset=columns)
     values = allowed[columns].to_numpy(float, copy=True)
     measures = _measures(frame)
-    for place, name in enumerate(names):
+    for i, name in enumerate(names):
         direction = given.get(name, natural_direction(name, measures))
         if direction not in ("minimize", "maximize"):
             raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
         if direction == "maximize":
-            values[:, place] *= -1
+            values[:, i] *= -1
     kept = _unbeaten(values)
     return allowed[kept].iloc[_order(values[kept])]
 
@@ -61,7 +61,7 @@ def _measures(frame: pd.DataFrame) -> dict[str, Measure]:
 
 
 def column_of(frame: pd.DataFrame, name: str) -> str:
-    """Return the column that a name means, its prefix left out or not; raises AnalysisError where there is none."""
+    """Return the column of a name with or without its prefix; raises AnalysisError if there is none."""
     for column in (name, *(f"{prefix}{name}" for prefix in PREFIXES)):
         if column in frame:
             return column
@@ -85,12 +85,12 @@ def _holds(frame: pd.DataFrame, constraint: str) -> pd.Series[bool]:
 
 
 def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which rows, less of everything being better, no other row dominates."""
+    """Return whether each row is dominated by no other, if less of everything is better."""
     import numpy as np
 
     keep = np.ones(len(values), bool)
-    for place, row in enumerate(values):
-        if keep[place]:  # who is dominated drops out: whom it dominates, the one that dominates it does too
+    for i, row in enumerate(values):
+        if keep[i]:  # the rows below a dominated row are dominated by its dominator too
             keep &= ~((values >= row).all(axis=1) & (values > row).any(axis=1))
     return keep
 

@@ -1,4 +1,4 @@
-"""The power of seeds: the chance that they call a setting safe, and how many decide about it."""
+"""The power of seeds: their chance to call a setting safe, and the number that decides about it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
 
-DECIDES = 0.8  # chance of a verdict with which seeds count as enough
+DECIDES = 0.8  # chance of a verdict at which seeds are enough
 
 
 class Spread(NamedTuple):
-    """The spread over seeds of the difference between settings and dense, and the terms in which it is judged."""
+    """The spread over seeds of the difference between settings and dense, and the terms of its judgement."""
 
     deviation: float
-    """Standard deviation, in `unit`; not a number where no setting has two seeds in common with dense."""
+    """Standard deviation, in `unit`; not a number if no setting has two seeds in common with dense."""
     step: float
     """The least difference that an evaluation can show."""
     margin: float
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def paired_spread(results: Results, runs: Collection[str]) -> Spread:
-    """Return the spread of the settings that `runs` have, pooled over them; all `runs` are of one job."""
+    """Return the spread of the settings of `runs`, pooled over them; all `runs` are of one job."""
     for context in contexts(results):
         settings = dict.fromkeys(Setting(*row) for row in context.rows.loc[context.rows["run"].isin(runs), "setting"])
         dense = context.settings.get(Setting())
@@ -38,10 +38,9 @@ def paired_spread(results: Results, runs: Collection[str]) -> Spread:
             continue
         variances, weights = [0.0], [0]
         for setting in settings:
-            mine = context.settings[setting]
-            harms = [
-                context.harm(mine.loc[seed], "on", dense.loc[seed], "on") for seed in mine.index if seed in dense.index
-            ]
+            runs_of = context.settings[setting]
+            seeds = [seed for seed in runs_of.index if seed in dense.index]
+            harms = [context.harm(runs_of.loc[seed], "on", dense.loc[seed], "on") for seed in seeds]
             if len(harms) > 1:
                 variances.append(float(np.var(harms, ddof=1)))
                 weights.append(len(harms) - 1)
@@ -51,10 +50,10 @@ def paired_spread(results: Results, runs: Collection[str]) -> Spread:
 
 
 def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
-    """Return the chance that a setting of a true `harm` is called safe on planned seeds, among `settings` that are judged.
+    """Return the chance that a setting of a true `harm` is called safe on planned seeds, as one of `settings` judged ones.
 
-    It is the power of Student's one-sided test, from the non-central t distribution, at the level at which Holm's method tests the
-    first of the settings: the others can only be tested at a milder one. Not a number where the spread is unknown.
+    It is the power of Student's one-sided test, from the non-central t distribution, at the level of Holm's method for the
+    first of the settings: the others can only be tested at a milder one. Not a number if the spread is unknown.
     """
     if seeds < MIN_SEEDS:
         return 0.0
@@ -66,12 +65,12 @@ def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0
 
 
 def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:
-    """Return the least number of planned seeds that decides about a setting of a true `harm` in four of five cases.
+    """Return the least number of planned seeds to decide about a setting of a true `harm` in four of five cases.
 
-    It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if more than
-    `MOST_SEEDS` would be needed.
+    It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if it needs
+    more than `MOST_SEEDS`.
     """
-    distance = abs(spread.margin - harm)  # a harmful setting is told from the margin as a safe one is
+    distance = abs(spread.margin - harm)  # a harmful setting is as far from the margin as a safe one
     for seeds in range(MIN_SEEDS, MOST_SEEDS + 1):
         if chance_of_safe(spread, seeds, settings=settings, harm=spread.margin - distance) >= DECIDES:
             return seeds

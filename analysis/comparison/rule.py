@@ -1,8 +1,8 @@
-"""The rule by which all verdicts are given: one-sided bounds against a margin, in families, at fixed numbers of seeds.
+"""The rule of all verdicts: one-sided bounds against a margin, in families, at fixed numbers of seeds.
 
-`RULE` states it. Three ways of being wrong are bounded together: a setting that does harm is called safe because its seeds were
+`RULE` states it. Three errors are bounded together: a harmful setting is called safe because its seeds were
 lucky, because it was the luckiest of many, or because seeds were added until it looked safe. Sources: non-inferiority by a
-one-sided bound (Schuirmann 1987), families by Holm 1979, repeated looks by spending the error in fixed shares (Lan and DeMets
+one-sided bound (Schuirmann 1987), families by Holm 1979, interim analyses by spending the error in fixed shares (Lan and DeMets
 1983, their sum bounded as Bonferroni's).
 """
 
@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from raysim.analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
 
 CONFIDENCE = 0.95
-PLANNED = 0.5  # share of the error that is spent on seeds fixed beforehand; later looks have the rest
-SKILL = 10.0  # per cent of the way from chance to perfection by which a model must surely have learned
+PLANNED = 0.5  # share of the error for seeds fixed beforehand; later interim analyses have the rest
+SKILL = 10.0  # per cent of the way from chance to perfection that a model must surely have learned
 
 RULE = (
     "A setting is safe if the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
@@ -31,7 +31,7 @@ Where = Literal["below", "above", "undecided"]
 
 
 class Sample(NamedTuple):
-    """The differences that a verdict rests on, and the share of the error that may be spent on it."""
+    """The differences behind a verdict, and its share of the error."""
 
     values: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -39,11 +39,11 @@ class Sample(NamedTuple):
     step: float
     """The least difference that the metric can show."""
     lacking: str
-    """Why there can be no verdict; empty where there can."""
+    """The reason for no verdict; empty if there can be one."""
 
 
 class Judged(NamedTuple):
-    """The judgement of a sample: its bounds at the levels that its family leaves, and the side on which its mean surely lies."""
+    """The judgement of a sample: its bounds at the levels of its family, and the side on which its mean surely lies."""
 
     bounds: Bounds
     where: Where
@@ -54,9 +54,9 @@ def sample(
 ) -> Sample:
     """Return the differences that count, of all by seed.
 
-    `plan`: the seeds that a study fixed before it began; only they count, and all of them must be there. Without one, the first
-    seeds up to the last of `LOOKS` count, so that looking after every seed gives no advantage. `spent`: a plan was judged before,
-    and the looks have the rest of the error.
+    `plan`: the seeds that a study fixed before it began; only they count, and none may be missing. Without one, the first
+    seeds up to the last of `LOOKS` count, so that an analysis after every seed gives no advantage. `spent`: a plan was judged
+    before, and the interim analyses have the rest of the error.
     """
     known = {seed: effects[seed] for seed in sorted(effects) if not math.isnan(effects[seed])}
     if plan is not None:
@@ -84,24 +84,24 @@ def judge(
 ) -> list[Judged]:
     """Return the side of its threshold on which the mean of each sample of a family surely lies.
 
-    The chance that any mean of the family is put below its threshold in error is at most `alpha` over all looks. The chance
-    that any is put above in error is at most `alpha_above`, by default `alpha` too.
+    The chance of putting any mean of the family below its threshold in error is at most `alpha` over all interim analyses. The
+    chance of putting any above in error is at most `alpha_above`, by default `alpha` too.
     """
     pairs = list(zip(samples, thresholds, strict=True))
     highs = _confidences(pairs, "below", alpha)
     lows = _confidences(pairs, "above", alpha if alpha_above is None else alpha_above)
-    found = []
+    judged = []
     for (one, threshold), high, low in zip(pairs, highs, lows, strict=True):
         both = bounds(one.values, low, _step(one))._replace(high=bounds(one.values, high, _step(one)).high)
         where: Where = "undecided"
         if not one.lacking:
             where = next((side for side in _SIDES if both.beyond(threshold, side)), "undecided")
-        found.append(Judged(both, where))
-    return found
+        judged.append(Judged(both, where))
+    return judged
 
 
 def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
-    """Return whether models, one a seed, may have learned nothing: their mean skill is not surely above `SKILL` per cent."""
+    """Return whether models, one a seed, may be at chance: their mean skill is not surely above `SKILL` per cent."""
     known = [skill for skill in skills if not math.isnan(skill)]
     return len(known) < MIN_SEEDS or not bounds(known, 1 - alpha).beyond(SKILL, "above")
 
@@ -110,7 +110,7 @@ _SIDES: tuple[Side, Side] = ("below", "above")
 
 
 def _confidences(pairs: Sequence[tuple[Sample, float]], side: Side, alpha: float) -> list[float]:
-    """Return the confidence of the bound by which each sample is put on a side of its threshold."""
+    """Return the confidence of the bound that puts each sample on a side of its threshold."""
     spread = [min(1.0, p_value(one.values, threshold, side, _step(one)) / one.share) for one, threshold in pairs]
     return [1 - level * one.share for level, (one, _) in zip(holm(spread, alpha), pairs, strict=True)]
 

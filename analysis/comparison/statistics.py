@@ -1,6 +1,6 @@
 """One-sided bounds of differences paired by seed, judged in families and at fixed numbers of seeds.
 
-The bounds are Student's, so they assume differences that are roughly normal. A metric that moves in steps, such as an accuracy
+The bounds are Student's, so they assume roughly normal differences. A metric that moves in steps, such as an accuracy
 on 360 samples, can give equal differences by chance; its step counts as spread (see `bounds`).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 LOOKS = {3: 0.1, 5: 0.3, 8: 0.3, 13: 0.2, 21: 0.1}
-"""Numbers of seeds at which differences are judged, and the share of the error spent at each (Lan and DeMets 1983)."""
+"""Numbers of seeds of interim analyses, and the share of the error spent at each (Lan and DeMets 1983)."""
 MIN_SEEDS = min(LOOKS)
 MOST_SEEDS = max(LOOKS)  # nothing is judged beyond: an effect that needs more seeds is too small to matter
 
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
     high: float
 
     def beyond(self, threshold: float, side: Side) -> bool:
-        """Return whether the bound that faces the threshold lies beyond it, on that side.
+        """Return whether the bound next to the threshold lies beyond it, on that side.
 
         >>> Bounds(1.0, 0.6, 1.4).beyond(0.5, "above"), Bounds(1.0, 0.4, 1.6).beyond(0.5, "above")
         (True, False)
@@ -42,7 +42,7 @@ def bounds(differences: Sequence[float], confidence: float = 0.95, step: float =
     """Return the mean of differences, one a seed, with the lower and the upper one-sided bound of Student's t.
 
     `step` is the least difference that the metric can show. Values a step apart have a variance of at most a quarter of its
-    square; that much is added to the sample's, so that differences that are equal by chance keep an interval. Infinite for fewer
+    square; that much is added to the sample's, so that differences equal by chance keep an interval. Infinite for fewer
     than two differences.
     """
     values = np.asarray(differences, float)
@@ -66,7 +66,7 @@ def p_value(differences: Sequence[float], threshold: float, side: Side, step: fl
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[float]:
-    """Return the error level at which each hypothesis of a family is tested (Holm 1979): it is rejected where its p is less.
+    """Return the error level at which each hypothesis of a family is tested (Holm 1979): it is rejected if its p is less.
 
     The chance of rejecting any true hypothesis of the family is at most `alpha`, however they depend on each other.
 
@@ -76,19 +76,19 @@ def holm(p_values: Sequence[float], alpha: float) -> list[float]:
     [0.02, 0.03, 0.03]
     """
     levels = [0.0] * len(p_values)
-    open_ones = len(p_values)
+    remaining = len(p_values)
     level, passing = 0.0, True
-    for place in sorted(range(len(p_values)), key=lambda place: p_values[place]):
+    for i in sorted(range(len(p_values)), key=lambda i: p_values[i]):
         if passing:
-            level = alpha / open_ones
-            passing = p_values[place] < level
-            open_ones -= 1
-        levels[place] = level
+            level = alpha / remaining
+            passing = p_values[i] < level
+            remaining -= 1
+        levels[i] = level
     return levels
 
 
 def look_at(seeds: int) -> int:
-    """Return the number of seeds at which differences of `seeds` seeds are judged: the last of `LOOKS` that is reached, or 0.
+    """Return the number of seeds of the last interim analysis among `seeds` seeds, of `LOOKS`; 0 before the first.
 
     >>> look_at(2), look_at(7), look_at(100)
     (0, 5, 21)
@@ -99,9 +99,9 @@ def look_at(seeds: int) -> int:
 def seeds_to_decide(
     differences: Sequence[float], threshold: float, alpha: float = 0.05, step: float = 0.0
 ) -> int | None:
-    """Return at which of `LOOKS` a verdict would fall in four of five cases, if these tell the mean and the spread.
+    """Return the first of `LOOKS` with a verdict in four of five cases, by the mean and the spread of these differences.
 
-    None where all would take more seeds.
+    None if all would need more seeds.
     """
     values = np.asarray(differences, float)
     if len(values) < 2:
@@ -121,5 +121,5 @@ def _error(values: np.ndarray, step: float) -> float:
 
 @cache
 def _quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's t: asked for thousands of times, at a few places."""
+    """Return a quantile of Student's t; a report asks for a few of them thousands of times."""
     return float(stats.t.ppf(probability, freedom))

@@ -116,7 +116,7 @@ class Replay:
 
     @property
     def recorded_step_s(self) -> float:
-        """Mean seconds of the priced steps as they were recorded, where it ran."""
+        """Mean recorded seconds of the priced steps, on the machine of the recording."""
         steps = self.recording.steps
         return float(steps[steps["step"].isin(self.profiles)]["seconds"].mean())
 
@@ -322,10 +322,10 @@ class Replay:
                 "see `raysim.analysis.replay` and `raysim.analysis.in_company`."
             )
         for field in PRICED:
-            mine, theirs = self.row.get(field), dense.row.get(field)
-            if mine != theirs:
+            own, theirs = self.row.get(field), dense.row.get(field)
+            if own != theirs:
                 raise ReplayError(
-                    f"`{field}` of the run in {dense.run.folder} must be {mine!r}, as of the run that it is compared with, "
+                    f"`{field}` of the run in {dense.run.folder} must be {own!r}, as of the run that it is compared with, "
                     f"but got {theirs!r}."
                 )
 

@@ -12,7 +12,7 @@ from raysim.analysis.report.figures import ByNetwork, Figure, on_network
 
 
 class Text(NamedTuple):
-    """A paragraph. Text in `back ticks` is set as code; all other text is taken as it is."""
+    """A paragraph. Text in `back ticks` is set as code; all other text is shown as it is."""
 
     text: str | ByNetwork
     kind: str = "paragraph"
@@ -30,14 +30,14 @@ class Nodes(NamedTuple):
 
 
 class Typed(NamedTuple):
-    """A price on the network that the reader types, which the page interpolates: the "step" or the "speedup" of a setting."""
+    """A price on the reader's typed network, interpolated by the page: the "step" or the "speedup" of a setting."""
 
     nodes: Nodes
     part: str
 
 
 class Cell(NamedTuple):
-    """A cell: its text, and the value to sort by where that differs."""
+    """A cell: its text, and the value to sort by if that differs."""
 
     text: str | ByNetwork | Typed
     value: Any = None
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column's heading, with its unit; numbers stand to the right."""
+    """A column's heading, with its unit; numbers are aligned to the right."""
 
     text: str
     number: bool = False
@@ -55,9 +55,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `live` ones can be sorted and filtered on the page. `current` is the column that names a row's network,
-    `verdict` the one that says whether it is "supported", "contradicted" or "undecided". A `typed` one is filled in on the page, for
-    the network that the reader types, under a sentence that names the setting to use there."""
+    """A table. A `live` table can be sorted and filtered on the page. `current` is the column of a row's network, `verdict` the
+    column with "supported", "contradicted" or "undecided". A `typed` table is filled in on the page for the reader's typed network,
+    under a sentence with the setting to use there."""
 
     key: str
     caption: str
@@ -109,21 +109,17 @@ class Page(NamedTuple):
     title: str
     subtitle: str
     problems: Sequence[str]
-    """Records that could not be read, a sentence each."""
+    """Unreadable records, a sentence each."""
     sections: Sequence[Section]
     networks: Sequence[str]
     network: str
-    """The one that is chosen at first."""
+    """The network chosen at first."""
     transport: str = USUAL_TRANSPORT
     """The transport of all its prices."""
 
     def decisions(self, networks: Sequence[str]) -> list[str]:
         """Return the sentences to remember, as plain text, on each of some networks."""
-        leads = [
-            block.text
-            for section in self.sections
-            for block in section.blocks
-            if isinstance(block, Text) and block.kind == "lead"
-        ]
-        found = [str(on_network(text, network)) for text in leads for network in networks]
-        return [text.replace("`", "") for text in dict.fromkeys(found)]
+        texts = [block for section in self.sections for block in section.blocks if isinstance(block, Text)]
+        leads = [text.text for text in texts if text.kind == "lead"]
+        sentences = [str(on_network(lead, network)) for lead in leads for network in networks]
+        return [sentence.replace("`", "") for sentence in dict.fromkeys(sentences)]

@@ -218,7 +218,7 @@ LOOKS = {"on": (COLOURS[0], SYMBOLS[0]), "off": (COLOURS[1], SYMBOLS[1])}
 
 
 def strength(notation: str, kind: str) -> float | None:
-    """Return the density or the bits in a notation, or None where it has none.
+    """Return the density or the bits in a notation; None without one.
 
     >>> strength("ErrorFeedback(TopK(0.1, values=Quantize(4)))", "density"), strength("Identity", "bits")
     (0.1, None)

@@ -61,9 +61,9 @@ def gather(
     first: str | None = None,
     transport: str | None = None,
 ) -> Material:
-    """Return the material of the sections; `first`: the network that is chosen at first, where it is among `networks`.
+    """Return the material of the sections; `first`: the network to choose at first, if it is among `networks`.
 
-    `transport` is that of the runs' study where not given, see `Results.transport_of`.
+    `transport` is by default that of the runs' study, see `Results.transport_of`.
     """
     names = list(networks)
     chosen_first = first if first is not None and first in networks else names[0]
@@ -160,7 +160,7 @@ def _job(
 
 
 def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
-    """Return a column; `missing` where records of another version do not have it."""
+    """Return a column; `missing` if records of another version lack it."""
     return runs[name].fillna(missing) if name in runs else pd.Series(missing, runs.index)
 
 
@@ -198,8 +198,8 @@ def _setting(
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
-    mine = {str(run): prices[run] for run in runs["run"] if run in prices}
-    price = mean_price(list(mine.values()), networks)
+    priced = {str(run): prices[run] for run in runs["run"] if run in prices}
+    price = mean_price(list(priced.values()), networks)
     return SettingRuns(
         name=name,
         forward=how.forward,
@@ -212,8 +212,8 @@ def _setting(
         wire_bytes=float(wire.mean()),
         dense_bytes=float(dense.mean()),
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
-        priced=next(iter(mine), None),
-        notes=next(iter(mine.values())).replay.notes if mine else (),
+        priced=next(iter(priced), None),
+        notes=next(iter(priced.values())).replay.notes if priced else (),
         **price._asdict(),
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
         skill=_skill(well, metric.measure),
@@ -240,7 +240,7 @@ def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str
 
 
 def _skill(runs: pd.DataFrame, measure: Measure) -> float:
-    """Return the mean skill of runs with compression on; nan where they do not record the quality of chance."""
+    """Return the mean skill of runs with compression on; nan if they do not record the quality by chance."""
     columns = (f"final_{measure.name}_on", f"chance_{measure.name}")
     if not measure.points or not {*columns} <= {*runs}:
         return math.nan

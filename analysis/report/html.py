@@ -187,12 +187,12 @@ class _Writer:
 
     def _row(self, table: Table, row: Sequence[Cell]) -> str:
         cells = []
-        for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+        for i, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
             attributes = f'{_class(column, cell)} data-head="{escape(column.text)}"'
             if table.live:
                 attributes += self._sorting(cell)
             inner = self._changing(cell.text, code=cell.code, number=column.number)
-            cells.append(f'<th scope="row"{attributes}>{inner}</th>' if place == 0 else f"<td{attributes}>{inner}</td>")
+            cells.append(f'<th scope="row"{attributes}>{inner}</th>' if i == 0 else f"<td{attributes}>{inner}</td>")
         current = ""
         if table.current is not None:
             current = f' data-network="{escape(str(row[table.current].text))}"'
@@ -238,7 +238,7 @@ class _Writer:
         )
 
     def _series(self, series: Series) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        drawn: dict[str, Any] = {
             "name": series.name,
             "kind": series.kind,
             "x": self._values(series.x),
@@ -246,16 +246,16 @@ class _Writer:
             **series.style._asdict(),
         }
         if series.kind in ("bars", "spans"):
-            found["pattern"] = PATTERNS.get(series.style.symbol, "")
+            drawn["pattern"] = PATTERNS.get(series.style.symbol, "")
         if series.errors is not None:
-            found["errors"] = _numbers(series.errors)
+            drawn["errors"] = _numbers(series.errors)
         if series.widths is not None:
-            found["widths"] = self._values(series.widths)
+            drawn["widths"] = self._values(series.widths)
         if series.labels:
-            found["labels"] = self._labels(series.labels)
+            drawn["labels"] = self._labels(series.labels)
         if series.texts:
-            found["texts"] = list(series.texts)
-        return found
+            drawn["texts"] = list(series.texts)
+        return drawn
 
     def _axis(self, axis: Axis) -> dict[str, Any]:
         ticks: Any = axis.ticks

@@ -18,7 +18,7 @@ FIGURES = "figures"
 
 
 def write_markdown(page: Page, folder: Path) -> None:
-    """Write report.md, figures/NAME.png and figures/NAME.csv into a folder, which is made where there is none."""
+    """Write report.md, figures/NAME.png and figures/NAME.csv into a folder, which is made if it does not exist."""
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     for section in page.sections:
         for block in section.blocks:
@@ -35,7 +35,7 @@ def _lines(page: Page) -> Iterator[str]:
     if page.networks:
         others = ", ".join(page.networks)
         yield (
-            f"Times are for the network {page.network} {over(page.transport)} where no other is named; the CSV files have all of "
+            f"Times are for the network {page.network} {over(page.transport)} unless another one is named; the CSV files have all of "
             f"{others}."
         )
     if page.problems:
@@ -173,9 +173,9 @@ def draw_png(figure: Figure, network: str) -> bytes:
         FigureCanvasAgg(canvas)
         grid = canvas.subplots(rows, columns, squeeze=False, height_ratios=heights)
         handles: dict[str, Any] = {}
-        for place, axes in enumerate(grid.flat):
-            if place < len(figure.panels):
-                _draw(axes, figure.panels[place], network, handles)
+        for i, axes in enumerate(grid.flat):
+            if i < len(figure.panels):
+                _draw(axes, figure.panels[i], network, handles)
             else:
                 axes.set_axis_off()
         if len(names) > 1:

@@ -1,4 +1,4 @@
-"""Material of all sections, worked out once: jobs, their settings over seeds, and step times on every network."""
+"""Data of all sections, worked out once: jobs, their settings over seeds, and step times on every network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raysim.network.topology import Network
 from raysim.quality import Measure
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
-"""Presets that a pipeline may run over; `free` shows compute and codecs alone."""
+"""Presets of a report; `free` shows compute and codecs alone."""
 MODES = ("on", "off")
 WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
 MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be told apart
@@ -31,7 +31,7 @@ MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be
 
 @dataclass(frozen=True)
 class Metric:
-    """The quality that a job is judged by."""
+    """The measure of a job's quality."""
 
     measure: Measure
 
@@ -51,13 +51,9 @@ class Metric:
         return self.measure.higher
 
     @property
-    def _percent(self) -> bool:
-        return self.measure.counted
-
-    @property
     def unit(self) -> str:
         """Unit of axes."""
-        return "%" if self._percent else ""
+        return "%" if self.measure.counted else ""
 
     def write(self, value: float | None, spread: float | None = None) -> str:
         """Return it for a person to read, with its spread over seeds.
@@ -68,9 +64,9 @@ class Metric:
         """
         if value is None or math.isnan(value):
             return "none"
-        scale, digits, unit = (100, 1, " %") if self._percent else (1, 3, "")
-        known = spread is not None and not math.isnan(spread)
-        return f"{value * scale:.{digits}f}{f' ± {spread * scale:.{digits}f}' if known and spread is not None else ''}{unit}"
+        scale, digits, unit = (100, 1, " %") if self.measure.counted else (1, 3, "")
+        around = "" if spread is None or math.isnan(spread) else f" ± {spread * scale:.{digits}f}"
+        return f"{value * scale:.{digits}f}{around}{unit}"
 
 
 class Spread(NamedTuple):
@@ -83,7 +79,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SettingRuns:
-    """Runs that differ in nothing but their seed."""
+    """Runs equal in all but their seed."""
 
     name: str
     """Name among the job's settings: forward / backward, and the other keys that differ."""
@@ -100,17 +96,17 @@ class SettingRuns:
     quality: Mapping[str, Spread]
     """By mode: with compression "on" and "off" in the last evaluation."""
     priced: str | None
-    """The first run that could be priced."""
+    """The first run with a price."""
     notes: Sequence[str]
     """Limits of its recording."""
     step_s: Mapping[str, Estimate]
-    """By network: of its runs, which differ in their bytes alone; empty where none could be priced."""
+    """By network: of its runs, which differ only in their bytes; empty if none could be priced."""
     dense_step_s: Mapping[str, float]
     """By network: the step of the dense setting of the same job and schedule; empty without one."""
     speedup: Mapping[str, Estimate]
     """By network: `dense_step_s` over `step_s`; empty without a dense setting."""
     judged: Mapping[str, Any]
-    """The row of `safe_set`; empty where it has none."""
+    """Its row of `safe_set`; empty without one."""
     skill: float = math.nan
     """Per cent of the way from chance to perfection, with compression on, mean over seeds; nan where chance is unknown."""
 
@@ -121,7 +117,7 @@ class SettingRuns:
 
     @property
     def verdict(self) -> str:
-        """ "safe", "harmful", "undecided", or nothing where there is no dense run to compare with."""
+        """ "safe", "harmful", "undecided", or nothing without a dense run."""
         return str(self.judged.get("verdict", ""))
 
     @property
@@ -132,7 +128,7 @@ class SettingRuns:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The work that runs share: see `analysis.data.jobs`. Runs of different jobs are never compared."""
+    """Work shared by runs, see `raysim.analysis.data.jobs`. Runs of different jobs are never compared."""
 
     key: str
     title: str
@@ -145,57 +141,51 @@ class Job:
     source: str = ""
     """The source of the compute seconds, in a few words."""
     transport: str = USUAL_TRANSPORT
-    """The transport of all its prices but `home`."""
+    """The transport of all its prices except `home`."""
     home: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
     """By the name of a setting to take home, transport of other training code, and network: its speed-up there."""
 
     @cached_property
     def dense(self) -> SettingRuns | None:
-        """The dense setting; of several, the setting with most seeds."""
+        """The dense setting; of several, the one with most seeds."""
         return max((one for one in self.settings if one.dense), key=lambda one: len(one.runs), default=None)
 
     @cached_property
     def priced(self) -> list[SettingRuns]:
-        """The settings that have a price on every network."""
+        """The settings with a price on every network."""
         return [one for one in self.settings if one.step_s]
 
     @cached_property
     def trained(self) -> list[SettingRuns]:
-        """The priced settings whose models have learned at least half as much as dense models; all where that is unknown."""
+        """The priced settings whose models learned at least half as much as dense models; all if that is unknown."""
         least = self.dense.skill / 2 if self.dense is not None and self.dense.skill > SKILL else -math.inf
         return [one for one in self.priced if not one.skill < least]
 
     @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[SettingRuns]]]:
-        """By network and mode: trained settings of which none other is both faster and better, fastest first."""
-        quality, trained = self.metric.name, self.trained
-        found: dict[str, dict[str, list[SettingRuns]]] = {}
+        """By network and mode: the trained settings that no other one beats in time and quality, fastest first."""
+        trained, direction = self.trained, "maximize" if self.metric.higher else "minimize"
+        fronts: dict[str, dict[str, list[SettingRuns]]] = {}
         for network in self.networks:
             frame = pd.DataFrame(
-                {
-                    "step_s": [one.step_s[network].value for one in trained],
-                    **{f"{quality}_{mode}": [one.quality[mode].mean for one in trained] for mode in MODES},
-                }
+                {"step_s": [one.step_s[network].value for one in trained]}
+                | {mode: [one.quality[mode].mean for one in trained] for mode in MODES}
             )
-            found[network] = {}
+            fronts[network] = {}
             for mode in MODES:
-                objectives = {
-                    "step_s": "minimize",
-                    f"{quality}_{mode}": "maximize" if self.metric.higher else "minimize",
-                }
-                rows = frontier(frame, objectives) if len(frame) else frame
-                found[network][mode] = [trained[place] for place in rows.index]
-        return found
+                rows = frontier(frame, {"step_s": "minimize", mode: direction}) if len(frame) else frame
+                fronts[network][mode] = [trained[i] for i in rows.index]
+        return fronts
 
     def recommended(self, network: str) -> SettingRuns | None:
-        """Return the fastest setting on `network` that is shown to be safe, dense where that is not `WORTH` it; None without dense."""
+        """Return the fastest setting on `network` shown to be safe, or dense if none gains `WORTH`; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
         safe = [one for one in self.faster(network) if one.verdict == "safe"]
         return max(safe, key=lambda one: one.speedup[network].value, default=self.dense)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings that would be worth it, were they safe: faster than dense beyond the interval, by `WORTH`."""
+        """Return the compressed settings that are faster than dense beyond their interval, and by `WORTH`, safe or not."""
         others = [one for one in self.priced if not one.dense and one.speedup]
         return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
 
@@ -215,24 +205,24 @@ class Job:
         return min(known, key=lambda one: float(one.judged["harm"]), default=None)
 
     def seeds_for(self, setting: SettingRuns) -> int | None:
-        """Return the number of seeds that would decide about a setting; None if unknown, or beyond what is worth it."""
+        """Return the number of seeds that would decide about a setting; None if it is unknown or too large."""
         judged = setting.judged
         spread = PairedSpread(judged["deviation"], 0.0, judged["within"], judged["unit"])
         return seeds_needed(spread, settings=judged["family"], harm=judged["harm"])
 
     def cost_s(self, seeds: int) -> float:
-        """Return the seconds of training until every setting has that many seeds, by the recorded runs."""
+        """Return the seconds of training to give every setting that many seeds, by the recorded runs."""
         each = float(self.runs["seconds"].astype(float).mean()) if "seconds" in self.runs else math.nan
         return each * sum(max(0, seeds - one.seeds) for one in self.settings)
 
     @cached_property
     def named(self) -> list[SettingRuns]:
-        """The settings that figures give a look of their own: dense, the recommended ones, then the fronts."""
+        """The settings with a look of their own in figures: dense, the recommended ones, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
         chosen += [one for network in self.networks if (one := self.recommended(network)) is not None]
         fronts = [front for modes in self.fronts.values() for front in modes.values()]
-        for place in range(max(map(len, fronts), default=0)):
-            chosen += [front[place] for front in fronts if place < len(front)]
+        for i in range(max(map(len, fronts), default=0)):
+            chosen += [front[i] for front in fronts if i < len(front)]
         chosen += [*self.trained, *self.settings]
         distinct = list({id(one): one for one in chosen}.values())
         return distinct[: MOST_NAMED + (self.dense is not None)]
@@ -244,19 +234,19 @@ class Material:
 
     results: Results
     networks: Mapping[str, Network]
-    """By name, in the order of the control on the page."""
+    """By name, in the order of the page's control."""
     network: str
-    """The one that is chosen at first."""
+    """The network chosen at first."""
     compute: str = "auto"
-    """Which seconds of compute are pooled, as for `Recording`."""
+    """The pooled seconds of compute, as for `Recording`."""
     profile: Path | str | None = None
-    """A file of `raysim profile` whose compute takes their place."""
+    """A file of `raysim profile` with the compute to use instead."""
     transport: str = USUAL_TRANSPORT
     """The transport of packets in prices."""
     jobs: Sequence[Job] = ()
-    """The jobs whose runs were trained."""
+    """The jobs of trained runs."""
     probes: Sequence[Job] = ()
-    """The jobs whose runs are candidates of a probe: they have no quality, and are in no section but their own."""
+    """The jobs of candidates of a probe, which have no quality and a section of their own."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def decisions_section(material: Material) -> Section:
         if len(rows):
             rows = rows.assign(run=rows["run"].astype(str), place=_places(rows))
             runs = list(rows.groupby("run", sort=False))[:MOST_RUNS]
-            blocks += [_decisions_figure(job, str(run), mine, i) for i, (run, mine) in enumerate(runs, start=1)]
+            blocks += [_decisions_figure(job, str(run), of_run, i) for i, (run, of_run) in enumerate(runs, start=1)]
             blocks.append(_decisions_table(job, rows))
     without = "No run here used an adaptive method, such as GraVAC: nothing was decided."
     return Section.of("decisions", "Decisions over time", blocks, without)
@@ -208,40 +208,44 @@ def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Fi
 def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
     series = []
     for i, place in enumerate(places[:MOST_LINES]):
-        here = rows[rows["place"] == place].sort_values("step")
-        here = here.iloc[thinned(len(here), MOST_DECISIONS)]
+        decisions = rows[rows["place"] == place].sort_values("step")
+        decisions = decisions.iloc[thinned(len(decisions), MOST_DECISIONS)]
         labels = [
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
-            for row in here.to_dict("records")
+            for row in decisions.to_dict("records")
         ]
-        series.append(Series(place, here["step"].tolist(), finite(here[column]), style(i), kind="steps", labels=labels))
+        series.append(
+            Series(place, decisions["step"].tolist(), finite(decisions[column]), style(i), kind="steps", labels=labels)
+        )
     rest = rows[rows["place"].isin(places[MOST_LINES:])]
     if len(rest):
         groups = rest.groupby("place", sort=False)
-        x, y, labels = joined((here["step"].tolist(), finite(here[column]), str(place)) for place, here in groups)
+        x, y, labels = joined(
+            (decisions["step"].tolist(), finite(decisions[column]), str(place)) for place, decisions in groups
+        )
         series.insert(0, Series("other places", x, y, Style(faint=True), kind="steps", labels=labels))
     events = rows[rows["event"].notna()].groupby("event", sort=True, observed=True)
-    for i, (event, here) in enumerate(events):
+    for i, (event, decisions) in enumerate(events):
         look = style(len(places) + i)._replace(faint=False, symbol=style(i + 2).symbol)
-        labels = [f"{row['event']} at {row['place']}: {row['reason']}" for row in here.to_dict("records")]
-        series.append(Series(str(event), here["step"].tolist(), finite(here[column]), look, labels=labels))
+        labels = [f"{row['event']} at {row['place']}: {row['reason']}" for row in decisions.to_dict("records")]
+        series.append(Series(str(event), decisions["step"].tolist(), finite(decisions[column]), look, labels=labels))
     return series
 
 
 def _decisions_table(job: Job, rows: pd.DataFrame) -> Table:
     cells = []
-    for (run, place), here in rows.groupby(["run", "place"], sort=False):
-        branches, events = here["branch"].value_counts(sort=True), here["event"].dropna().value_counts()
-        factor, gain = float(here["factor"].mean()), float(here["gain"].mean())
+    for (run, place), decisions in rows.groupby(["run", "place"], sort=False):
+        branches, events = decisions["branch"].value_counts(sort=True), decisions["event"].dropna().value_counts()
+        factor, gain = float(decisions["factor"].mean()), float(decisions["gain"].mean())
         cells.append(
             [
                 Cell(str(run)),
                 Cell(str(place)),
-                Cell(str(here["method"].iloc[0]), code=True),
-                Cell(f"{len(here):,}", len(here)),
-                Cell(", ".join(f"{name} {count / len(here):.0%}" for name, count in branches.items() if count)),
+                Cell(str(decisions["method"].iloc[0]), code=True),
+                Cell(f"{len(decisions):,}", len(decisions)),
+                Cell(", ".join(f"{name} {count / len(decisions):.0%}" for name, count in branches.items() if count)),
                 Cell(f"{factor:.3g}", factor),
-                Cell("none") if here["gain"].isna().all() else Cell(f"{gain:.3f}", gain),
+                Cell("none") if decisions["gain"].isna().all() else Cell(f"{gain:.3f}", gain),
                 Cell(", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
             ]
         )

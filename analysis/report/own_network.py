@@ -1,6 +1,6 @@
-"""Prices on a network that the reader types: the page interpolates between networks that are simulated here.
+"""Prices on the reader's typed network, interpolated by the page between simulated networks.
 
-The seconds of a step are interpolated linearly in latency and in seconds a bit. Where the schedule alone orders every wire, a step is
+The seconds of a step are interpolated linearly in latency and in seconds a bit. If the schedule alone orders every wire, a step is
 the longest of paths that are linear in both, so the interpolation is never below the simulation.
 """
 
@@ -26,16 +26,13 @@ GRID = {
 }
 COLUMNS = (
     Column("setting"),
-    Column("step", number=True),
-    Column("speed-up", number=True),
-    Column("on", number=True),
-    Column("off", number=True),
+    *(Column(name, number=True) for name in ("step", "speed-up", "on", "off")),
     Column("verdict"),
 )
 
 
 def own_network_section(material: Material) -> Section:
-    """Return a table a job of the settings that figures name and of all safe ones, to be priced on the page."""
+    """Return a table a job, to be priced on the page: the settings that figures name and all safe ones."""
     key, title = "typed-network", "A network of your own"
     jobs = [job for job in material.jobs if job.priced]
     if not jobs:
@@ -71,7 +68,7 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
         )
     return Table(
         f"{job.key}-typed",
-        f"{job.title}: the settings that figures name, and all that are shown to be safe, on the typed network "
+        f"The table has the settings of {job.title} that figures name, and all that are shown to be safe, on the typed network "
         f"{over(job.transport)}. Steps and speed-ups over dense have their 90 % intervals in brackets. Compute: {job.source}.",
         COLUMNS,
         rows,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raysim.network.topology import Network
 
 
-# --- the setting found, as lines for the reader's own training loop -----------------------------------------------------------
+# --- the recommended setting, as lines for the reader's own training loop -----------------------------------------------------------
 
 
 class Adoption(NamedTuple):
@@ -62,7 +62,7 @@ def _price(job: Job, setting: str, network: str) -> str:
 
 
 def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
-    """Return the `adoption` of every job of results on a network, its sentence with the job's title where there are several."""
+    """Return the `adoption` of every job of results on a network, with the title of each if there are several."""
     from raysim.analysis.report.gather import gather
 
     jobs = gather(results, {repr(network): network}, transport=transport).jobs
@@ -73,7 +73,7 @@ def adoptions(results: Results, network: Network, transport: str | None = None) 
 
 
 def snippet(row: Mapping[Any, Any], price: str = "") -> str:
-    """Return Python that puts a run's compression into other training code; empty where the run compresses nothing.
+    """Return Python that puts a run's compression into other training code; empty if the run compresses nothing.
 
     `price` is a comment with its speed-up in torch's own training code, put over each part of that kind.
 
@@ -140,22 +140,22 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
 def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | None, str | list[str], str | list[str]]]:
     """Yield replica, tensor, and the notations of activations and gradients.
 
-    The replica is None where all have the same setting, the tensor where no table names one.
+    The replica is None if all have the same setting, the tensor if no table names one.
     """
     settings = [_read(row.get(key)) for key in ("forward", "backward")]
     by_replica = [isinstance(one, dict) and is_by_replica(one) for one in settings]
     tables = [one for one, table in zip(settings, by_replica, strict=True) if table]
     replicas: list[str | None] = sorted({replica for table in tables for replica in table}) or [None]
     for replica in replicas:
-        mine = [
+        own = [
             one.get(replica, one.get(OTHERS, DENSE)) if table else one
             for one, table in zip(settings, by_replica, strict=True)
         ]
-        entries = [entry for one in mine for entry in (one if isinstance(one, list) else [one])]
+        entries = [entry for one in own for entry in (one if isinstance(one, list) else [one])]
         names = {name for entry in entries if isinstance(entry, dict) for name in entry}
         tensors: list[str | None] = sorted(names, key=lambda name: (name == OTHERS, name)) or [None]
         for tensor in tensors:
-            forward, backward = (_of_tensor(one, tensor) for one in mine)
+            forward, backward = (_of_tensor(one, tensor) for one in own)
             yield replica, tensor, forward, backward
 
 
@@ -167,7 +167,7 @@ def _read(text: Any) -> Any:
 
 
 def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:
-    """Return the notation of a tensor, or one a boundary where they differ."""
+    """Return the notation of a tensor, or a list by boundary if they differ."""
     if isinstance(setting, list):
         several = [str(_of_tensor(one, tensor)) for one in setting]
         return several[0] if len(set(several)) == 1 else several

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from raysim.analysis.comparison.rule import RULE
@@ -64,7 +65,7 @@ def fastest(job: Job, network: str) -> SettingRuns:
 
 
 def sure(setting: SettingRuns) -> str:
-    """Return how sure it is that a setting does no harm, where that was judged."""
+    """Return the confidence that a setting does no harm, if it was judged."""
     judged = setting.judged
     if not judged:
         return ""
@@ -75,31 +76,31 @@ def sure(setting: SettingRuns) -> str:
 
 
 def seeds_of(judged: Mapping[str, Any]) -> str:
-    """Return the number of seeds that a verdict rests on, and whether they chose nothing."""
+    """Return the number of seeds behind a verdict; they are fresh if they chose nothing."""
     return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
 
 
 def _why_dense(job: Job, network: str) -> str:
-    """Return why no compressed setting is recommended, the most promising one, and the seeds that would decide about it."""
+    """Return why no compressed setting is recommended, the most promising one, and the seeds to decide about it."""
     faster = job.faster(network)
     if not faster:
         return f"No other setting is at least {GAIN} faster."
     if all(one.verdict == "harmful" for one in faster):
         return f"{_counted(len(faster))} faster, but shown to be harmful."
     best, least = job.promising(network), job.least_harmful(network)
-    said = f"{_counted(len(faster))} faster, but none is shown to be safe."
+    reason = f"{_counted(len(faster))} faster, but none is shown to be safe."
     setting = best or least
     if setting is None:
-        return said
+        return reason
     quality = against_dense(setting, job.metric.measure)
     if best is not None:
         chance = (
             "" if math.isnan(best.judged["chance"]) else f", safe with a chance of {100 * best.judged['chance']:.0f} %"
         )
-        said += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{chance}."
+        reason += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{chance}."
     else:
-        said += f" None is promising. The least harmful is `{setting.name}`: {quality}."
-    return f"{said} {_seeds_words(job, setting)}".rstrip()
+        reason += f" None is promising. The least harmful is `{setting.name}`: {quality}."
+    return f"{reason} {_seeds_words(job, setting)}".rstrip()
 
 
 def _counted(count: int) -> str:
@@ -107,19 +108,19 @@ def _counted(count: int) -> str:
 
 
 def _seeds_words(job: Job, setting: SettingRuns) -> str:
-    """Return the reason for which a setting is undecided, and the seeds and hours that would decide."""
+    """Return why a setting is undecided, and the seeds and hours that would decide."""
     have, lacking = int(setting.judged["seeds"]), setting.judged["lacking"]
     if setting.verdict != "undecided":
         return ""
     if lacking and have >= MIN_SEEDS:
         return f"No verdict: {lacking}."
     needed = job.seeds_for(setting)
-    told = f"{plural(have, 'seed')} cannot decide" if have < MIN_SEEDS else f"{plural(have, 'seed')} did not decide"
+    outcome = f"{plural(have, 'seed')} cannot decide" if have < MIN_SEEDS else f"{plural(have, 'seed')} did not decide"
     if needed is None and not math.isnan(setting.judged["deviation"]):
-        return f"{told}, nor would {MOST_SEEDS}: the difference is too near the margin for its spread."
+        return f"{outcome}, nor would {MOST_SEEDS}: the difference is too near the margin for its spread."
     needed = max(needed or MIN_SEEDS, MIN_SEEDS if have < MIN_SEEDS else have + 1)
     hours = job.cost_s(needed)
-    return f"{told}: {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
+    return f"{outcome}: {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
 
 
 def _faster_than_dense(setting: SettingRuns, network: str) -> str:
@@ -130,7 +131,7 @@ def _faster_than_dense(setting: SettingRuns, network: str) -> str:
 
 
 def _facts(job: Job, setting: SettingRuns, network: str) -> str:
-    """Return the seconds and bytes of a step and the quality, beside dense where the setting is not dense."""
+    """Return the seconds and bytes of a step and the quality, of a compressed setting with that of dense."""
     dense = job.dense if job.dense is not setting else None
     reached = [
         f"{job.metric.write(*setting.quality[mode][:2])} with compression {mode} at inference"
@@ -172,8 +173,8 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     if len(material.jobs) > 1:
         yield Heading(job.title)
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
-    yield Text(ByNetwork({network: headline(job, network) for network in material.networks}), "headline")
-    yield Text(ByNetwork({network: f"{of}{verdict(job, network)}" for network in material.networks}), "lead")
+    yield Text(ByNetwork.of(material.networks, partial(headline, job)), "headline")
+    yield Text(ByNetwork.of(material.networks, lambda network: f"{of}{verdict(job, network)}"), "lead")
     if job.priced:
         yield _curve(job, material)
     yield Text(_counts(job))
@@ -211,7 +212,7 @@ def _curve(job: Job, material: Material) -> Figure:
         x[name] = [network.bandwidth_bps] * len(shown)
         y[name] = [setting.step_s[name].value for setting in shown]
         labels[name] = [f"{setting.name} on {name}" for setting in shown]
-    here = Series(
+    chosen_network = Series(
         "the chosen network", ByNetwork(x), ByNetwork(y), Style(COLOURS[1], "circle"), labels=ByNetwork(labels)
     )
     return Figure(
@@ -224,7 +225,7 @@ def _curve(job: Job, material: Material) -> Figure:
                 job.title,
                 Axis("bandwidth_bps", "bandwidth", log=True, unit="bit/s"),
                 Axis("step_s", "time of a step", log=True, unit="s"),
-                [*series, here],
+                [*series, chosen_network],
                 height=270,
             )
         ],
@@ -257,18 +258,20 @@ def _caveats(job: Job) -> Iterator[Text]:
 
 def _adoption(job: Job, material: Material) -> Iterator[Block]:
     """Yield the recommended or most promising setting of each network as lines for the reader's own training loop."""
-    found = {network: adoption(job, network) for network in material.networks}
-    if any(one.code for one in found.values()):
-        yield Text(ByNetwork({network: one.text for network, one in found.items()}))
-        yield Text(ByNetwork({network: one.code or "# dense" for network, one in found.items()}), "python")
+    adoptions = {network: adoption(job, network) for network in material.networks}
+    if any(one.code for one in adoptions.values()):
+        yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].text))
+        yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].code or "# dense"), "python")
 
 
 def _basis(job: Job) -> str:
-    """Return which seeds chose among settings, and which judge the choice."""
+    """Return the seeds that chose among settings, and the seeds that judge the choice."""
     confirmed = [one for one in job.settings if one.judged.get("confirmed_on")]
     if not confirmed:
-        said = "The seeds that chose a setting also judge it here: the choice is unconfirmed."
-        return f"{said} `raysim sweep --confirm 5` confirms it on held-out seeds."
+        return (
+            "The seeds that chose a setting also judge it here: the choice is unconfirmed. `raysim sweep --confirm 5` confirms it on "
+            "held-out seeds."
+        )
     chose, fresh = (
         sorted({seed for one in confirmed for seed in one.judged[name]}) for name in ("chose_on", "confirmed_on")
     )
@@ -305,8 +308,8 @@ def _short_why(job: Job, network: str) -> str:
     counts = Counter(one.verdict for one in faster)
     if not faster:
         return f"none is {GAIN} faster"
-    told = ", ".join(f"{count} {named}" for named, count in counts.items() if named)
-    return f"{len(faster)} faster, none safe" + (f" ({told})" if told else "")
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
+    return f"{len(faster)} faster, none safe" + (f" ({verdicts})" if verdicts else "")
 
 
 def _row(job: Job, network: str) -> list[Cell]:

@@ -30,7 +30,7 @@ def seconds(value: float) -> str:
 
 
 def speedup(estimate: Estimate) -> str:
-    """Return how many times as fast a step is, with the interval and, where that allows neither, that the two are alike.
+    """Return a speed-up with its interval, and "not distinguishable" if the interval allows either.
 
     >>> speedup(Estimate(1.31, 1.29, 1.34)), speedup(Estimate(1.01, 0.97, 1.05))
     ('1.31x (1.29 to 1.34)', '1.01x (0.97 to 1.05), not distinguishable')

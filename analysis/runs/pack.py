@@ -28,7 +28,7 @@ class Packed(NamedTuple):
     runs: int
     studies: int
     left_out: int
-    """Runs that are not over."""
+    """Unfinished runs."""
     size: int
     """In bytes."""
     problems: list[str]
@@ -36,11 +36,11 @@ class Packed(NamedTuple):
 
 
 def pack(folder: str | Path, target: str | Path) -> Packed:
-    """Write all runs of `folder` that are over as a pack, in `target`: a folder that is new or empty.
+    """Write all finished runs of `folder` as a pack into `target`, a new or empty folder.
 
     `load`, `replay`, reports and findings read a pack as they read `folder`, a path or a bucket's URI: all rows and values are
-    kept. Checkpoints, logs, and the state from which a sweep resumes are not. A pack is there whole or not at all. Raises
-    AnalysisError where there is no run that is over, a table cannot be read, or `target` holds files.
+    kept; checkpoints, logs, and the state of an unfinished sweep are not. A pack is written completely or not at all. Raises
+    AnalysisError if no run is over, a table cannot be read, or `target` holds files.
     """
     home = _checked(target)
     results = load(folder)
@@ -48,21 +48,25 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
     over = results.select(results.runs["status"].isin(FINISHED))
     if not len(over):
         raise AnalysisError(" ".join(results.problems))
-    places = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
-    files = {name: {table: table_files(place, table) for table in SCHEMAS} for name, place in places.items()}
+    folders = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
+    files = {
+        name: {table: table_files(folder_of_run, table) for table in SCHEMAS} for name, folder_of_run in folders.items()
+    }
     draft = home.with_name(f".{home.name}.{secrets.token_hex(8)}")  # of no other process, whenever it was killed
     try:
         draft.mkdir(parents=True)
         for table in SCHEMAS:
-            _write_table({name: mine[table] for name, mine in files.items() if mine[table]}, draft / f"{table}.parquet")
-        rows = _read([place / "run.parquet" for place in places.values()])
-        has = [[table for table, mine in tables.items() if mine] for tables in files.values()]
+            _write_table(
+                {name: parts[table] for name, parts in files.items() if parts[table]}, draft / f"{table}.parquet"
+            )
+        rows = _read([folder_of_run / "run.parquet" for folder_of_run in folders.values()])
+        has = [[table for table, parts in tables.items() if parts] for tables in files.values()]
         rows = [_with_own(row, tables) for row, tables in zip(rows, has, strict=True)]
-        _write(stacked(rows, "run", list(places)), draft / RUNS)
-        for place in results.studies.values():
-            below = draft / _path(place, root)
+        _write(stacked(rows, "run", list(folders)), draft / RUNS)
+        for folder_of_run in results.studies.values():
+            below = draft / _path(folder_of_run, root)
             below.mkdir(parents=True, exist_ok=True)
-            for file in (place / name for name in OF_STUDIES):
+            for file in (folder_of_run / name for name in OF_STUDIES):
                 if file.is_file():
                     (below / file.name).write_bytes(file.read_bytes())
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
@@ -78,7 +82,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
 
 
 def _checked(target: str | Path) -> Path:
-    """Return the folder to write; raises AnalysisError where it cannot be one."""
+    """Return the folder to write; raises AnalysisError if it cannot be one."""
     if in_bucket(target):
         raise AnalysisError(
             f"`target` must be a folder of this machine, but got {str(target)!r}: copy a pack to a bucket."
@@ -91,18 +95,18 @@ def _checked(target: str | Path) -> Path:
     return home
 
 
-def _path(place: Place, root: Place) -> str:
-    """Return the path of a place in the folder that is packed."""
-    return str(place).removeprefix(str(root.resolve())).strip("/")
+def _path(path: Place, root: Place) -> str:
+    """Return the path of a path in the folder that is packed."""
+    return str(path).removeprefix(str(root.resolve())).strip("/")
 
 
 def _inside(run: Place, root: Place) -> str:
-    """Return the name of a run: its path in the folder that is packed, or the name of that folder where it is the run."""
+    """Return the name of a run: its path in the packed folder, or the name of that folder if it is the run."""
     return _path(run, root) or run.name.lstrip(".")
 
 
 def _read(files: list[Place]) -> list[pa.Table]:
-    """Return the tables of files; raises AnalysisError where one cannot be read."""
+    """Return the tables of files; raises AnalysisError if one cannot be read."""
     tables = read_whole(files)
     wrong = [sentence.replace(" and is left out", "") for sentence in tables if isinstance(sentence, str)]
     if wrong:
@@ -121,11 +125,11 @@ def _with_own(row: pa.Table, tables: list[str]) -> pa.Table:
 
 
 def _write_table(files: Mapping[str, list[Place]], target: Path) -> None:
-    """Write the rows of runs below each other, each with the name of its run before it; no file where there is no run."""
+    """Write the rows of runs below each other, each with the name of its run; write no file without a run."""
     if not files:
         return
-    runs = [run for run, mine in files.items() for _ in mine]
-    tables = _read([file for mine in files.values() for file in mine])
+    runs = [run for run, parts in files.items() for _ in parts]
+    tables = _read([file for parts in files.values() for file in parts])
     named = [
         table.add_column(0, "run", pa.array([run] * len(table), pa.string()))
         for run, table in zip(runs, tables, strict=True)

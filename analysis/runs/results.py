@@ -172,8 +172,8 @@ class Results:
     def directions(self, study: str) -> dict[str, str]:
         """Return each objective of a study's `trials`, and whether it is to "minimize" or "maximize"."""
         trials = self.trials
-        mine = trials[trials["folder"] == study].dropna(axis=1, how="all")
-        names = [str(name).removeprefix("objective.") for name in mine if str(name).startswith("objective.")]
+        of_study = trials[trials["folder"] == study].dropna(axis=1, how="all")
+        names = [str(name).removeprefix("objective.") for name in of_study if str(name).startswith("objective.")]
         given: Mapping[str, str] = {}
         try:
             given = StudyFile(self._contents.studies[study]).directions
@@ -268,7 +268,7 @@ class Results:
                     self.complain(f"The run in {folder} has done {count} steps, but its table of them is empty.")
 
     def _files(self, table: str) -> dict[str, list[Place]]:
-        """Return the files of a table, run by run; parts, where a run is not over."""
+        """Return the files of a table, run by run; the parts of an unfinished run."""
         if table not in SCHEMAS:
             raise AnalysisError(f"The tables of runs are {', '.join(SCHEMAS)}, but got {table!r}.")
         return {name: table_files(folder, table) for name, folder in self._contents.runs.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raysim.analysis.data.studies import over
-from raysim.show.terminal import console, show_notes
+from raysim.show.terminal import console, show_notes, write_line
 
 if TYPE_CHECKING:
     from raysim.analysis import Finding
@@ -28,16 +28,16 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
         quoted = f'"{claim.quote}": {source}' if claim.quote else source
         for line in (quoted, claim.reading, finding.context, finding.reason):
             if line:
-                out.print(f"             {line}", highlight=False, markup=False, soft_wrap=True)
+                write_line(out, f"             {line}")
         if len(finding.comparisons) > 1:
             for one in finding.comparisons:
-                said = f"{one.verdict}, {one.lacking}" if one.lacking and one.effects else one.verdict
-                out.print(f"             - {one}: {said}", highlight=False, markup=False, soft_wrap=True)
-        for place, command in enumerate(finding.commands):
-            lead = "to decide:" if place == 0 else ""
-            out.print(f"  {lead:<11}{command}", highlight=False, markup=False, soft_wrap=True)
+                verdict = f"{one.verdict}, {one.lacking}" if one.lacking and one.effects else one.verdict
+                write_line(out, f"             - {one}: {verdict}")
+        for i, command in enumerate(finding.commands):
+            lead = "to decide:" if i == 0 else ""
+            write_line(out, f"  {lead:<11}{command}")
         if finding.cost is not None:
-            out.print(f"  {'at a cost of':<11} {finding.cost}", highlight=False, markup=False, soft_wrap=True)
+            write_line(out, f"  {'at a cost of':<11} {finding.cost}")
         out.print()
     counts = {
         verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
@@ -47,48 +47,41 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
     out.print(f"{summary}.{f' {found[0].rule}' if found else ''}{priced}", highlight=False, soft_wrap=True)
     show_notes(out, problems)
     for setting in home:
-        out.print("\n" + setting.text.replace("`", ""), highlight=False, markup=False, soft_wrap=True)
+        write_line(out, "\n" + setting.text.replace("`", ""))
         if setting.code:
-            out.print(setting.code, highlight=False, markup=False, soft_wrap=True)
+            write_line(out, setting.code)
 
 
 def findings_figures(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> dict[str, Any]:
-    """Return the content of `show_findings`, for JSON: null where there is no effect or no interval."""
+    """Return the content of `show_findings`, for JSON: null for a missing effect or interval."""
     rows = []
-    for one in found:
+    for finding in found:
         comparisons = [
-            {
-                "part": c.part,
-                "text": c.text,
-                "verdict": c.verdict,
+            {name: getattr(c, name) for name in ("part", "text", "verdict")}
+            | {
                 "effect": c.effect if c.effects else None,
                 "low": c.low if math.isfinite(c.low) else None,
                 "high": c.high if math.isfinite(c.high) else None,
-                "unit": c.unit,
-                "side": c.side,
-                "threshold": c.threshold,
-                "confidence": c.confidence,
+            }
+            | {name: getattr(c, name) for name in ("unit", "side", "threshold", "confidence")}
+            | {
                 "effects_by_seed": c.effects,
                 "judged_seeds": list(c.sample.seeds),
                 "lacking": c.lacking,
                 "runs": list(c.runs),
             }
-            for c in one.comparisons
+            for c in finding.comparisons
         ]
+        claim = finding.claim
         rows.append(
-            {
-                "claim": one.claim.name,
-                "text": one.claim.text,
-                "quote": one.claim.quote,
-                "source": one.claim.source,
-                "reading": one.claim.reading,
-                "context": one.context,
-                "verdict": one.verdict,
-                "reason": one.reason,
+            {"claim": claim.name}
+            | {name: getattr(claim, name) for name in ("text", "quote", "source", "reading")}
+            | {name: getattr(finding, name) for name in ("context", "verdict", "reason")}
+            | {
                 "comparisons": comparisons,
-                "runs": list(one.runs),
-                "commands": list(one.commands),
-                "cost": one.cost._asdict() if one.cost is not None else None,
+                "runs": list(finding.runs),
+                "commands": list(finding.commands),
+                "cost": finding.cost._asdict() if finding.cost is not None else None,
             }
         )
-    return {"findings": rows, "problems": list(problems), "take_home": [one._asdict() for one in home]}
+    return {"findings": rows, "problems": list(problems), "take_home": [setting._asdict() for setting in home]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,11 +19,13 @@ from raysim.show.terminal import (
     show_notes,
     show_workers,
     three_digits,
+    write_line,
 )
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.network.profile import Profile
+    from raysim.network.timeline import Timeline
 
 
 def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
@@ -43,6 +45,21 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     )
     _show_memory(out, plan)
     _show_links(out, plan)
+    out.print(_steps_table(plan, timelines))
+    show_workers(
+        out,
+        [
+            (repr(network), [by_name(worker._asdict()) for worker in timeline.workers() if not worker.replica])
+            for network, timeline in timelines.items()
+        ],
+    )
+    for network, timeline in timelines.items():
+        write_line(out, critical_words(repr(network), timeline.explain()))
+    show_notes(out, plan.notes)
+
+
+def _steps_table(plan: Forecast, timelines: Mapping[Network, Timeline]) -> Table:
+    """Return the seconds of a step by network."""
     table = Table("network", title=f"A step by network (compute: {plan.steady.source})")
     first = ["first visits"] if plan.first_steps else []
     ends = ["collectives"] if any(timeline.collectives for timeline in timelines.values()) else []
@@ -75,20 +92,10 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
             *([format_seconds(timeline.collective_s, of=timeline.step_s)] if ends else []),
             format_seconds(timeline.outside_s, of=timeline.step_s),
             f"{timeline.busiest:.0%} busy",
-            three_digits(config.batch_size / plan.step_s(network)),
+            three_digits(plan.config.batch_size / plan.step_s(network)),
             format_seconds(plan.run_s(network)),
         )
-    out.print(table)
-    show_workers(
-        out,
-        [
-            (repr(network), [by_name(worker._asdict()) for worker in timeline.workers() if not worker.replica])
-            for network, timeline in timelines.items()
-        ],
-    )
-    for network, timeline in timelines.items():
-        out.print(critical_words(repr(network), timeline.explain()), highlight=False, markup=False, soft_wrap=True)
-    show_notes(out, plan.notes)
+    return table
 
 
 def _bounds(plan: Forecast, network: Network) -> str:
@@ -99,7 +106,7 @@ def _bounds(plan: Forecast, network: Network) -> str:
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:
-    """Return the seconds of a step whose replicas exchange least: nothing, where there are steps without an exchange."""
+    """Return the seconds of a step with the smallest exchange of replicas: none, if there are steps without one."""
     return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 
@@ -140,15 +147,15 @@ def _show_memory(out: Console, plan: Forecast) -> None:
             table.add_row(*["..."] * (2 + len(names)))
             continue
         stages = [stage for stage, owner in enumerate(plan.owner) if owner == worker]
-        mine = [plan.memories[stage] for stage in stages]
+        memories = [plan.memories[stage] for stage in stages]
         parts = (
-            sum(m.weights_bytes for m in mine),
-            *([sum(m.versions_bytes for m in mine)] if versions else []),
-            sum(m.gradients_bytes for m in mine),
-            sum(m.optimizer_bytes for m in mine),
-            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in mine),
-            sum(m.residuals_bytes + m.references_bytes for m in mine),
-            sum(m.messages_bytes for m in mine),
+            sum(m.weights_bytes for m in memories),
+            *([sum(m.versions_bytes for m in memories)] if versions else []),
+            sum(m.gradients_bytes for m in memories),
+            sum(m.optimizer_bytes for m in memories),
+            sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in memories),
+            sum(m.residuals_bytes + m.references_bytes for m in memories),
+            sum(m.messages_bytes for m in memories),
             totals[worker],
         )
         table.add_row(

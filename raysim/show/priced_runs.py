@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.analysis.data.settings import is_missing
 from raysim.analysis.data.studies import over
 from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
@@ -20,9 +21,9 @@ from raysim.show.terminal import (
     critical_words,
     format_bandwidth,
     format_seconds,
-    is_missing,
     show_notes,
     show_workers,
+    write_line,
 )
 
 if TYPE_CHECKING:
@@ -44,15 +45,13 @@ def show_replay(
     out = console()
     row, rows = replay.row, frame.to_dict("records")
     folder = printable(str(replay.run.folder))
-    out.print(
+    write_line(
+        out,
         f"{folder}: {row.get('schedule')}, {replay.num_stages} stages, "
         f"{replay.num_microbatches} microbatches; forward {row.get('forward')}, backward {row.get('backward')}\n"
         f"{traffic_words(replay)}\n"
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     table = Table("network", title=f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})")
     ends = ["collectives"] if any(one["collective_s"] for one in rows) else []
@@ -78,18 +77,16 @@ def show_replay(
         _show_target(out, replay, rows, dense, target)
     for network in networks:
         if network.host_names is not None:
-            out.print(
-                placement_words(replay, network, network.host_names), highlight=False, markup=False, soft_wrap=True
-            )
+            write_line(out, placement_words(replay, network, network.host_names))
     by_network = [(repr(network), replay.shares(network)) for network in networks]
     show_workers(out, [(name, [by_name(w) for w in shares.workers.to_dict("records")]) for name, shares in by_network])
     for name, shares in by_network:
-        out.print(critical_words(name, shares.critical_s), highlight=False, markup=False, soft_wrap=True)
+        write_line(out, critical_words(name, shares.critical_s))
     show_notes(out, replay.notes)
 
 
 def traffic_words(replay: Replay) -> str:
-    """Return the bytes of a step by kind, and how to save those of a tied embedding if they are most of them."""
+    """Return the bytes of a step by kind, and how to save those of a tied embedding if these dominate."""
     dense, sent = (float(size.mean()) for size in (replay.dense_bytes, replay.wire_bytes))
     tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
     words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
@@ -111,7 +108,7 @@ def traffic_words(replay: Replay) -> str:
 
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
-    """Print a step over bandwidths beside the step of the run to compare with, and the bandwidth where the two cross."""
+    """Print a step over bandwidths with the step of the dense run, and the bandwidth at which they cross."""
     out, rows = console(), frame.to_dict("records")
     dense = "dense_step_s" in frame
     table = Table("bandwidth", title=f"A step by bandwidth {over(transport)}")
@@ -126,20 +123,20 @@ def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str)
     out.print(table)
     if dense:
         crossing = _break_even(rows[0]["break_even_bps"])
-        said = {"never": "slower at every bandwidth", "always": "faster at every bandwidth"}
-        words = said.get(crossing, f"faster below {crossing}, where the two cross, and slower above")
+        everywhere = {"never": "slower at every bandwidth", "always": "faster at every bandwidth"}
+        words = everywhere.get(crossing, f"faster below {crossing}, where the two cross, and slower above")
         out.print(f"Against the dense run it is {words}.", highlight=False, soft_wrap=True)
 
 
 def placement_words(replay: Replay, network: Network, names: Sequence[str]) -> str:
-    """Return a sentence that says which stages are on which host of a network."""
+    """Return a sentence with the stages on each host of a network."""
     hosts, per = replay.placement(network).hosts, len(replay.rows)
-    places: dict[int, list[str]] = {}
+    by_host: dict[int, list[str]] = {}
     for worker, host in enumerate(hosts):
         stages = sorted({action.stage for action in replay.rows[worker % per]})
         of = f" of replica {worker // per}" if replay.num_replicas > 1 else ""
-        places.setdefault(host, []).append(f"{' and '.join(map(str, stages))}{of}")
-    words = (f"{', '.join(stages)} on {names[host]}" for host, stages in places.items())
+        by_host.setdefault(host, []).append(f"{' and '.join(map(str, stages))}{of}")
+    words = (f"{', '.join(stages)} on {names[host]}" for host, stages in by_host.items())
     return f"Stages on {network!r}: {'; '.join(words)}"
 
 
@@ -170,13 +167,13 @@ def _show_target(
 
 
 def speedup_words(row: Mapping[Any, Any]) -> str:
-    """Return the speed-up of a priced row with its interval, and whether the two can be told apart."""
+    """Return the speed-up of a priced row with its interval, and whether it is distinguishable."""
     interval = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
     return f"{interval}, not distinguishable" if row["verdict"] == "not distinguishable" else interval
 
 
 def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a priced row for JSON: null where a figure is missing, or without bound as the bandwidth of `free`."""
+    """Return a priced row for JSON: null for a missing figure, or an infinite one such as the bandwidth of `free`."""
     one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
     if "break_even_bps" in one:
         one["pays_below"] = _break_even(one["break_even_bps"])
@@ -193,7 +190,7 @@ def _break_even(bps: object) -> str:
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
-    """Return the content of `show_replay`, for JSON: null where a target was not reached or no bandwidth breaks even."""
+    """Return the content of `show_replay`, for JSON: null if a target was not reached or no bandwidth breaks even."""
     rows = []
     for row, network in zip(frame.to_dict("records"), networks, strict=True):
         shares = replay.shares(network)
@@ -223,12 +220,10 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
     counts = {"stages": first.num_stages, "replicas": first.num_replicas}
     shape = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count > 1)
     calls = f"{first.num_microbatches} microbatch{'' if first.num_microbatches == 1 else 'es'}"
-    out.print(
+    write_line(
+        out,
         f"{folder}: {shape} of {first.row.get('model')}, {calls}, {first.row.get('schedule')}\n"
         f"{figures['cost']}\nBelow, the mean of the sampled steps, simulated\n{first.costs.method}\n",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     rows = figures["candidates"]
     known = [name for name in FIDELITIES if any(not is_missing(row[f"{name}_fidelity"]) for row in rows)]
@@ -250,9 +245,9 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
             )
         out.print(table)
     show_notes(out, first.notes)
-    out.print(f"\n{figures['limit']}", highlight=False, markup=False, soft_wrap=True)
+    write_line(out, f"\n{figures['limit']}")
     for command in figures["commands"]:
-        out.print(command, highlight=False, markup=False, soft_wrap=True)
+        write_line(out, command)
 
 
 def probe_figures(
@@ -264,12 +259,12 @@ def probe_figures(
     """
     rows = frame.to_dict("records")
     count = len(rows) // len(candidates)
-    found, named = [], list(candidates.items())
-    for place, row in enumerate(rows):
-        (name, one), dense = named[place // count], rows[place % count]
+    candidate_rows, named = [], list(candidates.items())
+    for i, row in enumerate(rows):
+        (name, one), dense = named[i // count], rows[i % count]
         sent, dense_sent = (each["wire_bytes"] + each["replica_bytes"] for each in (row, dense))
         means = one.recording.links.groupby("direction", observed=True)["fidelity"].mean()
         facts = {"candidate": name, "bytes": sent, "factor": dense_sent / sent}
         errors = {f"{kind}_fidelity": None if is_missing(means.get(kind)) else means[kind] for kind in FIDELITIES}
-        found.append(facts | errors | plain_row(row))
-    return {"candidates": found, "cost": cost, "limit": limit, "commands": list(commands)}
+        candidate_rows.append(facts | errors | plain_row(row))
+    return {"candidates": candidate_rows, "cost": cost, "limit": limit, "commands": list(commands)}

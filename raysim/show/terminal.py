@@ -1,4 +1,4 @@
-"""Parts that tables share: the console, units, workers, notes."""
+"""Parts shared by tables: the console, units, workers, notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-MOST_ROWS = 16  # workers of one network; of more workers, the first and the last are shown
+MOST_ROWS = 16  # workers of one network; of more, the first and the last are shown
 
 PARTS = {
     "compute_s": "compute",
@@ -31,11 +31,16 @@ CRITICAL = {
 
 
 def console() -> Console:
-    """Return where tables go; a file or a pipe has no width to fit, and gets a fixed one."""
-    found = Console()
-    if not found.is_terminal:
-        found.width = 132
-    return found
+    """Return the console of tables, with a fixed width for a file or a pipe."""
+    out = Console()
+    if not out.is_terminal:
+        out.width = 132
+    return out
+
+
+def write_line(out: Console, text: str) -> None:
+    """Print a text as it is: without colours, markup or broken lines."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def format_seconds(seconds: float, of: float | None = None) -> str:
@@ -79,27 +84,22 @@ def three_digits(value: float) -> str:
     return f"{value:,.{min(digits, 4)}f}"
 
 
-def is_missing(value: object) -> bool:
-    """Return whether a cell is empty: None, pandas' NA, or not a number."""
-    return value is None or repr(value) in ("<NA>", "nan")
-
-
 def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
-    """Print where every worker's seconds went, network by network: the parts of a row add up to the step."""
+    """Print the parts of every worker's step, network by network; a row adds up to the step."""
     used = _used([worker for _, workers in networks for worker in workers])
     table = Table("network", "worker", title="Where a worker's time goes")
     for name in used:
         table.add_column(name, justify="right")
     for network, workers in networks:
-        for place, worker in enumerate(both_ends(len(workers))):
-            label = network if place == 0 else ""
+        for i, worker in enumerate(both_ends(len(workers))):
+            label = network if i == 0 else ""
             if worker is None:
                 table.add_row(label, *["..."] * (1 + len(used)))
                 continue
-            one = workers[worker]
-            step_s = sum(one[name] for name in PARTS)
-            cells = (format_seconds(one[name], of=step_s) for name in PARTS if PARTS[name] in used)
-            table.add_row(label, str(one["worker"]), *cells)
+            row = workers[worker]
+            step_s = sum(row[name] for name in PARTS)
+            cells = (format_seconds(row[name], of=step_s) for name in PARTS if PARTS[name] in used)
+            table.add_row(label, str(row["worker"]), *cells)
         table.add_section()
     out.print(table)
 
@@ -113,13 +113,13 @@ def critical_words(network: str, seconds: Mapping[str, float]) -> str:
 
 
 def _used(rows: Sequence[Mapping[Any, Any]]) -> list[str]:
-    """Return the parts worth a column: calls and contention only where there are any."""
+    """Return the parts with a column: calls and contention only if there are any."""
     always = ("compute_s", "codec_s", "wait_s", "bubble_s")
     return [text for name, text in PARTS.items() if name in always or any(row[name] for row in rows)]
 
 
 def both_ends(count: int) -> list[int | None]:
-    """Return places 0, 1, ..., or the first and the last places with None between."""
+    """Return all indices, or the first and the last ones with None between."""
     if count <= MOST_ROWS:
         return list(range(count))
     half = MOST_ROWS // 2
@@ -134,4 +134,4 @@ def by_name(row: Mapping[Any, Any]) -> dict[str, Any]:
 def show_notes(out: Console, notes: Iterable[str]) -> None:
     """Print the assumptions and limits of figures, a line each."""
     for note in notes:
-        out.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+        write_line(out, f"- {note}")

@@ -1,4 +1,4 @@
-"""Display of a run in a terminal: a progress bar while it goes, and tables at its end."""
+"""Display of a run in a terminal: a progress bar, and tables at its end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def show_training(training: Training) -> None:
 
 
 def _show_bar(training: Training, console: Console) -> None:
-    """Train to the end, with a bar of steps, and one of each evaluation while it goes on."""
+    """Train to the end, with a bar of steps and one of the current evaluation."""
     events = training.events()  # raises before anything is shown
     for line in header(training):
         console.print(line, highlight=False, markup=False)
-    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # shortened in a narrow terminal
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=6),
@@ -69,54 +69,17 @@ def _show_bar(training: Training, console: Console) -> None:
 
 
 def tables(run: Run) -> None:
-    """Print the bytes that crossed each link, the last evaluations and the time that the run took."""
+    """Print the bytes on each link, the last evaluations and the time of the run."""
     console = Console()
     if not console.is_terminal:
         console.width = 120  # a file or a pipe has no width to fit
-    links = run.links
+    links, evals = run.links, run.evals
     if len(links):
-        table = Table("link", title=f"Sent over {links['step'].nunique()} steps")
-        table.add_column("codec", overflow="fold")
-        for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
-            table.add_column(name, justify="right", no_wrap=True)
-        summed = (
-            with_replicas(links)
-            .groupby(
-                ["direction", "boundary", "stage", "tensor", "replicas", "codec"],
-                dropna=False,
-                sort=False,
-                as_index=False,
-            )
-            .agg({"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"})
-        )
-        for row in summed.to_dict("records"):
-            table.add_row(
-                _link(row),
-                row["codec"],
-                format_bytes(row["dense_bytes"]),
-                format_bytes(row["wire_bytes"]),
-                f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
-                "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
-                f"{row['encode_s']:.2f} s",
-                f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
-            )
-        console.print(table)
+        console.print(_links_table(links))
         if (run.row.get("exchange_period") or 1) > 1:
             console.print(exchange_words(links), highlight=False, soft_wrap=True)
-    evals = run.evals
     if len(evals):
-        both = (evals["batchnorm"] == "estimated").any()  # statistics of training, and estimated ones
-        heads = ("compression", "batchnorm") if both else ("compression",)
-        table = Table(*heads, title=f"Evaluated after {evals['step'].max()} steps")
-        # perplexity is the exponential of the loss, and unusual outside of language models
-        hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
-        names = ("loss", *(name for name in run.measures if name not in hidden))
-        for name in names:
-            table.add_column(name, justify="right")
-        for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):
-            figures = (f"{row[name]:.4f}" for name in names)
-            table.add_row(*(str(row["mode" if head == "compression" else head]) for head in heads), *figures)
-        console.print(table)
+        console.print(_evals_table(run, evals))
     about = run.row
     restarts = f", {about['restarts']} restarts" if about["restarts"] else ""
     parts = (
@@ -131,8 +94,49 @@ def tables(run: Run) -> None:
     )
 
 
+def _links_table(links: pd.DataFrame) -> Table:
+    """Return the bytes, fidelity and codec seconds of each link."""
+    table = Table("link", title=f"Sent over {links['step'].nunique()} steps")
+    table.add_column("codec", overflow="fold")
+    for name in ("dense", "wire", "factor", "fidelity", "encode", "decode"):
+        table.add_column(name, justify="right", no_wrap=True)
+    keys = ["direction", "boundary", "stage", "tensor", "replicas", "codec"]
+    groups = with_replicas(links).groupby(keys, dropna=False, sort=False, as_index=False)
+    summed = groups.agg(
+        {"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"}
+    )
+    for row in summed.to_dict("records"):
+        table.add_row(
+            _link(row),
+            row["codec"],
+            format_bytes(row["dense_bytes"]),
+            format_bytes(row["wire_bytes"]),
+            f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+            "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
+            f"{row['encode_s']:.2f} s",
+            f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
+        )
+    return table
+
+
+def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
+    """Return the last evaluations, with compression on and off."""
+    both = (evals["batchnorm"] == "estimated").any()  # statistics of training, and estimated ones
+    heads = ("compression", "batchnorm") if both else ("compression",)
+    table = Table(*heads, title=f"Evaluated after {evals['step'].max()} steps")
+    # perplexity is the exponential of the loss, and unusual outside of language models
+    hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
+    names = ("loss", *(name for name in run.measures if name not in hidden))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in evals[evals["step"] == evals["step"].max()].to_dict("records"):
+        figures = (f"{row[name]:.4f}" for name in names)
+        table.add_row(*(str(row["mode" if head == "compression" else head]) for head in heads), *figures)
+    return table
+
+
 def exchange_words(links: pd.DataFrame) -> str:
-    """Return a sentence on the bytes of exchanges of replicas that are not in every step: of one, of a mean step, and at most."""
+    """Return a sentence on replicas' exchanges in some steps only: bytes of one, of a mean step, and at most."""
     sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
     exchanges = sent[sent > 0]
     words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"
@@ -143,7 +147,7 @@ def exchange_words(links: pd.DataFrame) -> str:
 
 
 def _link(row: dict[Hashable, Any]) -> str:
-    """Return the link of a row of `links`, in few words, with the replicas where these differ."""
+    """Return the link of a row of `links` in a few words, with the replicas if these differ."""
     if row["direction"] == "tied":
         return f"tied, stage {row['stage']:.0f}"
     if row["direction"] == "replica_gradient":

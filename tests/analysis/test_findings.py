@@ -583,7 +583,7 @@ def test_the_command_prints_verdicts_and_writes_them(tmp_path):
     assert "supported    Models trained under strong TopK (10 % or less) need compression at inference." in done.output
     assert "to decide: for s in 0 1 2; do raysim train" in done.output
     assert (
-        f"1 supported, 0 contradicted, {len(CLAIMS) - 1} undecided. A comparison speaks where its one-sided bound"
+        f"1 supported, 0 contradicted, {len(CLAIMS) - 1} undecided. A comparison decides if its one-sided bound"
         in done.output
     )
     assert done.output.endswith(f"No step here can be priced, so no setting is recommended.\nFigures: {file}\n")
