@@ -32,8 +32,8 @@ LABELS = {  # of settings to name: text, its offset in points, and its alignment
     "forward=AQSGD(TopK(0.1)) backward=TopK(0.1)": ("AQSGD(TopK(0.1)) / TopK(0.1)", (-8, -4), "right"),
     "replica_gradient=PowerSGD(8)": ("PowerSGD(8)\nat all stages", (8, -30), "right"),
     'replica_gradient=["PowerSGD(8)", "PowerSGD(8)", "PowerSGD(8)", "Identity"]': (
-        "PowerSGD(8), last stage dense",
-        (6, -14),
+        "PowerSGD(8),\nlast stage dense",
+        (6, -26),
         "left",
     ),
     'backward=Epilogue(LazyErrorPropagation(WarmStart(LowRank(8)))) replica_gradient=["PowerSGD(8)", "PowerSGD(8)", '
