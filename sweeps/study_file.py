@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
-from raysim.config.reading import find_data
+from raysim.config.reading import find_data, sentence
 from raysim.files import read_text
 from raysim.notation import known_words
 from raysim.sweeps.objectives import Constraint, Objective
@@ -189,7 +189,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     try:
         keys = StudyKeys.model_validate(file.values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error)) from None
+        raise ConfigError(sentence(error, StudyKeys.model_fields, " of a study")) from None
     name = keys.name or file.name
     if name is None:
         raise ConfigError("`name` must be given.")
@@ -253,18 +253,3 @@ def _part(field: str, values: Any) -> Any:
     if first not in values:
         raise ConfigError(f"`{field}.{first}` must be given.")
     return PARTS[field](**values)
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first error of pydantic's as one of our sentences."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    if first["type"] == "extra_forbidden":
-        return f"Unknown key `{key}` of a study.{known_words(key, StudyKeys.model_fields)}"
-    if first["type"] == "missing":
-        return f"`{key}` must be given."
-    rule = str(first["msg"]).removeprefix("Input should be ").removeprefix("List should ")
-    rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-    return f"`{first['loc'][0]}` must be {rule}, but got {first['input']!r}."

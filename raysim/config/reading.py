@@ -32,8 +32,8 @@ class ConfigError(InputError):
     """A configuration is wrong: one sentence with field, value and rule."""
 
 
-def sentence(error: ValidationError) -> str:
-    """Return the first error of pydantic's as one of our sentences."""
+def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
+    """Return the first error of pydantic's as one of our sentences; `keys` are the known ones, and `of` says what they belong to."""
     found = error.errors(include_url=False)
     # of a field that is one value or a list, the rule of the one that was given
     one = ("int_type", "string_type", "dict_type")
@@ -44,19 +44,21 @@ def sentence(error: ValidationError) -> str:
         text = str(first["ctx"]["error"]).strip()
         return text if ("`" in text and not key) or f"`{key}" in text else f"`{key}`: {text}"
     if first["type"] == "extra_forbidden":
-        known = OptimizerConfig.model_fields if key.startswith("optimizer.") else RunConfig.model_fields
         prefix = "optimizer." if key.startswith("optimizer.") else ""
-        return f"Unknown key `{key}`.{known_words(key.removeprefix(prefix), known, prefix)}"
+        known = OptimizerConfig.model_fields if prefix else keys
+        return f"Unknown key `{key}`{of}.{known_words(key.removeprefix(prefix), known, prefix)}"
     if first["type"] == "missing":
         return f"`{key}` must be given."
     rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
     if first["type"] == "too_long":
         rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
-    rule = rules.get(
-        first["type"],
-        re.sub(", (unable|got) .*", "", first["msg"].removeprefix("Input should be ")),  # how pydantic read it
-    )
+    rule = re.sub("^(Input|List) should (be )?|, (unable|got) .*", "", first["msg"])  # without how pydantic read it
+    rule = rules.get(first["type"], re.sub("(greater|less) than or equal to", _bound, rule))
     return f"`{key}` must be {rule}, but got {shown(first['input'])}."
+
+
+def _bound(words: re.Match[str]) -> str:
+    return "at least" if words[1] == "greater" else "at most"
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:

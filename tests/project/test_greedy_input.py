@@ -45,7 +45,7 @@ def called(tmp_path, monkeypatch):
     ("arguments", "sentence"),
     [
         ([*TRAIN, "num_stages=99"], "`num_stages` must be at most the number of layers (7), but got 99."),
-        ([*TRAIN, "num_stages=100000"], "`num_stages` must be less than or equal to 1024"),
+        ([*TRAIN, "num_stages=100000"], "`num_stages` must be at most 1024"),
         ([*TRAIN, f"forward={LIST}"], "`forward` must be a list of at most 1024 entries"),
         ([*TRAIN, f"cuts={LIST}"], "`cuts` must be a list of at most 1023 entries"),
         ([*TRAIN, "forward=" + "[" * 100_000], "`forward` as a text in brackets must be TOML"),

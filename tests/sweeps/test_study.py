@@ -190,7 +190,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         ({"seeds": []}, "`seeds` must"),
         ({"seeds": [1, 1]}, "`seeds` must differ, but 1 is there twice."),
-        ({"seeds": [-1]}, "`seeds` must be at least 0, but got -1."),
+        ({"seeds": [-1]}, "`seeds.0` must be at least 0, but got -1."),
         ({"base": "digits-cn"}, "Unknown recipe 'digits-cn'."),
         ({"base": {**BASE, "steps": 0}}, "`steps` must be"),
         ({"base": {**BASE, "profile_every_steps": 0}}, "`profile_every_steps` of the base must be at least 1"),
