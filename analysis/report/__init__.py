@@ -11,8 +11,16 @@ from pathlib import Path
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
+from raysim.analysis.report.frontier import frontier_section, quality_section
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
+from raysim.analysis.report.one_step import links_section, timeline_section
+from raysim.analysis.report.over_time import curves_section, decisions_section
+from raysim.analysis.report.own_network import own_network_section
+from raysim.analysis.report.parameters import importance_section, parallel_section
+from raysim.analysis.report.reuse import reproduce_section
+from raysim.analysis.report.summary import summary_section
+from raysim.analysis.report.tables import findings_section, probes_section, runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
 from raysim.files import write_whole
@@ -40,15 +48,6 @@ def compose(
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
     such folder or no run in it, and ValueError for an unknown network.
     """
-    from raysim.analysis.report.frontier import frontier_section, quality_section
-    from raysim.analysis.report.one_step import links_section, timeline_section
-    from raysim.analysis.report.over_time import curves_section, decisions_section
-    from raysim.analysis.report.own_network import own_network_section
-    from raysim.analysis.report.parameters import importance_section, parallel_section
-    from raysim.analysis.report.reuse import reproduce_section
-    from raysim.analysis.report.summary import summary_section
-    from raysim.analysis.report.tables import findings_section, probes_section, runs_section
-
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
@@ -58,6 +57,21 @@ def compose(
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
     by_name = {repr(network): network for network in parsed}
     material = gather(results, by_name, compute, profile, first=first or own, transport=transport)
+    sections = _sections(material)  # which adds problems as it reads tables
+    priced = any(job.priced for job in (*material.jobs, *material.probes))
+    return Page(
+        title=f"Compressed pipelines: {results.folders[0].resolve().name}",
+        subtitle=_counts(material),
+        problems=list(dict.fromkeys(material.results.problems)),
+        sections=sections,
+        networks=list(material.networks) if priced else (),
+        network=material.network,
+        transport=material.transport,
+    )
+
+
+def _sections(material: Material) -> list[Section]:
+    """Return all sections in the order of the page; several jobs have a section each."""
     topics = (
         frontier_section,
         quality_section,
@@ -67,7 +81,7 @@ def compose(
         timeline_section,
         parallel_section,
     )
-    sections = [
+    return [
         summary_section(material),
         own_network_section(material),
         *([probes_section(material)] if material.probes else []),
@@ -78,17 +92,6 @@ def compose(
         ),
         *(topic(material) for topic in (importance_section, findings_section, runs_section, reproduce_section)),
     ]
-    jobs = (*material.jobs, *material.probes)
-    priced = any(job.priced for job in jobs)
-    return Page(
-        title=f"Compressed pipelines: {results.folders[0].resolve().name}",
-        subtitle=_counts(material),
-        problems=list(dict.fromkeys(material.results.problems)),
-        sections=sections,
-        networks=list(material.networks) if priced else (),
-        network=material.network,
-        transport=material.transport,
-    )
 
 
 def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], material: Material) -> Section:

@@ -168,7 +168,7 @@ class Figure:
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points, a row each, for one network or for all; a series that depends on no network names none."""
         return pd.DataFrame(
-            [row for panel in self.panels for one in panel.series for row in _rows(panel, one, network)]
+            [row for panel in self.panels for series in panel.series for row in _rows(panel, series, network)]
         )
 
 

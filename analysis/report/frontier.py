@@ -60,7 +60,9 @@ def frontier_section(material: Material) -> Section:
 def _frontier_figure(job: Job, material: Material) -> Figure:
     groups = grouped(job.trained)
     untrained = ", ".join(
-        f"`{one.name}` ({job.metric.write(one.quality['on'].mean)})" for one in job.priced if one not in job.trained
+        f"`{setting.name}` ({job.metric.write(setting.quality['on'].mean)})"
+        for setting in job.priced
+        if setting not in job.trained
     )
     panels = [
         Panel(
@@ -184,12 +186,14 @@ def described(setting: SettingRuns) -> str:
 def _points(job: Job, name: str, settings: list[SettingRuns], look: Style, mode: str, material: Material) -> Series:
     return Series(
         name,
-        ByNetwork.of(material.networks, lambda network: finite(one.step_s[network].value for one in settings)),
-        finite(one.quality[mode].mean for one in settings),
+        ByNetwork.of(material.networks, lambda network: finite(setting.step_s[network].value for setting in settings)),
+        finite(setting.quality[mode].mean for setting in settings),
         look,
-        errors=finite(one.quality[mode].sd for one in settings),
-        labels=[described(one) for one in settings],
-        texts=[str(job.named.index(one) + 1) if one in job.named else "" for one in settings],  # as in the table
+        errors=finite(setting.quality[mode].sd for setting in settings),
+        labels=[described(setting) for setting in settings],
+        texts=[
+            str(job.named.index(setting) + 1) if setting in job.named else "" for setting in settings
+        ],  # as in the table
     )
 
 
@@ -199,11 +203,13 @@ def _front(job: Job, mode: str, material: Material) -> Series:
 
     return Series(
         "front",
-        ByNetwork.of(material.networks, lambda network: [one.step_s[network].value for one in members(network)]),
-        ByNetwork.of(material.networks, lambda network: [one.quality[mode].mean for one in members(network)]),
+        ByNetwork.of(
+            material.networks, lambda network: [setting.step_s[network].value for setting in members(network)]
+        ),
+        ByNetwork.of(material.networks, lambda network: [setting.quality[mode].mean for setting in members(network)]),
         Style(BLACK, dash="dot", faint=True),
         kind="line",
-        labels=ByNetwork.of(material.networks, lambda network: [one.name for one in members(network)]),
+        labels=ByNetwork.of(material.networks, lambda network: [setting.name for setting in members(network)]),
     )
 
 
@@ -241,7 +247,9 @@ def _quality_figure(job: Job) -> Figure | None:
     for kind in STRENGTHS:
         for direction in ("forward", "backward"):
             strengths = {
-                one: value for one in job.settings if (value := strength(getattr(one, direction), kind)) is not None
+                setting: value
+                for setting in job.settings
+                if (value := strength(getattr(setting, direction), kind)) is not None
             }
             if len(set(strengths.values())) > 1:
                 panels.append(_quality_panel(job, kind, direction, strengths))
@@ -258,8 +266,8 @@ def _quality_figure(job: Job) -> Figure | None:
 
 def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
-    alone = [one for one in strengths if getattr(one, other) == "Identity"]
-    mixed = [one for one in strengths if one not in alone]
+    alone = [setting for setting in strengths if getattr(setting, other) == "Identity"]
+    mixed = [setting for setting in strengths if setting not in alone]
     series = []
     for mode in reversed(MODES):  # on lies on top
         colour, symbol = LOOKS[mode]
@@ -270,17 +278,17 @@ def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[Setti
         ):
             if not chosen:
                 continue
-            ordered = sorted(chosen, key=lambda one: strengths[one])
-            one_family = len({family(getattr(one, direction)) for one in chosen}) == 1
+            ordered = sorted(chosen, key=lambda setting: strengths[setting])
+            one_family = len({family(getattr(setting, direction)) for setting in chosen}) == 1
             series.append(
                 Series(
                     f"compression {mode}, {text}",
-                    [strengths[one] for one in ordered],
-                    finite(one.quality[mode].mean for one in ordered),
+                    [strengths[setting] for setting in ordered],
+                    finite(setting.quality[mode].mean for setting in ordered),
                     look,
                     kind="marked" if joins and one_family and len(chosen) > 1 else "points",
-                    errors=finite(one.quality[mode].sd for one in ordered),
-                    labels=[described(one) for one in ordered],
+                    errors=finite(setting.quality[mode].sd for setting in ordered),
+                    labels=[described(setting) for setting in ordered],
                 )
             )
     carried = "activations" if direction == "forward" else "gradients"

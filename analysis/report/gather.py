@@ -79,7 +79,7 @@ def gather(
     each = [job_of(row) for row in ended.to_dict("records")]
     jobs = []
     for number, (of_job, title) in enumerate(titles(each).items(), start=1):
-        runs = ended[[one == of_job for one in each]]
+        runs = ended[[job == of_job for job in each]]
         job = _job(f"job{number}", title, runs, Metric(chosen.measure_of(runs)), prices, judged, names)
         jobs.append(replace(job, transport=transport, home=_home(job, chosen, partners, networks, material.options)))
     probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
@@ -137,7 +137,7 @@ def _home(
     job: Job, results: Results, partners: Mapping[str, str], networks: Mapping[str, Network], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Mapping[str, Estimate]]]:
     """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
-    chosen = {one.name: one for network in networks if (one := job.taken_home(network)) is not None}
+    chosen = {setting.name: setting for network in networks if (setting := job.taken_home(network)) is not None}
     speedups: dict[str, dict[str, Mapping[str, Estimate]]] = {name: {} for name in chosen}
     for name, setting in chosen.items():
         for transport in HOME_TRANSPORTS:
@@ -153,7 +153,7 @@ def _job(
         _setting(str(name), rows, metric, prices, judged, networks)
         for name, rows in runs.groupby(_names(runs), sort=False)
     ]
-    settings.sort(key=lambda one: (not one.dense, one.wire_bytes))
+    settings.sort(key=lambda setting: (not setting.dense, setting.wire_bytes))
     costs = next((prices[run].replay.costs for run in runs["run"] if run in prices), None)
     words = ("", "") if costs is None else (costs.method, costs.source)
     return Job(key, title, metric, settings, runs, networks, *words)
@@ -223,10 +223,10 @@ def _setting(
 def mean_price(prices: Sequence[Price], networks: Iterable[str]) -> MeanPrice:
     """Return the price of a setting, the mean over its runs."""
     names = list(networks)
-    against = [one for one in prices if one.speedup]
-    step_s = _by_network([one.step_s for one in prices], names)
-    speedup = _by_network([one.speedup for one in against], names)
-    dense_step_s = {name: float(np.mean([one.dense_step_s[name] for one in against])) for name in names if against}
+    against = [price for price in prices if price.speedup]
+    step_s = _by_network([price.step_s for price in prices], names)
+    speedup = _by_network([price.speedup for price in against], names)
+    dense_step_s = {name: float(np.mean([price.dense_step_s[name] for price in against])) for name in names if against}
     for name, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
         speedup[name] = speedup[name].at(dense_s / step_s[name].value)
     return MeanPrice(step_s, speedup, dense_step_s)
@@ -236,7 +236,10 @@ def _by_network(values: Sequence[Mapping[str, Estimate]], networks: Sequence[str
     """Return the mean over a setting's runs: their prices share all but their bytes, so the ends of intervals average too."""
     if not values:
         return {}
-    return {network: Estimate(*np.mean([one[network] for one in values], axis=0).tolist()) for network in networks}
+    return {
+        network: Estimate(*np.mean([estimates[network] for estimates in values], axis=0).tolist())
+        for network in networks
+    }
 
 
 def _skill(runs: pd.DataFrame, measure: Measure) -> float:

@@ -119,7 +119,7 @@ class _Writer:
     def _problems(self) -> str:
         if not self.page.problems:
             return ""
-        items = "".join(f"<li>{_prose(one)}</li>" for one in self.page.problems)
+        items = "".join(f"<li>{_prose(problem)}</li>" for problem in self.page.problems)
         return (
             '<section class="problem" aria-labelledby="problems"><h2 id="problems">Not in this report</h2>'
             f"<ul>{items}</ul></section>"
@@ -285,9 +285,11 @@ class _Writer:
 def _of_nodes(nodes: Nodes) -> dict[str, Any]:
     """Return prices as lists over the grid; the ends of a speed-up's interval as shares of it, which stays a ratio of steps."""
     return {
-        "step": [_numbers(one) for one in zip(*nodes.step_s, strict=True)],
+        "step": [_numbers(ends) for ends in zip(*nodes.step_s, strict=True)],
         "dense": _numbers(nodes.dense_step_s),
-        "shares": [_numbers(getattr(one, end) / one.value for one in nodes.speedup) for end in ("low", "high")],
+        "shares": [
+            _numbers(getattr(estimate, end) / estimate.value for estimate in nodes.speedup) for end in ("low", "high")
+        ],
     }
 
 

@@ -40,7 +40,7 @@ def _lines(page: Page) -> Iterator[str]:
         )
     if page.problems:
         yield "## Not in this report"
-        yield "\n".join(f"- {_prose(one)}" for one in page.problems)
+        yield "\n".join(f"- {_prose(problem)}" for problem in page.problems)
     for section in page.sections:
         if not section.interactive:
             yield from _section(section, page.network)
@@ -204,19 +204,11 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
             handle = axes.barh(lanes, on_network(series.widths, network), 0.7, left=x, **_fill(series))
         else:
             handle = _scatter(axes, series, x, y)
-            for text, one, other in zip(series.texts, x, y, strict=bool(series.texts)):
-                if text and one is not None and other is not None:
-                    right, up, side = SIDES[int(text) % len(SIDES)]
-                    axes.annotate(
-                        text,
-                        (one, other),
-                        (right, up),
-                        textcoords="offset points",
-                        ha=side,
-                        va="center",
-                        fontsize=7,
-                        color=series.style.colour,
-                    )
+            for text, *point in zip(series.texts, x, y, strict=bool(series.texts)):
+                if text and None not in point:
+                    *offset, side = SIDES[int(text) % len(SIDES)]
+                    look = {"ha": side, "va": "center", "fontsize": 7, "color": series.style.colour}
+                    axes.annotate(text, point, offset, textcoords="offset points", **look)
         handles.setdefault(series.name, handle)
     if panel.level is not None:
         axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle=LINES["dash"], zorder=0)
@@ -238,9 +230,9 @@ def _scatter(axes: Any, series: Series, x: Any, y: Any) -> Any:
     look = series.style
     missing = float("nan")
     return axes.errorbar(
-        [missing if one is None else one for one in x],
-        [missing if one is None else one for one in y],
-        [0.0 if one is None else one for one in series.errors] if series.errors is not None else None,
+        [missing if number is None else number for number in x],
+        [missing if number is None else number for number in y],
+        [0.0 if number is None else number for number in series.errors] if series.errors is not None else None,
         color=look.colour,
         alpha=0.45 if look.faint else 1.0,
         linestyle="none" if series.kind == "points" else LINES[look.dash],

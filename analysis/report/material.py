@@ -148,18 +148,20 @@ class Job:
     @cached_property
     def dense(self) -> SettingRuns | None:
         """The dense setting; of several, the one with most seeds."""
-        return max((one for one in self.settings if one.dense), key=lambda one: len(one.runs), default=None)
+        return max(
+            (setting for setting in self.settings if setting.dense), key=lambda setting: len(setting.runs), default=None
+        )
 
     @cached_property
     def priced(self) -> list[SettingRuns]:
         """The settings with a price on every network."""
-        return [one for one in self.settings if one.step_s]
+        return [setting for setting in self.settings if setting.step_s]
 
     @cached_property
     def trained(self) -> list[SettingRuns]:
         """The priced settings whose models learned at least half as much as dense models; all if that is unknown."""
         least = self.dense.skill / 2 if self.dense is not None and self.dense.skill > SKILL else -math.inf
-        return [one for one in self.priced if not one.skill < least]
+        return [setting for setting in self.priced if not setting.skill < least]
 
     @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[SettingRuns]]]:
@@ -168,8 +170,8 @@ class Job:
         fronts: dict[str, dict[str, list[SettingRuns]]] = {}
         for network in self.networks:
             frame = pd.DataFrame(
-                {"step_s": [one.step_s[network].value for one in trained]}
-                | {mode: [one.quality[mode].mean for one in trained] for mode in MODES}
+                {"step_s": [setting.step_s[network].value for setting in trained]}
+                | {mode: [setting.quality[mode].mean for setting in trained] for mode in MODES}
             )
             fronts[network] = {}
             for mode in MODES:
@@ -181,18 +183,22 @@ class Job:
         """Return the fastest setting on `network` shown to be safe, or dense if none gains `WORTH`; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
-        safe = [one for one in self.faster(network) if one.verdict == "safe"]
-        return max(safe, key=lambda one: one.speedup[network].value, default=self.dense)
+        safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
+        return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
 
     def faster(self, network: str) -> list[SettingRuns]:
         """Return the compressed settings that are faster than dense beyond their interval, and by `WORTH`, safe or not."""
-        others = [one for one in self.priced if not one.dense and one.speedup]
-        return [one for one in others if one.speedup[network].low > 1 and one.speedup[network].value >= WORTH]
+        others = [setting for setting in self.priced if not setting.dense and setting.speedup]
+        return [
+            setting
+            for setting in others
+            if setting.speedup[network].low > 1 and setting.speedup[network].value >= WORTH
+        ]
 
     def promising(self, network: str) -> SettingRuns | None:
         """Return the fastest promising setting; None without one."""
-        near = [one for one in self.faster(network) if one.promising]
-        return max(near, key=lambda one: one.speedup[network].value, default=None)
+        near = [setting for setting in self.faster(network) if setting.promising]
+        return max(near, key=lambda setting: setting.speedup[network].value, default=None)
 
     def taken_home(self, network: str) -> SettingRuns | None:
         """Return the compressed setting to try in other training code: the recommended one, or the most promising one."""
@@ -201,8 +207,8 @@ class Job:
 
     def least_harmful(self, network: str) -> SettingRuns | None:
         """Return the faster setting of the least mean harm; None if none was compared with dense."""
-        known = [one for one in self.faster(network) if not math.isnan(one.judged.get("harm", math.nan))]
-        return min(known, key=lambda one: float(one.judged["harm"]), default=None)
+        known = [setting for setting in self.faster(network) if not math.isnan(setting.judged.get("harm", math.nan))]
+        return min(known, key=lambda setting: float(setting.judged["harm"]), default=None)
 
     def seeds_for(self, setting: SettingRuns) -> int | None:
         """Return the number of seeds that would decide about a setting; None if it is unknown or too large."""
@@ -213,18 +219,18 @@ class Job:
     def cost_s(self, seeds: int) -> float:
         """Return the seconds of training to give every setting that many seeds, by the recorded runs."""
         each = float(self.runs["seconds"].astype(float).mean()) if "seconds" in self.runs else math.nan
-        return each * sum(max(0, seeds - one.seeds) for one in self.settings)
+        return each * sum(max(0, seeds - setting.seeds) for setting in self.settings)
 
     @cached_property
     def named(self) -> list[SettingRuns]:
         """The settings with a look of their own in figures: dense, the recommended ones, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
-        chosen += [one for network in self.networks if (one := self.recommended(network)) is not None]
+        chosen += [setting for network in self.networks if (setting := self.recommended(network)) is not None]
         fronts = [front for modes in self.fronts.values() for front in modes.values()]
         for i in range(max(map(len, fronts), default=0)):
             chosen += [front[i] for front in fronts if i < len(front)]
         chosen += [*self.trained, *self.settings]
-        distinct = list({id(one): one for one in chosen}.values())
+        distinct = list({id(setting): setting for setting in chosen}.values())
         return distinct[: MOST_NAMED + (self.dense is not None)]
 
 

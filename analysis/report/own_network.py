@@ -52,8 +52,8 @@ def own_network_section(material: Material) -> Section:
 
 
 def _table(job: Job, material: Material, results: Results, partners: Mapping[str, str]) -> Table:
-    named = [one for one in job.named if one.step_s]  # dense first
-    settings = [*named, *(one for one in job.priced if one.verdict == "safe" and one not in named)]
+    named = [setting for setting in job.named if setting.step_s]  # dense first
+    settings = [*named, *(setting for setting in job.priced if setting.verdict == "safe" and setting not in named)]
     rows = []
     for setting in settings:
         nodes = nodes_of(setting, material, results, partners)

@@ -79,11 +79,11 @@ def _scales(job: Job, network: str) -> list[Scale]:
     settings = job.priced
     scales = [_codecs("forward", settings), _codecs("backward", settings)]
     numbers: list[tuple[str, Mapping[str, float], Callable[[float], str], bool]] = [
-        ("bytes a step", {one.name: one.wire_bytes for one in settings}, bytes_of, True),
-        ("step", {one.name: one.step_s[network].value for one in settings}, seconds, True),
+        ("bytes a step", {setting.name: setting.wire_bytes for setting in settings}, bytes_of, True),
+        ("step", {setting.name: setting.step_s[network].value for setting in settings}, seconds, True),
     ]
     for mode in MODES:
-        means = {one.name: one.quality[mode].mean for one in settings}
+        means = {setting.name: setting.quality[mode].mean for setting in settings}
         numbers.append((f"{job.metric.text} {mode}", means, job.metric.write, False))
     for text, values, write, log in numbers:
         known = {name: value for name, value in values.items() if math.isfinite(value) and (value > 0 or not log)}

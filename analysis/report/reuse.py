@@ -69,7 +69,10 @@ def adoptions(results: Results, network: Network, transport: str | None = None) 
     by_job = [adoption(job, repr(network)) for job in jobs]
     if len(jobs) == 1:
         return by_job
-    return [one._replace(text=f"{job.title}: {one.text}") for job, one in zip(jobs, by_job, strict=True)]
+    return [
+        job_adoption._replace(text=f"{job.title}: {job_adoption.text}")
+        for job, job_adoption in zip(jobs, by_job, strict=True)
+    ]
 
 
 def snippet(row: Mapping[Any, Any], price: str = "") -> str:
@@ -101,30 +104,7 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     >>> print(snippet(row | {"weights": "DoubleBuffered"}).splitlines()[0])
     # weights=DoubleBuffered: not here, since torch's pipelines run empty after each step.
     """
-    parts = []
-    microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
-    for replica, tensor, forward, backward in _links(row):
-        if _count(row, "num_stages") == 1 or (forward, backward) == (DENSE, DENSE):
-            continue
-        if replica is not None:
-            parts.append(f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:")
-        if tensor is not None:
-            parts.append(f"# Tensor `{tensor}`:" if tensor != OTHERS else "# All other tensors:")
-        one_notation = isinstance(forward, str) and isinstance(backward, str)
-        forward_text, backward_text = _quoted(forward), _quoted(backward)
-        parts.append(
-            "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
-            f"link = CompressedLink({forward_text}, backward={backward_text}, {microbatches})"
-            if one_notation
-            else "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
-            f"model = insert_links(model, cuts, forward={forward_text}, backward={backward_text}, {microbatches})"
-        )
-        if tensor is None:  # stages of torch's pipelines pass tensors by position, without names
-            parts.append(
-                f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: "
-                "docs/take-home/pipelining.md\n"
-                f"stages = compress_stages(modules, shapes, forward={forward_text}, backward={backward_text}, {microbatches})"
-            )
+    parts = list(_link_code(row, price))
     method = _of_tensor(_read(row.get("replica_gradient")), None)
     if _count(row, "num_replicas") > 1 and method != DENSE:
         parts.append(
@@ -137,25 +117,52 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     return "\n\n".join(parts)
 
 
+def _link_code(row: Mapping[Any, Any], price: str) -> Iterator[str]:
+    """Yield Python for the compressed links of each replica and tensor."""
+    microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
+    for replica, tensor, forward, backward in _links(row):
+        if _count(row, "num_stages") == 1 or (forward, backward) == (DENSE, DENSE):
+            continue
+        if replica is not None:
+            yield f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:"
+        if tensor is not None:
+            yield f"# Tensor `{tensor}`:" if tensor != OTHERS else "# All other tensors:"
+        one_notation = isinstance(forward, str) and isinstance(backward, str)
+        forward_text, backward_text = _quoted(forward), _quoted(backward)
+        yield (
+            "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
+            f"link = CompressedLink({forward_text}, backward={backward_text}, {microbatches})"
+            if one_notation
+            else "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
+            f"model = insert_links(model, cuts, forward={forward_text}, backward={backward_text}, {microbatches})"
+        )
+        if tensor is None:  # stages of torch's pipelines pass tensors by position, without names
+            yield (
+                f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: "
+                "docs/take-home/pipelining.md\n"
+                f"stages = compress_stages(modules, shapes, forward={forward_text}, backward={backward_text}, {microbatches})"
+            )
+
+
 def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | None, str | list[str], str | list[str]]]:
     """Yield replica, tensor, and the notations of activations and gradients.
 
     The replica is None if all have the same setting, the tensor if no table names one.
     """
     settings = [_read(row.get(key)) for key in ("forward", "backward")]
-    by_replica = [isinstance(one, dict) and is_by_replica(one) for one in settings]
-    tables = [one for one, table in zip(settings, by_replica, strict=True) if table]
+    by_replica = [isinstance(setting, dict) and is_by_replica(setting) for setting in settings]
+    tables = [setting for setting, table in zip(settings, by_replica, strict=True) if table]
     replicas: list[str | None] = sorted({replica for table in tables for replica in table}) or [None]
     for replica in replicas:
         own = [
-            one.get(replica, one.get(OTHERS, DENSE)) if table else one
-            for one, table in zip(settings, by_replica, strict=True)
+            setting.get(replica, setting.get(OTHERS, DENSE)) if table else setting
+            for setting, table in zip(settings, by_replica, strict=True)
         ]
-        entries = [entry for one in own for entry in (one if isinstance(one, list) else [one])]
+        entries = [entry for setting in own for entry in (setting if isinstance(setting, list) else [setting])]
         names = {name for entry in entries if isinstance(entry, dict) for name in entry}
         tensors: list[str | None] = sorted(names, key=lambda name: (name == OTHERS, name)) or [None]
         for tensor in tensors:
-            forward, backward = (_of_tensor(one, tensor) for one in own)
+            forward, backward = (_of_tensor(setting, tensor) for setting in own)
             yield replica, tensor, forward, backward
 
 
@@ -169,7 +176,7 @@ def _read(text: Any) -> Any:
 def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:
     """Return the notation of a tensor, or a list by boundary if they differ."""
     if isinstance(setting, list):
-        several = [str(_of_tensor(one, tensor)) for one in setting]
+        several = [str(_of_tensor(item, tensor)) for item in setting]
         return several[0] if len(set(several)) == 1 else several
     return str(setting.get(tensor, setting.get(OTHERS, DENSE)) if isinstance(setting, dict) else setting)
 

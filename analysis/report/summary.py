@@ -61,7 +61,7 @@ def headline(job: Job, network: str) -> str:
 
 def fastest(job: Job, network: str) -> SettingRuns:
     """Return the fastest setting on a network, safe or not."""
-    return min(job.priced, key=lambda one: one.step_s[network].value)
+    return min(job.priced, key=lambda setting: setting.step_s[network].value)
 
 
 def sure(setting: SettingRuns) -> str:
@@ -85,7 +85,7 @@ def _why_dense(job: Job, network: str) -> str:
     faster = job.faster(network)
     if not faster:
         return f"No other setting is at least {GAIN} faster."
-    if all(one.verdict == "harmful" for one in faster):
+    if all(setting.verdict == "harmful" for setting in faster):
         return f"{_counted(len(faster))} faster, but shown to be harmful."
     best, least = job.promising(network), job.least_harmful(network)
     reason = f"{_counted(len(faster))} faster, but none is shown to be safe."
@@ -237,8 +237,10 @@ def _curve_settings(job: Job) -> list[SettingRuns]:
     """Return dense and the settings to use or to try on some network; without any, the one with the greatest speed-up."""
     chosen = [setting for network in job.networks if (setting := job.taken_home(network)) is not None]
     if not chosen:
-        compressed = [one for one in job.priced if not one.dense and one.speedup] or [fastest(job, job.networks[0])]
-        chosen = [max(compressed, key=lambda one: max((s.value for s in one.speedup.values()), default=0.0))]
+        compressed = [setting for setting in job.priced if not setting.dense and setting.speedup] or [
+            fastest(job, job.networks[0])
+        ]
+        chosen = [max(compressed, key=lambda setting: max((s.value for s in setting.speedup.values()), default=0.0))]
     dense = [job.dense] if job.dense is not None and job.dense.step_s else []
     return list({setting.name: setting for setting in (*dense, *chosen)}.values())[:MOST_CURVES]
 
@@ -259,21 +261,22 @@ def _caveats(job: Job) -> Iterator[Text]:
 def _adoption(job: Job, material: Material) -> Iterator[Block]:
     """Yield the recommended or most promising setting of each network as lines for the reader's own training loop."""
     adoptions = {network: adoption(job, network) for network in material.networks}
-    if any(one.code for one in adoptions.values()):
+    if any(each.code for each in adoptions.values()):
         yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].text))
         yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].code or "# dense"), "python")
 
 
 def _basis(job: Job) -> str:
     """Return the seeds that chose among settings, and the seeds that judge the choice."""
-    confirmed = [one for one in job.settings if one.judged.get("confirmed_on")]
+    confirmed = [setting for setting in job.settings if setting.judged.get("confirmed_on")]
     if not confirmed:
         return (
             "The seeds that chose a setting also judge it here: the choice is unconfirmed. `raysim sweep --confirm 5` confirms it on "
             "held-out seeds."
         )
     chose, fresh = (
-        sorted({seed for one in confirmed for seed in one.judged[name]}) for name in ("chose_on", "confirmed_on")
+        sorted({seed for setting in confirmed for seed in setting.judged[name]})
+        for name in ("chose_on", "confirmed_on")
     )
     return (
         f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {listed(chose)} and "
@@ -284,9 +287,9 @@ def _basis(job: Job) -> str:
 
 def _counts(job: Job) -> str:
     """Return how many settings, seeds and runs there are."""
-    runs = sum(len(one.runs) for one in job.settings)
-    diverged = sum(one.diverged for one in job.settings)
-    counts = sorted({one.seeds for one in job.settings})
+    runs = sum(len(setting.runs) for setting in job.settings)
+    diverged = sum(setting.diverged for setting in job.settings)
+    counts = sorted({setting.seeds for setting in job.settings})
     each = plural(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     varied = " and ".join(f"{name} {listed(values)}" for name, values in _varied(job) if len(values) > 1).removeprefix(
         "seeds "
@@ -305,7 +308,7 @@ def _varied(job: Job) -> list[tuple[str, list[Any]]]:
 
 def _short_why(job: Job, network: str) -> str:
     faster = job.faster(network)
-    counts = Counter(one.verdict for one in faster)
+    counts = Counter(setting.verdict for setting in faster)
     if not faster:
         return f"none is {GAIN} faster"
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)

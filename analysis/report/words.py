@@ -129,5 +129,5 @@ def listed(values: Iterable[Any]) -> str:
             ranges[-1].append(value)
         else:
             ranges.append([value])
-    texts = [[f"{one[0]} to {one[-1]}"] if len(one) > 2 else map(str, one) for one in ranges]
+    texts = [[f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run) for run in ranges]
     return ", ".join(text for several in texts for text in several) or "none"
