@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -107,8 +108,8 @@ class UniformCodec(Codec):
         backend = kernels.backend("uniform", x) if layout.numel else None
         quantize = _quantize if backend is None else backend.quantize
         draw = (key or 0) if self.random else None
-        error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
-        codes, low, high = quantize(x, layout, self.levels, draw, error, self._ends(x, layout), memory, residual)
+        ends = self._ends(x, layout)
+        codes, low, high = quantize(x, layout, self.levels, draw, self._not_finite, ends, memory, residual)
         return {"codes": codes, "high": high} | ({} if self.levels.absmax else {"low": low})
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
@@ -119,9 +120,14 @@ class UniformCodec(Codec):
         served = layout.numel and dtype != torch.float64
         backend = kernels.backend_on("uniform", device, layout.numel) if served else None
         dequantize = _dequantize if backend is None else backend.dequantize
-        error = ValueError(f"A packet of {self!r} holds codes or ranges out of bounds.")
-        x: Tensor = dequantize(codes, low, high, layout, levels, dtype, device, error)
+        x: Tensor = dequantize(codes, low, high, layout, levels, dtype, device, self._out_of_bounds)
         return x.view(packet.shape)
+
+    def _not_finite(self) -> NonFiniteError:
+        return NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
+
+    def _out_of_bounds(self) -> ValueError:
+        return ValueError(f"A packet of {self!r} holds codes or ranges out of bounds.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,7 +253,7 @@ def _quantize(
     layout: Layout,
     levels: Levels,
     key: Key | None,
-    error: NonFiniteError,
+    error: Callable[[], Exception],
     ends: Ends | None = None,
     memory: Tensor | None = None,
     residual: Tensor | None = None,
@@ -258,7 +264,7 @@ def _quantize(
     """
     low, high = _ranges(x, layout, levels.absmax) if ends is None else ends
     if not torch.isfinite(low).all() or not torch.isfinite(high).all():
-        raise error
+        raise error()
     center, span = _center_and_span(low, high, levels)
     scale = torch.where(span > 0, _steps(span, levels) / span, 0.0)  # a constant group has one level: the center
     codes = (layout.view(x).double() - layout.spread(center)).mul_(layout.spread(scale))
@@ -277,14 +283,14 @@ def _dequantize(
     levels: Levels,
     dtype: torch.dtype,
     device: torch.device | str,
-    error: ValueError,
+    error: Callable[[], Exception],
 ) -> Tensor:
     """Return the flat values of packed codes."""
     least, greatest = (to_tensor(end, torch.float32, device) for end in (low, high))
     center, span = _center_and_span(least, greatest, levels)
     unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, levels.bits)
     if not torch.isfinite(span).all() or (span < 0).any() or (unpacked > levels.last).any():
-        raise error
+        raise error()
     step = span / _steps(span, levels)
     steps = layout.view(unpacked - levels.middle).double()
     values = layout.flat(steps.mul_(layout.spread(step)).add_(layout.spread(center)))

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -57,10 +57,15 @@ def backend(name: str, x: Tensor) -> Any:
 def backend_on(name: str, device: torch.device | str, count: int = 0) -> Any:
     """Return the module of kernels `name` for tensors of `count` values on `device`, None if there is none."""
     if name in _NUMBA and serves(device):
-        return importlib.import_module(f"{__name__}.{name}")
+        return _module(name)
     if name in _TRITON and gpu_serves(device, count):
-        return importlib.import_module(f"{__name__}.triton.{name}")
+        return _module(f"triton.{name}")
     return None
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def serve(x: Tensor) -> bool:

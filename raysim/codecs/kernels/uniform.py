@@ -43,7 +43,7 @@ def quantize(x, layout, levels, key, error, ends=None, memory=None, residual=Non
         values = left  # the sum
     grid = np.empty((3, layout.groups))
     if not _make_grid(low, high, levels.absmax, levels.steps, *grid):
-        raise error
+        raise error()
     packed = empty(packed_bytes(layout.numel, levels.bits), np.uint8)
     codes = levels.middle, levels.last, levels.bits, key is not None, np.uint64((key or 0) % 2**64)
 
@@ -75,7 +75,7 @@ def dequantize(codes, low, high, layout, levels, dtype, device, error):
     fits = _make_grid(low, high, levels.absmax, levels.steps, center, scale, step)
     out = expand(codes, layout, levels, center, step) if fits else None
     if out is None:
-        raise error
+        raise error()
     return cast_saturating(out, dtype)
 
 

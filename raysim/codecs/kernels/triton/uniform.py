@@ -6,6 +6,7 @@ Values lie in groups as (outer, groups, inner), of which the last run may be cut
 # mypy: ignore-errors
 # Annotations of kernels are Triton's, and are evaluated.
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -186,7 +187,7 @@ def quantize(
     layout: Layout,
     levels: Levels,
     key: int | None,
-    error: Exception,
+    error: Callable[[], Exception],
     ends: Ends | None = None,
     memory: Tensor | None = None,
     residual: Tensor | None = None,
@@ -212,7 +213,7 @@ def quantize(
         layout.numel, num_bytes, layout.groups, layout.inner, levels.middle, levels.last,
         BITS=levels.bits, STOCHASTIC=key is not None, LEFT=residual is not None, ONE=layout.groups == 1, ROWS=_ROWS,
     )  # fmt: skip
-    check(bad, error)
+    check(bad, error())
     return to_bytes(packed), to_bytes(low), to_bytes(high)
 
 
@@ -224,7 +225,7 @@ def dequantize(
     levels: Levels,
     dtype: torch.dtype,
     device: torch.device | str,
-    error: Exception,
+    error: Callable[[], Exception],
 ) -> Tensor:
     """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; `error` is raised when the open flight lands."""
     grid, bad = _make_grid(*(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False)
@@ -235,7 +236,7 @@ def dequantize(
         layout.numel, len(packed), layout.groups, layout.inner, levels.middle, levels.last,
         BITS=levels.bits, ONE=layout.groups == 1, LIMIT=0 if dtype == torch.float32 else torch.finfo(dtype).max, ROWS=_ROWS,
     )  # fmt: skip
-    check(bad, error)
+    check(bad, error())
     return out
 
 
