@@ -52,9 +52,13 @@ def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_field
     rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
     if first["type"] == "too_long":
         rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
-    rule = re.sub("^(Input|List) should (be )?|, (unable|got) .*", "", first["msg"])  # without how pydantic read it
-    rule = rules.get(first["type"], re.sub("(greater|less) than or equal to", _bound, rule))
-    return f"`{key}` must be {rule}, but got {shown(first['input'])}."
+    rule = re.sub(
+        r"^\w+ should |( after validation, not|, unable|, got) .*", "", first["msg"]
+    )  # without how pydantic read it
+    rule = re.sub("(greater|less) than or equal to", _bound, rule)
+    if first["type"] in rules:
+        rule = f"be {rules[first['type']]}"
+    return f"`{key}` must {rule}, but got {shown(first['input'])}."
 
 
 def _bound(words: re.Match[str]) -> str:

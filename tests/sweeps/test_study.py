@@ -132,7 +132,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         ({"objectives": ["step_s"]}, "Unknown objective `step_s`."),
         ({"objectives": ["step_s@100mbits"]}, "`objectives`: step_s@100mbits: A network is a preset"),
-        ({"objectives": []}, "`objectives` must"),
+        ({"objectives": []}, "`objectives` must have at least 1 item, but got []."),
         ({"objectives": ["loss_on", "loss_on"]}, "`objectives` must differ, but loss_on is there twice."),
         (
             {"objectives": ["time_to_target_s@100mbps"]},
@@ -202,7 +202,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"spacee": {}}, "Unknown key `spacee` of a study. Did you mean `space`?"),
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
         ({"jobs": 0}, "`jobs` must be at least 1, but got 0."),
-        ({"name": "a/b"}, "`name` must"),
+        ({"name": "a/b"}, "`name` must match pattern"),
         ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
 )
