@@ -7,14 +7,19 @@ to machine, and are not compared.
 """
 
 import os
+import pydoc
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
+import raysim
+import raysim.nn
+from raysim import analysis, testing
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
 from raysim.sweeps.trial_rows import COLUMNS
@@ -118,6 +123,17 @@ def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents]
     assert [page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", navigation, re.MULTILINE)] == []
+
+
+def test_the_api_pages_have_every_public_name():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    assert {identifier for identifier in listed if pydoc.locate(identifier) is None} == set()
+    public = {
+        f"{module.__name__}.{name}" for module in (raysim, raysim.nn, analysis, testing) for name in module.__all__
+    }
+    modules = {name for name in public if isinstance(pydoc.locate(name), ModuleType)}
+    assert public - modules - listed == set()
 
 
 def test_no_page_is_longer_than_400_lines():
