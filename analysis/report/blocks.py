@@ -16,8 +16,8 @@ class Text(NamedTuple):
 
     text: str | ByNetwork
     kind: str = "paragraph"
-    """"headline" (the verdict in a few words, large), "lead" (the sentence to remember), "paragraph", "note" (limits of
-    figures), "code" (shell commands) or "python"."""
+    """"headline" (the verdict in a few words, large), "lead" (the verdict in a sentence), "evidence" (its reasons), "paragraph",
+    "note" (limits of figures), "code" (shell commands) or "python"."""
 
 
 class Nodes(NamedTuple):
@@ -118,8 +118,17 @@ class Page(NamedTuple):
     """The transport of all its prices."""
 
     def decisions(self, networks: Sequence[str]) -> list[str]:
-        """Return the sentences to remember, as plain text, on each of some networks."""
+        """Return the verdicts with their evidence, as plain text, on each of some networks."""
         texts = [block for section in self.sections for block in section.blocks if isinstance(block, Text)]
-        leads = [text.text for text in texts if text.kind == "lead"]
-        sentences = [str(on_network(lead, network)) for lead in leads for network in networks]
+        verdicts: list[list[Text]] = []
+        for text in texts:
+            if text.kind == "lead":
+                verdicts.append([text])
+            elif text.kind == "evidence":
+                verdicts[-1].append(text)
+        sentences = [
+            " ".join(filter(None, (str(on_network(text.text, network)) for text in parts)))
+            for parts in verdicts
+            for network in networks
+        ]
         return [sentence.replace("`", "") for sentence in dict.fromkeys(sentences)]

@@ -27,24 +27,31 @@ GAIN = f"{100 * (WORTH - 1):.0f} %"
 
 def verdict(job: Job, network: str) -> str:
     """Return the setting to use on a network, with its price and its quality; `code` stands in back ticks."""
+    return " ".join(filter(None, answer_and_evidence(job, network)))
+
+
+def answer_and_evidence(job: Job, network: str) -> tuple[str, str]:
+    """Return the verdict in two parts: one sentence with the setting to use, and the reasons."""
     if not job.priced:
-        return "No run here has profiled actions, so no step can be priced: train with `profile_every_steps` of at least 1."
+        profiled = "train with `profile_every_steps` of at least 1"
+        return f"No run here has profiled actions, so no step can be priced: {profiled}.", ""
     on = f"On {network} {over(job.transport)}"
     chosen = job.recommended(network)
     if chosen is None or job.dense is None:
         best = fastest(job, network)
         return (
-            f"{on}, the fastest setting is `{best.name}`: {_facts(job, best, network)} There is no dense run to compare "
-            "with, so none is recommended: train the same job with `forward=Identity backward=Identity`, once for each seed."
+            f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
+            f"It takes {_facts(job, best, network)} Train the same job with `forward=Identity backward=Identity`, once for each seed.",
         )
     if len(job.settings) == 1:
-        return f"{on}, dense: {_facts(job, chosen, network)} Nothing else was trained, so nothing is compared."
+        return (
+            f"{on}, dense is all that was trained, so nothing is compared.",
+            f"It takes {_facts(job, chosen, network)}",
+        )
     if chosen.dense:
-        return f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step. {_why_dense(job, network)}"
-    return (
-        f"{on}, use `{chosen.name}`: {_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times "
-        f"fewer bytes. It takes {_facts(job, chosen, network)}{sure(chosen)}"
-    )
+        return f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step.", _why_dense(job, network)
+    gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
+    return f"{on}, use `{chosen.name}`: {gain}.", f"It takes {_facts(job, chosen, network)}{sure(chosen)}"
 
 
 def headline(job: Job, network: str) -> str:
@@ -56,7 +63,7 @@ def headline(job: Job, network: str) -> str:
         return "No dense baseline"
     if chosen.dense:
         return "Stay dense" if len(job.settings) > 1 else "Only dense was trained"
-    return f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f}x faster"
+    return f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast"
 
 
 def fastest(job: Job, network: str) -> SettingRuns:
@@ -174,7 +181,10 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         yield Heading(job.title)
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
     yield Text(ByNetwork.of(material.networks, partial(headline, job)), "headline")
-    yield Text(ByNetwork.of(material.networks, lambda network: f"{of}{verdict(job, network)}"), "lead")
+    verdicts = {network: answer_and_evidence(job, network) for network in material.networks}
+    yield Text(ByNetwork.of(verdicts, lambda network: f"{of}{verdicts[network][0]}"), "lead")
+    if any(evidence for _, evidence in verdicts.values()):
+        yield Text(ByNetwork.of(verdicts, lambda network: verdicts[network][1]), "evidence")
     if job.priced:
         yield _curve(job, material)
     yield Text(_counts(job))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from raysim.analysis import break_even, load, replay
 from raysim.analysis.report import compose
-from raysim.analysis.report.blocks import Table, Text
+from raysim.analysis.report.blocks import Table
 from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
@@ -104,16 +104,15 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     assert cells["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
     assert "pooled over 4 runs" in settings.caption
 
-    lead = next(text for text in blocks(page, Text) if text.kind == "lead")  # its sentence
+    (said,) = page.decisions([NETWORK])  # its sentences
     promising = re.search(
-        r"`([^`]+)`: ([\d.]+) times as fast as dense \(([\d.]+) to ([\d.]+); dense takes (.+?)\)",
-        lead.text.values[NETWORK],
+        r"promising is (.+?): ([\d.]+) times as fast as dense \(([\d.]+) to ([\d.]+); dense takes (.+?)\)", said
     )
     dense_s = frame["dense_step_s"]
-    assert lead.text.values[NETWORK].startswith(f"On {NETWORK} over Ray, stay dense: {seconds(dense_s)} a step.")
-    assert lead.text.values[NETWORK].replace("`", "") in shown  # the sweep's verdict is the report's
+    assert said.startswith(f"On {NETWORK} over Ray, stay dense: {seconds(dense_s)} a step.")
+    assert said in shown  # the sweep's verdict is the report's
     if promising is None:
-        assert "None is promising" in lead.text.values[NETWORK]
+        assert "None is promising" in said
     else:
         told = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == promising[1])
         assert told["speed-up"].text.values[NETWORK].startswith(f"{promising[2]}x ({promising[3]} to {promising[4]})")

@@ -525,7 +525,7 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
     """The page's own sentence for the network, as plain text."""
     result = command(runs, "--out", tmp_path / "report.html", "--network", "20mbps")
     said = result.output.splitlines()[-1]
-    text = "".join(Outline((tmp_path / "report.html").read_text()).text)
+    text = " ".join("".join(Outline((tmp_path / "report.html").read_text()).text).split())
     assert said.startswith("On 20mbps over Ray, ")
     assert said in text
 
