@@ -34,7 +34,7 @@ ENTRIES = {
     "codec": {
         "Identity": Entry("Identity", "", "The dense baseline that every other setting is compared with."),
         "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
-        "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows whose scales differ too much for float16."),
+        "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows with scales too different for float16."),
         "Quantize": Entry(
             "Quantize(4)", RUDAKOV, "A first choice for activations and gradients on slow links: 4 to 8 bits."
         ),
@@ -46,7 +46,7 @@ ENTRIES = {
         "NonUniform": Entry(
             "NonUniform(4)",
             "Lloyd 1957, Max 1960; hivemind",
-            "Few bits for values whose distribution is far from uniform.",
+            "Few bits for values far from uniformly distributed.",
         ),
         "DAQ": Entry(
             "DAQ(4)", "Hong et al. 2022 (DAQ, WACV)", "Few bits for convolutional features with different channels."
@@ -60,7 +60,7 @@ ENTRIES = {
             "MX('e2m1')", "OCP Microscaling formats", "Block floating point, as accelerators store it: 4 or 8 bits."
         ),
         "Mean": Entry(
-            "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec that share a sign."
+            "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec with a common sign."
         ),
         "Natural": Entry(
             "Natural", "Horváth et al. 2019, arXiv:1905.10988", "An unbiased codec for DIANA and MARINA: 9 bits."
@@ -73,7 +73,7 @@ ENTRIES = {
         "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
         "TinyScript": Entry("TinyScript(4)", "Fu et al. 2020 (ICML)", "Unbiased rounding for heavy-tailed values."),
         "TopK": Entry(
-            "TopK(0.1)", RUDAKOV, "Tensors of few large and many small values. On gradients, use error feedback."
+            "TopK(0.1)", RUDAKOV, "Tensors with few large and many small values. On gradients, use error feedback."
         ),
         "Nonzero": Entry("Nonzero", "", "Lossless, for activations after a ReLU."),
         "RandomK": Entry(
@@ -95,21 +95,21 @@ ENTRIES = {
             "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
         ),
         "ZFP": Entry(
-            "ZFP(0.01)", "Lindstrom 2014 (ZFP)", "Smooth images; elsewhere `ErrorBounded` is smaller and faster."
+            "ZFP(0.01)", "Lindstrom 2014 (ZFP)", "Smooth images; otherwise `ErrorBounded` is smaller and faster."
         ),
         "Entropy": Entry(
-            "Entropy(Quantize(4))", "", "A lossless stage after any codec, where bytes cost more than compute."
+            "Entropy(Quantize(4))", "", "A lossless stage after any codec, if bytes cost more than compute."
         ),
-        "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression where no error is tolerable."),
-        "Hadamard": Entry("Hadamard(Quantize(4))", "", "Few bits where single outliers stretch the range."),
+        "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression if no error is tolerable."),
+        "Hadamard": Entry("Hadamard(Quantize(4))", "", "Few bits if single outliers stretch the range."),
         "Outliers": Entry(
             "Outliers(Quantize(4))",
             "Dettmers et al. 2022, arXiv:2208.07339",
-            "Few bits where whole channels are outliers.",
+            "Few bits if whole channels are outliers.",
         ),
     },
     "compressor": {
-        "Plain": Entry("TopK(0.1)", "", "Any codec without a memory; written as the codec alone."),
+        "Plain": Entry("TopK(0.1)", "", "Any codec without a memory; written as the codec itself."),
         "ErrorFeedback": Entry(
             "ErrorFeedback(Quantize(4))",
             f"Seide et al. 2014; {RUDAKOV}",
@@ -130,7 +130,7 @@ ENTRIES = {
             "LazyErrorPropagation(LowRank(4))", OPTIMUS, "Backward links: the error goes with the next microbatch."
         ),
         "Epilogue": Entry(
-            "Epilogue(LowRank(4))", OPTIMUS, "Backward links: compresses only the messages that nothing hides."
+            "Epilogue(LowRank(4))", OPTIMUS, "Backward links: compresses only messages not hidden by computation."
         ),
         "GraVAC": Entry(
             "GraVAC(ladder='bits')",
@@ -145,7 +145,7 @@ ENTRIES = {
         "Gathered": Entry(
             "ErrorFeedback(TopK(0.1))",
             "",
-            "Any codec or error feedback on replica gradients; written as the codec alone.",
+            "Any codec or error feedback on replica gradients; written as the codec itself.",
         ),
         "PowerSGD": Entry(
             "PowerSGD(4)", "Vogels et al. 2019, arXiv:1905.13727", "Many replicas: its bytes do not grow with them."
@@ -160,24 +160,24 @@ ENTRIES = {
         ),
         "DIANA": Entry("DIANA(QSGD(4))", "Mishchenko et al. 2019, arXiv:1901.09269", "Unbiased codecs."),
         "MARINA": Entry(
-            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs where compute is cheap."
+            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
         ),
         "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
         "PowerGossip": Entry(
             "PowerGossip(2)",
             "Vogels et al. 2020, arXiv:2008.01425",
-            "The slowest links: replicas may differ from one another.",
+            "The slowest links, if replicas may differ from one another.",
         ),
         "DiLoCo": Entry(
             "DiLoCo(100)",
             "Douillard et al. 2023, arXiv:2311.08105",
-            "Links so slow that replicas should speak once in many steps.",
+            "Links so slow that replicas should exchange once in many steps.",
         ),
         "MuLoCo": Entry("MuLoCo(30)", "Thérien et al. 2025, arXiv:2505.23725", "The same with `optimizer.name=muon`."),
         "StreamingDiLoCo": Entry(
             "StreamingDiLoCo(100, fragments=4)",
             "Douillard et al. 2025, arXiv:2501.18512",
-            "The same where the peak of an exchange matters, or its time should be hidden (`delay`).",
+            "The same if the peak of an exchange matters, or to hide its time (`delay`).",
         ),
         "SparseLoCo": Entry(
             "SparseLoCo(30)",
@@ -185,7 +185,7 @@ ENTRIES = {
             "The fewest bytes of all: sparse changes in two bits.",
         ),
         "SPARTA": Entry(
-            "SPARTA", "exo-explore/gym (code)", "A few values in every step, which keep replicas near each other."
+            "SPARTA", "exo-explore/gym (code)", "A few values in every step, to keep replicas close to one another."
         ),
         "DeMo": Entry(
             "DeMo",
@@ -210,7 +210,7 @@ ENTRIES = {
             "The simplest reference; it holds all microbatches in memory.",
         ),
         "1F1B": Entry(
-            "1F1B", "Narayanan et al. 2021, arXiv:2104.04473", "The default. Raise `ahead` where links have latency."
+            "1F1B", "Narayanan et al. 2021, arXiv:2104.04473", "The default. Raise `ahead` on links with latency."
         ),
         "Interleaved1F1B": Entry(
             "Interleaved1F1B(2)",
@@ -237,7 +237,7 @@ ENTRIES = {
         "PipeMare": Entry(
             "PipeMare(200)",
             "Yang et al. 2019, arXiv:1910.05124",
-            "Many stages, whose stashed versions a deployment cannot keep.",
+            "Many stages, if a deployment cannot keep stashed versions.",
         ),
         "Predicted": Entry(
             "Predicted",
