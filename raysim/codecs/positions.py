@@ -74,9 +74,8 @@ def _flags(ones: Tensor, length: int) -> Tensor:
 def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the `kept` positions of a packet, strictly increasing int64; raises ValueError if they are anything else."""
     total = packet.numel
-    backend = kernels.backend_on("positions", device, total) if "int32" not in packet.arrays else None
-    if backend:
-        decoded: Tensor = backend.decode(packet, kept, device)
+    if "int32" not in packet.arrays and kernels.gpu_serves(device, total):
+        decoded: Tensor = kernels.backend_on("positions", device, total).decode(packet, kept, device)
         return decoded
     if "bitmap" in packet.arrays:
         bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)

@@ -35,20 +35,6 @@ def encode(positions, total, form):
     return {"low": low, "high": high}
 
 
-def decode(packet, kept, device):
-    """Return what `raysim.codecs.positions.decode_positions` does."""
-    total, positions = packet.numel, empty(kept, np.int64)
-    if "bitmap" in packet.arrays:
-        bitmap = opened(packet.bytes_of("bitmap", packed_bytes(total, 1)))
-        fits = _decode_bitmap(bitmap, total, positions) == kept
-    else:
-        low, high, width, length = elias_fano(packet, kept)
-        fits = _decode_elias_fano(opened(low), opened(high), length, width, total, positions)
-    if not fits:
-        raise misplaced(packet, kept)
-    return torch.from_numpy(positions)
-
-
 def expand(packet, values):
     """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
     bits = opened(bits_of(values))
@@ -97,25 +83,6 @@ def _encode_bitmap(positions, bitmap):
     for i in range(len(positions)):
         position = positions[i]
         bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
-
-
-@njit(cache=True, nogil=True)
-def _decode_bitmap(bitmap, total, positions):
-    """Write the positions of the set bits below `total`; return their number, or len(positions) + 1 if there are more."""
-    written = 0
-    for block in range((total + 63) // 64):
-        word = _big_endian(bitmap, block)
-        beyond = 64 * (block + 1) - total
-        if beyond > 0:
-            word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
-        while word:
-            if written == len(positions):
-                return written + 1
-            bit_index = leading_zeros(word)
-            positions[written] = 64 * block + np.int64(bit_index)
-            written += 1
-            word &= ~(_TOP >> bit_index)
-    return written
 
 
 @njit(cache=True, nogil=True)
@@ -176,40 +143,6 @@ def _encode_elias_fano(positions, width, low, high):
 
 
 @njit(cache=True, nogil=True)
-def _decode_elias_fano(low, high, length, width, total, positions):
-    """Write the positions; return whether they fill `positions`, are increasing, and lie below `total`."""
-    mask = np.uint64((1 << width) - 1)
-    held = np.uint64(0)
-    num_held = 0
-    read = 0
-    written = 0
-    last = np.int64(-1)
-    for block in range((length + 63) // 64):
-        word = _big_endian(high, block)
-        beyond = 64 * (block + 1) - length
-        if beyond > 0:
-            word &= ~((np.uint64(1) << np.uint64(beyond)) - np.uint64(1))
-        while word:
-            if written == len(positions):
-                return False
-            bit_index = leading_zeros(word)
-            word &= ~(_TOP >> bit_index)
-            while num_held < width:
-                held = (held << np.uint64(8)) | np.uint64(low[read])
-                read += 1
-                num_held += 8
-            num_held -= width
-            field = np.int64((held >> np.uint64(num_held)) & mask)
-            position = ((64 * block + np.int64(bit_index) - written) << width) | field
-            if position <= last:
-                return False
-            last = position
-            positions[written] = position
-            written += 1
-    return written == len(positions) and last < total
-
-
-@njit(cache=True, nogil=True)
 def _clear(out):
     for i in range(len(out)):
         out[i] = 0
@@ -219,8 +152,7 @@ def _clear(out):
 def _expand_elias_fano(low, high, length, width, values, out):
     """Write every value to its position in `out`, and zero elsewhere; return whether the positions are right.
 
-    That is what `_decode_elias_fano` and `_scatter` do, but in one pass: `out` is cleared a piece at a time, just before values go
-    there. Eight bytes follow the low bits in `low`, of any content.
+    `out` is cleared a piece at a time, just before values go there. Eight bytes follow the low bits in `low`, of any content.
     """
     total = len(out)
     cleared = 0
