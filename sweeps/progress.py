@@ -14,9 +14,8 @@ from rich.text import Text
 from raysim.analysis.comparison.statistics import MIN_SEEDS
 from raysim.analysis.report.words import plural
 from raysim.engine.access import dashboard_sentence
-from raysim.network.memory import format_bytes
-from raysim.show.terminal import format_seconds
 from raysim.sweeps.trial_rows import TrialRow, frontier
+from raysim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.analysis.comparison.statistics import MIN_SEEDS
 from raysim.analysis.pricing.estimates import Estimate
-from raysim.network.memory import format_bytes
 from raysim.quality import Measure
+from raysim.units import format_bytes
 
 if TYPE_CHECKING:
     from raysim.analysis.report.material import SettingRuns

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.limits import usable_cpus
-from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.schedules.families import OneFOneB
+from raysim.units import format_bytes
 
 TARGET_S = 2.0
 

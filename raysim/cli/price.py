@@ -249,9 +249,8 @@ def calibrate() -> None:
     """
     from raysim.engine.calibrate import calibrate_ray
     from raysim.network.calibration import save_calibration
-    from raysim.network.memory import format_bytes
     from raysim.pipeline.errors import WorkerLostError
-    from raysim.show.terminal import format_seconds
+    from raysim.units import format_bytes, format_seconds
 
     load = os.getloadavg()[0]
     try:

@@ -20,11 +20,11 @@ from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
-from raysim.network.memory import format_bytes
 from raysim.network.profile import Profile
 from raysim.pipeline.crossing import compressors_of
 from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
 from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
+from raysim.units import format_bytes
 from raysim.values import UNNAMED, Boundary
 
 T = TypeVar("T")

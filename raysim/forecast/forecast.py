@@ -23,7 +23,7 @@ from raysim.forecast.structure import data_of, structure_of
 from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
-from raysim.network.memory import StageMemory, format_bytes
+from raysim.network.memory import StageMemory
 from raysim.network.overlap import hidden, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate

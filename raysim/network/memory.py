@@ -14,13 +14,13 @@ stage 2: 33.6 MB weights + 33.6 MB gradients + 2 x 4.2 MB activations in flight 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from raysim.schedules.actions import Row, peak_in_flight
 from raysim.schedules.families import Schedule
+from raysim.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,17 +280,3 @@ def check_memory(
         raise ValueError(
             f"The stages{where} must fit in {format_bytes(limit)}, but need {format_bytes(total)}: {arithmetic}. {REMEDIES[largest]}."
         )
-
-
-def format_bytes(size: float) -> str:
-    """Return a size in decimal units with three digits.
-
-    >>> format_bytes(999), format_bytes(4_194_304), format_bytes(22_937_600_000)
-    ('999 B', '4.19 MB', '22.9 GB')
-    """
-    if abs(size) < 1000:
-        return f"{size:.0f} B"
-    power = min(int(math.log10(abs(size)) // 3), 5)
-    if round(abs(size) / 1000**power, 1) >= 1000:
-        power += 1
-    return f"{size / 1000**power:.3g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'][power]}"

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
-from raysim.show.terminal import (
-    both_ends,
-    by_name,
-    console,
-    critical_words,
-    format_seconds,
-    show_notes,
-    show_workers,
-    three_digits,
-    write_line,
-)
+from raysim.show.terminal import both_ends, by_name, console, critical_words, show_notes, show_workers, write_line
+from raysim.units import format_bytes, format_seconds, three_digits
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast

@@ -12,19 +12,10 @@ from rich.table import Table
 
 from raysim.analysis.data.settings import is_missing
 from raysim.analysis.data.studies import over
-from raysim.network.memory import format_bytes
 from raysim.network.topology import Network
 from raysim.notation import printable
-from raysim.show.terminal import (
-    by_name,
-    console,
-    critical_words,
-    format_bandwidth,
-    format_seconds,
-    show_notes,
-    show_workers,
-    write_line,
-)
+from raysim.show.terminal import by_name, console, critical_words, show_notes, show_workers, write_line
+from raysim.units import format_bandwidth, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd

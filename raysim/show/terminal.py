@@ -1,13 +1,14 @@
-"""Parts shared by tables: the console, units, workers, notes."""
+"""Parts shared by tables: the console, workers, notes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from raysim.units import format_seconds
 
 MOST_ROWS = 16  # workers of one network; of more, the first and the last are shown
 
@@ -41,47 +42,6 @@ def console() -> Console:
 def write_line(out: Console, text: str) -> None:
     """Print a text as it is: without colours, markup or broken lines."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def format_seconds(seconds: float, of: float | None = None) -> str:
-    """Return a duration with three digits, in the unit that suits it, or the whole `of` which it is a part.
-
-    >>> [format_seconds(s) for s in (0.0000123, 0.0456, 0.9996, 12.34, 119.96, 3725, 400_000)]
-    ['12.3 us', '45.6 ms', '1.00 s', '12.3 s', '2.00 min', '1.03 h', '4.63 d']
-    >>> [format_seconds(s, of=0.110) for s in (0.0, 0.0000018, 0.0456)]
-    ['0 ms', '0.0018 ms', '45.6 ms']
-    """
-    whole = seconds if of is None else of
-    for limit, unit, size in (
-        (1e-3, "us", 1e-6),
-        (1.0, "ms", 1e-3),
-        (100.0, "s", 1.0),
-        (3600.0, "min", 60.0),
-        (86400.0, "h", 3600.0),
-    ):
-        if whole < limit * 0.9995:
-            return f"{three_digits(seconds / size)} {unit}"
-    return f"{three_digits(seconds / 86400)} d"
-
-
-def format_bandwidth(bps: float) -> str:
-    """Return bits a second with three digits.
-
-    >>> format_bandwidth(1_128_678_908.6), format_bandwidth(8e4)
-    ('1.13 Gbit/s', '80.0 kbit/s')
-    """
-    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bps >= 0.9995 * size:
-            return f"{three_digits(bps / size)} {unit}"
-    return f"{three_digits(bps)} bit/s"
-
-
-def three_digits(value: float) -> str:
-    """Return three digits, without an exponent."""
-    if value == 0:
-        return "0"
-    digits = max(2 - math.floor(math.log10(abs(value) * 1.0005)), 0)
-    return f"{value:,.{min(digits, 4)}f}"
 
 
 def show_workers(out: Console, networks: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from raysim.network.memory import format_bytes
 from raysim.records import with_replicas
 from raysim.training.progress import Pace, header, print_progress, sentence
+from raysim.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

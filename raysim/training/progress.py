@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.config.boundaries import ByReplica
 from raysim.config.keys import model_title
-from raysim.network.memory import format_bytes
 from raysim.training.phases import to_stderr
+from raysim.units import format_bytes
 
 if TYPE_CHECKING:
     from raysim.training.events import Event

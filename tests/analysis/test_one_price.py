@@ -13,10 +13,10 @@ from raysim.analysis.report.blocks import Table
 from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
-from raysim.show.terminal import format_seconds
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.verdicts import show_result
+from raysim.units import format_seconds
 
 NETWORK = "2mbps"
 PAGE = ("2mbps", "100mbps", "1gbps", "free")

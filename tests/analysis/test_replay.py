@@ -21,7 +21,6 @@ from raysim.analysis import Replay, ReplayError, Target, beside, in_company, rep
 from raysim.analysis.data.recording import Recording
 from raysim.cli import app
 from raysim.config import make_config
-from raysim.network.memory import format_bytes
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
@@ -30,6 +29,7 @@ from raysim.network.transport import RAY
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
 from raysim.show.priced_runs import traffic_words
+from raysim.units import format_bytes
 
 MBPS = 1e6
 ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)

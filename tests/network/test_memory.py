@@ -11,7 +11,6 @@ from raysim.network.memory import (
     StageMemory,
     Worst,
     check_memory,
-    format_bytes,
     in_flight,
     packets_in_flight,
     reference_bytes,
@@ -19,6 +18,7 @@ from raysim.network.memory import (
 )
 from raysim.schedules.actions import dependency, peak_in_flight, topological_order
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
+from raysim.units import format_bytes
 
 GB = 10**9
 

@@ -26,7 +26,19 @@ THIRD_PARTY = {
 }
 
 # What each room may import of ours, and of the third-party packages that matter.
-LOW = {"errors", "file_lock", "files", "limits", "notation", "on_demand", "plugins", "quality", "random", "values"}
+LOW = {
+    "errors",
+    "file_lock",
+    "files",
+    "limits",
+    "notation",
+    "on_demand",
+    "plugins",
+    "quality",
+    "random",
+    "units",
+    "values",
+}
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "places", "records"}
 RECORDS = {
@@ -41,6 +53,7 @@ RECORDS = {
     "notation",
     "plugins",
     "config",
+    "units",
 }
 PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
 STUDIES = {"config", "sweeps.objectives", "sweeps.space"}
@@ -55,6 +68,7 @@ ROOMS = {
     "raysim.random": (set(), set()),
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.quality": (set(), set()),
+    "raysim.units": (set(), set()),
     "raysim.values": (set(), {"torch"}),
     "raysim.codecs": (LOW, {"torch"}),
     "raysim.codecs.kernels": ({"codecs", "on_demand"}, {"torch", "numba"}),
@@ -62,7 +76,7 @@ ROOMS = {
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
     "raysim.schedules": ({"files", "notation"}, set()),
     "raysim.weights": ({"notation", "schedules"}, {"torch"}),
-    "raysim.network": ({"files", "notation", "schedules"}, {"numba"}),
+    "raysim.network": ({"files", "notation", "schedules", "units"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
     "raysim.places": ({"errors"}, {"pyarrow"}),
@@ -89,7 +103,7 @@ ROOMS = {
     ),
     "raysim.recipes": (set(), set()),
     "raysim_contrib": ({"codecs", "notation", "on_demand"}, {"torch", "numba"}),
-    "raysim.show": ({"analysis", "network", "notation", "quality", "records", "training"}, {"rich"}),
+    "raysim.show": ({"analysis", "network", "notation", "quality", "records", "training", "units"}, {"rich"}),
     "raysim.bench": ({"*"}, THIRD_PARTY),
     "raysim.validate": ({"*"}, {"pyarrow", "pandas"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),

@@ -12,7 +12,6 @@ from replica_variants import LOCAL, SHAPES, Apart, Team, copy_of, dense_mean, gr
 
 from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
-from raysim.network.memory import format_bytes
 from raysim.pipeline.plan import prepare
 from raysim.replication import parse_replica_method
 from raysim.replication.blocks import cosines, from_blocks, to_blocks, transformed
@@ -21,6 +20,7 @@ from raysim.replication.method import AGREED, agreed
 from raysim.show.training import exchange_words
 from raysim.training.checkpoint import load_weights
 from raysim.training.run import train
+from raysim.units import format_bytes
 
 local = pytest.mark.parametrize("notation", LOCAL)
 STEPS = 8

@@ -1,0 +1,64 @@
+"""Bytes, seconds and bandwidths as people read them, with three digits."""
+
+from __future__ import annotations
+
+import math
+
+
+def format_bytes(size: float) -> str:
+    """Return a size in decimal units with three digits.
+
+    >>> format_bytes(999), format_bytes(4_194_304), format_bytes(22_937_600_000)
+    ('999 B', '4.19 MB', '22.9 GB')
+    """
+    if abs(size) < 1000:
+        return f"{size:.0f} B"
+    power = min(int(math.log10(abs(size)) // 3), 5)
+    if round(abs(size) / 1000**power, 1) >= 1000:
+        power += 1
+    return f"{size / 1000**power:.3g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'][power]}"
+
+
+def format_seconds(seconds: float, of: float | None = None) -> str:
+    """Return a duration with three digits, in the unit that suits it or, for a part, the unit that suits the whole `of`.
+
+    >>> [format_seconds(s) for s in (0.0000123, 0.0456, 0.9996, 12.34, 119.96, 3725, 400_000)]
+    ['12.3 us', '45.6 ms', '1.00 s', '12.3 s', '2.00 min', '1.03 h', '4.63 d']
+    >>> [format_seconds(s, of=0.110) for s in (0.0, 0.0000018, 0.0456)]
+    ['0 ms', '0.0018 ms', '45.6 ms']
+    """
+    whole = seconds if of is None else of
+    for limit, unit, size in (
+        (1e-3, "us", 1e-6),
+        (1.0, "ms", 1e-3),
+        (100.0, "s", 1.0),
+        (3600.0, "min", 60.0),
+        (86400.0, "h", 3600.0),
+    ):
+        if whole < limit * 0.9995:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds / 86400)} d"
+
+
+def format_bandwidth(bps: float) -> str:
+    """Return a bandwidth in bit/s with three digits.
+
+    >>> format_bandwidth(1_128_678_908.6), format_bandwidth(8e4)
+    ('1.13 Gbit/s', '80.0 kbit/s')
+    """
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bps >= 0.9995 * size:
+            return f"{three_digits(bps / size)} {unit}"
+    return f"{three_digits(bps)} bit/s"
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits, without an exponent.
+
+    >>> three_digits(0.5), three_digits(12345.6)
+    ('0.500', '12,346')
+    """
+    if value == 0:
+        return "0"
+    digits = max(2 - math.floor(math.log10(abs(value) * 1.0005)), 0)
+    return f"{value:,.{min(digits, 4)}f}"
