@@ -74,8 +74,8 @@ notation: .venv/installed-dev
 	$(PIP) -e .
 	touch $@
 
-.venv/installed-dev: .venv/installed contrib/pyproject.toml
-	$(PIP) -e '.[dev,hub]' -e ./contrib
+.venv/installed-dev: .venv/installed contrib/pyproject.toml benchmarks/pyproject.toml
+	$(PIP) -e '.[dev,hub]' -e ./contrib -e ./benchmarks
 	touch $@
 
 .venv/installed-docs: .venv/installed

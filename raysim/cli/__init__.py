@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import bench, conclude, lists, price, sweep, train, validate
+from raysim.cli import conclude, lists, price, sweep, train
 from raysim.cli.exits import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -34,31 +34,8 @@ for command in (
     train.export,
     conclude.pack,
     lists.keys,
-    validate.validate,
 ):
     app.command()(command)
-
-benches = typer.Typer(
-    help="Measure raysim on this machine, as ratios of two things timed in turn.",
-    no_args_is_help=True,
-    context_settings=HELP,
-)
-app.add_typer(benches, name="bench")
-for name, command in (
-    ("pipeline", bench.bench_pipeline),
-    ("hops", bench.bench_hops),
-    ("links", bench.bench_links),
-    ("ddp", bench.bench_ddp),
-    ("backward", bench.bench_backward),
-    ("plain", bench.bench_plain),
-    ("adapter", bench.bench_adapter),
-    ("probe", bench.bench_probe),
-    ("simulate", bench.bench_simulate),
-    ("sweep", bench.bench_sweep),
-    ("nodes", bench.bench_nodes),
-    ("codecs", bench.bench_codecs),
-):
-    benches.command(name)(command)
 
 
 def _print_version(wanted: bool) -> None:

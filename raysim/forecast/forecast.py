@@ -39,6 +39,7 @@ from raysim.pipeline.plan import task_of
 from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
+from raysim.units import format_bytes
 from raysim.workloads.partition import partition
 
 

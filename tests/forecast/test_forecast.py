@@ -363,7 +363,7 @@ def test_bad_profiles_are_one_sentence(tmp_path, monkeypatch, arguments, sentenc
 
 
 def test_benches_are_commands(tmp_path, monkeypatch):
-    from raysim.bench import simulate
+    from raysim_benchmarks.bench import simulate
 
     monkeypatch.setattr(simulate, "bench_simulate", lambda: {"bench": "simulate"})
     done = CliRunner().invoke(app, ["bench", "simulate", "--json", str(tmp_path / "s.json")])

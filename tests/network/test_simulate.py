@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from raysim_benchmarks.bench.simulate import CASES, SMALL, measure, print_table
 from timelines import check_timeline
 
-from raysim.bench.simulate import CASES, SMALL, _measure, print_table
 from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
@@ -620,7 +620,7 @@ def test_break_even_is_where_codec_time_equals_saved_wire() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bench_cases_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = {"case": name} | _measure(name, SMALL, 1)
+    result = {"case": name} | measure(name, SMALL, 1)
     assert json.loads(json.dumps(result)) == result
     assert result["peak_bytes"] >= result["idle_bytes"] > 0
     print_table([result])

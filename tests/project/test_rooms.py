@@ -102,12 +102,10 @@ ROOMS = {
         {"torch"},
     ),
     "raysim.recipes": (set(), set()),
+    "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_contrib": ({"codecs", "notation", "on_demand"}, {"torch", "numba"}),
     "raysim.show": ({"analysis", "network", "notation", "quality", "records", "training", "units"}, {"rich"}),
-    "raysim.bench": ({"*"}, THIRD_PARTY),
-    "raysim.validate": ({"*"}, {"pyarrow", "pandas"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
-    "raysim.cli.bench": ({"*"}, {"typer", "rich", "torch"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),
     "raysim.sweeps.space": ({"config"}, {"optuna"}),
@@ -132,8 +130,23 @@ ROOMS = {
 }
 
 
+# What each part of the benchmarks may import of the others: benchmarks and validation share what is below both.
+SHARED = {"harness", "hosts", "ranks", "workload"}
+BENCHMARKS = {
+    "harness": set(),
+    "processes": set(),
+    "workload": {"processes"},
+    "hosts": {"harness"},
+    "ranks": {"harness", "hosts"},
+    "bench": {"processes", *SHARED},
+    "validate": SHARED,
+    "commands": {"harness", "bench", "validate"},
+}
+
+
 def modules():
-    for folder in (ROOT / "raysim", ROOT / "sweeps", ROOT / "analysis", ROOT / "contrib" / "raysim_contrib"):
+    ours = (ROOT / "raysim", ROOT / "sweeps", ROOT / "analysis")
+    for folder in (*ours, ROOT / "contrib" / "raysim_contrib", ROOT / "benchmarks" / "raysim_benchmarks"):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -180,6 +193,9 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
             inner = name.removeprefix("raysim.")
             allowed = any(inner == one or inner.startswith(f"{one}.") for one in {*ours, own})
             assert allowed, f"{module} imports {name}"
+        elif top == "raysim_benchmarks":
+            part = module.split(".")[1]
+            assert room == top and name.split(".")[1] in {*BENCHMARKS[part], part}, f"{module} imports {name}"  # noqa: PT018
         elif top in {"analysis", "sweeps"}:
             raise AssertionError(f"{module} imports {name}: its name is raysim.{name}")
         elif top in THIRD_PARTY:

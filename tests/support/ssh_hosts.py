@@ -17,8 +17,9 @@ from importlib.metadata import distribution
 from pathlib import Path
 from tempfile import mkdtemp
 
+from raysim_benchmarks.hosts.namespaces import Hosts, check_machine
+
 from raysim.config import ConfigError
-from raysim.validate.hosts import Hosts, check_machine
 
 ROOT = Path(__file__).parents[2]
 HOME = "/home/raysim"

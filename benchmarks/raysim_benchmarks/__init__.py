@@ -1,0 +1,1 @@
+"""Measurements of raysim on this machine, and its predictions beside real runs."""

@@ -1,0 +1,1 @@
+"""Benchmarks, one file each: two or more things measured in turn."""

@@ -1,0 +1,1 @@
+"""Hosts with shaped links on this machine, and Ray clusters on them."""

@@ -1,0 +1,118 @@
+"""A Ray node on every host, joined to one cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from raysim.config import ConfigError
+from raysim.engine.delivery import FAR_BYTES, RAY_SETTING
+from raysim_benchmarks.hosts.namespaces import Hosts
+
+PORT = 6379
+START_S = 90.0  # until a node has
+STARTED = "Ray runtime started."
+STOP_S = 20.0
+STORE_BYTES = 512 * 2**20  # of every node's object store: all share this machine's memory
+
+
+class Cluster:
+    """Ray nodes of one CPU each; the first host has the head."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self._folder = Path(mkdtemp(prefix="rsv-", dir="/tmp"))  # paths of sockets must be short
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
+            "RAY_AUTH_MODE": "disabled",  # a closed network: its cables lead nowhere else
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # as the driver's, since the hosts run nothing else
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_enable_metrics_collection": "false",
+            "RAY_task_events_report_interval_ms": "0",
+        }
+
+    @classmethod
+    @contextmanager
+    def started(cls, hosts: Hosts) -> Iterator[Cluster]:
+        """Start a node on every host; at the end stop the nodes with all their processes, and remove their files."""
+        cluster = cls(hosts)
+        try:
+            for host in range(hosts.count):
+                cluster._start(host)
+            yield cluster
+        finally:
+            _stop(cluster._nodes)
+            shutil.rmtree(cluster._folder, ignore_errors=True)
+
+    @contextmanager
+    def driver(self) -> Iterator[subprocess.Popen[str]]:
+        """Run the driver of the cases on the first host, with pipes to and from it, and stop it."""
+        process = subprocess.Popen(
+            self.hosts.inside(0, sys.executable, "-m", "raysim_benchmarks.hosts.driver"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
+        try:
+            yield process
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=STOP_S)  # it ends with its input
+        finally:
+            _stop([process])
+
+    def _start(self, host: int) -> None:
+        setting = json.dumps({RAY_SETTING: FAR_BYTES})
+        where = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
+        where.append(f"--system-config={setting}")
+        if host:
+            where = [f"--address={self.hosts.address(0)}:{PORT}"]
+        words = [*_ray(), "start", "--block", f"--node-ip-address={self.hosts.address(host)}", "--num-cpus=1", *where]
+        log = self._folder / f"node-{host}.log"
+        with log.open("wb") as output:
+            node = subprocess.Popen(
+                self.hosts.inside(host, *words, f"--object-store-memory={STORE_BYTES}", "--disable-usage-stats"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={k: v for k, v in self.environment.items() if k != "RAY_ADDRESS"},
+                start_new_session=True,
+            )
+        self._nodes.append(node)
+        deadline = time.monotonic() + START_S
+        while STARTED not in log.read_text(encoding="utf-8", errors="replace"):
+            if node.poll() is not None or time.monotonic() > deadline:
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise ConfigError(f"Ray did not start on host {host}: {lines[-1] if lines else 'it said nothing'}.")
+            time.sleep(0.1)
+
+
+def _stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """End processes and their children."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ray() -> Sequence[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts"]

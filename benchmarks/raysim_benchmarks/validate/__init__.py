@@ -1,0 +1,1 @@
+"""Predictions beside real Ray clusters over real shaped links, case by case."""

@@ -1,1 +1,0 @@
-"""Predictions against real Ray clusters over real shaped links, case by case."""
