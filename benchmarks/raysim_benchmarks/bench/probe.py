@@ -67,8 +67,17 @@ class PlainLoop:
         microbatches = self.plan.config.num_microbatches
         with tempfile.TemporaryDirectory() as folder, ExitStack() as around:
             if every is not None:
-                options = {"steps": steps, "every": every, "num_microbatches": microbatches}
-                around.enter_context(probe(self.model, cuts, CANDIDATES, out=Path(folder), **options))
+                around.enter_context(
+                    probe(
+                        self.model,
+                        cuts,
+                        CANDIDATES,
+                        out=Path(folder),
+                        steps=steps,
+                        every=every,
+                        num_microbatches=microbatches,
+                    )
+                )
             return seconds_of(lambda: self._train(steps)) / steps
 
     def _train(self, steps: int) -> None:
