@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_saturating,
+    check_finite,
+    integer_bytes,
+    to_bytes,
+    to_tensor,
+)
 from raysim.codecs.draws import uniform
 from raysim.notation import check_real
 from raysim.on_demand import torch
@@ -93,14 +103,14 @@ class ATOMO(Codec):
             "left": to_bytes(cast_saturating(scaled, torch.float32)),
             "right": to_bytes(right[drawn].to(torch.float32)),
         }
-        return arrays | {"count": np.array([len(drawn)], dtype=np.int64).view(np.uint8)}
+        return arrays | {"count": integer_bytes(len(drawn))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         matrix, dtype = self._matrix(packet.shape), DTYPES[packet.dtype]
         if matrix is None:
             return to_tensor(packet.bytes_of("values", packet.dense_bytes), dtype, device).view(packet.shape)
         rows, columns = matrix
-        count = int(packet.bytes_of("count", 8).copy().view(np.int64)[0])
+        count = packet.integer_of("count")
         if not 0 <= count <= min(rows, columns):
             raise ValueError(f"A packet of {self!r} holds {count} atoms of a matrix of {rows} by {columns}.")
         left = packet.floats_of("left", rows * count, device).view(rows, count)

@@ -14,6 +14,7 @@ from raysim.codecs.codec import (
     Codec,
     Key,
     Packet,
+    cast_float64,
     cast_saturating,
     check_finite,
     nest,
@@ -72,9 +73,8 @@ class DAQ(Codec):
         x = (x.movedim(channel_axis(tuple(x.shape)), 1) if x.ndim > 2 else x).contiguous()
         groups, size = samples * channels, x.numel() // (samples * channels)
         layout = Layout(x.numel(), groups, size)
-        means = (
-            cast_saturating(group_sums(x, layout, "sum") / size, torch.float32) + 0.0
-        )  # of the two zeros the positive one
+        means = cast_saturating(group_sums(x, layout, "sum") / size, torch.float32)
+        means += 0.0  # of the two zeros the positive one
         halves = ((x.view(groups, size).double() - means.double()[:, None]) / 2).float()  # which stay within float32
         deviations = (4 * group_sums(halves, layout, "squares") / size).sqrt()
         sent = self._deviations.encode(cast_saturating(deviations, torch.float32).view(samples, channels))
@@ -105,9 +105,7 @@ class DAQ(Codec):
         center, step = self._grid(means, deviations)
         codes = unpack_bytes(to_tensor(data, torch.uint8, device), packet.numel, self.bits).view(groups, size)
         values = codes.double().mul_(step[:, None]).add_(center[:, None])
-        # 16-bit types by way of float32
-        values = values if dtype == torch.float64 else cast_saturating(values, torch.float32)
-        values = cast_saturating(values.view(-1), dtype)
+        values = cast_float64(values.view(-1), dtype)
         if len(shape) <= 2:
             return values.view(shape)
         axis = channel_axis(shape)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_float64,
+    check_finite,
+    to_bytes,
+    to_tensor,
+)
 from raysim.codecs.floats import power_of_two
 from raysim.codecs.groups import channel_axis, channels_last
 from raysim.codecs.selection import select_topk
@@ -164,7 +173,7 @@ class TAHQuant(Codec):
         back = _swapped(hadamard(tiles) / math.sqrt(self.tile), pivots)
         tiles = torch.where(turned[:, None], back, tiles)
         rows = (tiles * _power(exponent, device)).view(tokens, -1)[:, :length].reshape(packet.shape)
-        return cast_saturating(rows if dtype == torch.float64 else cast_saturating(rows, torch.float32), dtype)
+        return cast_float64(rows, dtype)
 
 
 def _power(exponent: int, device: torch.device | str) -> Tensor:

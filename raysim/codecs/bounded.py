@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs.bits import pack, packed_bytes, unpack
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_float64,
+    check_finite,
+    to_bytes,
+    to_tensor,
+)
 from raysim.codecs.groups import Layout, layout_of, total
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
@@ -113,8 +122,4 @@ class ErrorBounded(Codec):
         from_least = to_tensor(sent_offsets, torch.int32, device)[:, None].double()
         values[~raw] = (codes[~raw].double() + from_least) * step
         values[raw] = held.view(-1, _BLOCK).double()
-        flat = layout.flat(values)
-        values = (
-            flat if dtype == torch.float64 else cast_saturating(flat, torch.float32)
-        )  # 16-bit types by way of float32
-        return cast_saturating(values, dtype).view(packet.shape)
+        return cast_float64(layout.flat(values), dtype).view(packet.shape)

@@ -42,8 +42,7 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
 DTYPES = _Dtypes()
 
 _MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
-Key = int  # 64 bits of counter-based randomness, see raysim.random
-
+Key = int  # of random numbers, 64 bits, see `raysim.codecs.draws`
 
 _work = [0]
 
@@ -140,6 +139,10 @@ class Packet(NamedTuple):
                 f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}."
             )
         return array.reshape(-1).view(np.uint8)
+
+    def integer_of(self, name: str) -> int:
+        """Return the array `name` of 8 bytes as the integer that `integer_bytes` wrote; raises ValueError if it is anything else."""
+        return int(self.bytes_of(name, 8).copy().view(np.int64)[0])
 
     def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the array `name` as `count` finite float32, in float64; raises ValueError if it is anything else."""
@@ -300,6 +303,11 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
     return transfers.to_device(torch.from_numpy(kernels.opened(data)), device).view(dtype)
 
 
+def integer_bytes(number: int) -> np.ndarray:
+    """Return an integer below 2^63 as 8 bytes."""
+    return np.array([number], dtype=np.int64).view(np.uint8)
+
+
 def check_finite(x: Tensor) -> None:
     """Raise NonFiniteError if `x` holds NaN or infinity; one pass and no copy."""
     if not x.numel():
@@ -309,6 +317,11 @@ def check_finite(x: Tensor) -> None:
         transfers.check(~torch.isfinite(torch.stack(ends)), error)
     elif not all(math.isfinite(end.item()) for end in ends):
         raise error
+
+
+def cast_float64(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float64 `x` in `dtype`, saturating: in 16 bits by way of float32, as kernels go."""
+    return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype)
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -145,9 +145,7 @@ class MX(Codec):
         exponents = to_tensor(shared, torch.uint8, device).int() - _BIAS
         wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
         values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
-        if (
-            layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all()
-        ):  # of codes that no encoder makes
+        if layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all():  # no encoder makes such codes
             raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
         return cast_saturating(values, dtype).view(packet.shape)
 

@@ -294,9 +294,8 @@ def _dequantize(
     step = span / _steps(span, levels)
     steps = layout.view(unpacked - levels.middle).double()
     values = layout.flat(steps.mul_(layout.spread(step)).add_(layout.spread(center)))
-    return cast_saturating(
-        values if dtype == torch.float64 else values.float(), dtype
-    )  # by way of float32, as the kernels go
+    # in 16 bits by way of float32, as the kernels go
+    return cast_saturating(values if dtype == torch.float64 else values.float(), dtype)
 
 
 def _ranges(x: Tensor, layout: Layout, absmax: bool) -> Ends:

@@ -16,6 +16,7 @@ from raysim.codecs.codec import (
     cast_saturating,
     check_codec,
     check_finite,
+    integer_bytes,
     nest,
     nested_names,
 )
@@ -100,12 +101,12 @@ class RandomK(Codec):
         check_finite(x)
         rows, _, kept = self._rows(tuple(x.shape))
         values = x.reshape(-1)[self.draw(key or 0, tuple(x.shape), x.device)].view(rows, kept)
-        drawn = np.array([key], dtype=np.int64).view(np.uint8)
+        drawn = integer_bytes(key or 0)
         return dict(nest("values", self.values.encode(values, key)), key=drawn)
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         rows, length, kept = self._rows(packet.shape)
-        key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
+        key = packet.integer_of("key")
         values = packet.part("values", self.values, (rows, kept)).decode(device).reshape(-1)
         if self.unbiased and kept:
             values = cast_saturating(values.double() * (length / kept), values.dtype)
@@ -113,5 +114,5 @@ class RandomK(Codec):
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         rows, _, kept = self._rows(packet.shape)
-        key = int(packet.bytes_of("key", 8).copy().view(np.int64)[0])
+        key = packet.integer_of("key")
         return Support(self.draw(key, packet.shape, device).view(rows, kept), packet.shape)

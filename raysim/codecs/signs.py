@@ -130,10 +130,8 @@ class Mean(Codec):
         check_finite(x)
         if not x.numel():
             return {"mean": np.empty(0, np.uint8)}
-        mean = torch.tensor(
-            [total(x, "sum") / x.numel() + 0.0], dtype=torch.float64
-        )  # of the two zeros the positive one
-        return {"mean": to_bytes(cast_saturating(mean, torch.float32))}
+        mean = total(x, "sum") / x.numel() + 0.0  # of the two zeros the positive one
+        return {"mean": to_bytes(cast_saturating(torch.tensor([mean], dtype=torch.float64), torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         mean = packet.floats_of("mean", 1 if packet.numel else 0, device)

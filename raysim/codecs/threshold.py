@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, integer_bytes, nest, nested_names
 from raysim.codecs.draws import bits64
 from raysim.codecs.floats import Identity
 from raysim.codecs.groups import total
@@ -39,11 +39,11 @@ class Counted(Codec):
     def arrays_of(self, positions: Tensor, kept: Tensor, numel: int, key: Key | None) -> dict[str, np.ndarray]:
         """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `numel` values."""
         arrays = dict(nest("values", self.values.encode(kept, key)))
-        arrays["count"] = np.array([len(positions)], dtype=np.int64).view(np.uint8)
+        arrays["count"] = integer_bytes(len(positions))
         return arrays | encode_positions(positions, numel, smallest_form(len(positions), numel))
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
-        kept = int(packet.bytes_of("count", 8).copy().view(np.int64)[0])
+        kept = packet.integer_of("count")
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
         values = packet.part("values", self.values, (kept,)).decode(device)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_codec, nest, nested_names
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_float64,
+    cast_saturating,
+    check_codec,
+    nest,
+    nested_names,
+)
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -97,6 +107,4 @@ class Hadamard(Codec):
             x = backend.turn(mixed.contiguous().view(-1), self.tile, 1.0, _GREATEST, mixed.numel())[: packet.numel]
             return cast_saturating(x, dtype).view(packet.shape)
         x = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]
-        return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype).view(
-            packet.shape
-        )
+        return cast_float64(x, dtype).view(packet.shape)
