@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.notation import check_choice
+from raysim.files import cache_folder, read_text, write_whole
+from raysim.notation import check_choice, check_real
 
 Floats = NDArray[np.float64]
 
@@ -163,3 +167,43 @@ TRANSPORTS = {transport.name: transport for transport in (RAY, GLOO, NCCL, BARE)
 def parse_transport(name: str) -> Transport:
     """Return the transport of a name; raises ValueError with the known ones."""
     return TRANSPORTS[check_choice("transport", name, TRANSPORTS)]
+
+
+def calibration_file() -> Path:
+    """Return the file of this machine's calibrations."""
+    return cache_folder() / "transports.json"
+
+
+def calibrated_transport(name: str) -> Transport:
+    """Return the transport of a name with the measured seconds of this machine (`raysim calibrate`), else with its default ones.
+
+    Raises ValueError if there is no such transport, or if the file of calibrations is not what `save_calibration` writes.
+    """
+    transport = parse_transport(name)
+    costs = _read().get(transport.name)
+    return transport if costs is None else replace(transport, host=costs)
+
+
+def save_calibration(name: str, costs: HostCosts) -> Path:
+    """Keep the seconds of a transport on this machine, in place of earlier ones, and return the file; raises OSError."""
+    known = _read() | {parse_transport(name).name: costs}
+    path = calibration_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({key: asdict(value) for key, value in known.items()}, indent=1).encode())
+    return path
+
+
+def _read() -> dict[str, HostCosts]:
+    path = calibration_file()
+    if not path.is_file():
+        return {}
+    try:
+        costs = {}
+        for name, values in json.loads(read_text(path)).items():
+            source = str(values.pop("source"))
+            costs[name] = HostCosts(**{k: check_real(k, v, 0, math.inf) for k, v in values.items()}, source=source)
+        return costs
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"The calibration {path} cannot be read ({error}). Run `raysim calibrate`, or delete it."
+        ) from None

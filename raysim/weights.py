@@ -1,0 +1,233 @@
+"""Weight policies: the version of a stage's weights that each pass reads, and the time and the rate of its updates.
+
+A delay counts the updates that a stage makes after the forward of a microbatch and before the update with its gradient. The schedule
+gives the delays, see `raysim.schedules.unflushed`; a policy may only lengthen them. A policy computes on the weights of one stage and
+knows no other stage. Adding a policy is a class, and its place in `POLICIES`; the laws in the tests then ask for a variant of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from raysim.notation import Notation, check_choice, check_integer, check_real, parse
+from raysim.schedules import Schedule, Unflushed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name
+Memory: TypeAlias = "dict[str, Tensor]"  # of a policy at one stage, by any names; checkpoints keep it
+Delays: TypeAlias = Sequence[Sequence[int]]  # by stage and microbatch of a step
+
+MOVEMENT = "movement/"  # prefix of PipeMare's memory
+ADAPTIVE = ("adam", "adamw")
+
+
+class WeightPolicy(Notation, ABC):
+    """Decides which weights the passes of a stage read, and when and at which rate the stage updates.
+
+    A frozen dataclass, equal and hashed by its settings.
+    """
+
+    flush: ClassVar[bool] = False  # whether the pipeline runs empty between steps
+    rate_by_stage: ClassVar[bool] = False  # whether stages update at different rates
+    predicts: ClassVar[bool] = False  # whether forwards read weights moved on along the optimiser's directions
+    corrects: ClassVar[bool] = False  # whether backwards read other weights than their forwards
+    remembers: ClassVar[bool] = False  # whether it has a memory
+
+    @property
+    def updates_each_microbatch(self) -> bool:
+        """True if a stage updates after the backward of each microbatch, instead of once a step."""
+        return False
+
+    def order(self, schedule: Schedule) -> Schedule:
+        """Return a schedule as it runs with these weights; raises ValueError if it needs a flush and they have none."""
+        return schedule if self.flush else Unflushed(schedule)
+
+    def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
+        """Raise ValueError, by field and rule, if the policy does not fit the run.
+
+        `in_flight`: the most microbatches that a stage holds at once. `momentum`: the optimiser's, None if it has none.
+        """
+
+    def delays(self, scheduled: Delays) -> Delays:
+        """Return the delay of every microbatch of a steady step at every stage; `scheduled` are those of the schedule."""
+        return scheduled
+
+    def rate(self, rate: float, delay: int, step: int) -> float:
+        """Return the learning rate of a stage whose longest delay is `delay`."""
+        return rate
+
+    def predicted(self, newest: Weights, directions: Weights, rate: float, delay: int) -> Weights:
+        """Return the weights read by forwards with a delay, of a policy that `predicts`; `newest` is the newest version.
+
+        `directions`: the optimiser's last update, divided by minus its learning rate; empty before the first. The tensors
+        must not share memory with `newest`.
+        """
+        return newest
+
+    def corrected(self, newest: Weights, memory: Memory, delay: int) -> Weights:
+        """Return the weights read by a backward, of a policy that `corrects`; else it reads those of its forward."""
+        return newest
+
+    def remember(self, before: Weights, after: Weights, memory: Memory, delay: int) -> Memory:
+        """Return the memory after an update of a stage whose longest delay is `delay`."""
+        return {}
+
+    def num_copies(self, delays: Sequence[int]) -> int:
+        """Return the most copies of the weights that a stage with these delays holds beside the newest version."""
+        return max(delays)
+
+
+@dataclass(frozen=True, repr=False)
+class Continuous(WeightPolicy):
+    """Base of policies that keep the schedule's delays, and update after each microbatch or once a step."""
+
+    update: str = field(default="microbatch", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_choice("update", self.update, ("microbatch", "step"))
+
+    @property
+    def updates_each_microbatch(self) -> bool:
+        return self.update == "microbatch"
+
+
+@dataclass(frozen=True, repr=False)
+class Synchronous(WeightPolicy):
+    """Updates once a step, when the pipeline is empty: `W[t+1] = W[t] - rate grad f(W[t])`."""
+
+    flush: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, repr=False)
+class Stashed(Continuous):
+    """Keeps, for each microbatch in flight, the version that its forward read, for its backward (PipeDream, Narayanan et al.
+    2019, 1806.03377)::
+
+        W[t+1] = W[t] - rate grad f(W[t - delay])
+
+    A forward reads the newest version. Each microbatch updates the weights, or each step with `update='step'`. 1F1B without a
+    flush delays stage s of P by P - 1 - s microbatches, for which a stage keeps as many versions beside the newest.
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class DoubleBuffered(WeightPolicy):
+    """Updates once a step, and reads the version before the newest at all stages (PipeDream-2BW, Narayanan et al. 2021,
+    2006.09503)::
+
+        W[t+1] = W[t] - rate grad f(W[t-1])
+
+    Two versions are enough if a step has as many microbatches as are in flight at the first stage: one a stage, with 1F1B.
+    """
+
+    def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
+        if num_microbatches < in_flight:
+            raise ValueError(
+                f"`num_microbatches` must be at least {in_flight} with {self!r}, as many as are in flight at the first stage, "
+                f"but got {num_microbatches}."
+            )
+
+    def delays(self, scheduled: Delays) -> Delays:
+        longest = max(map(max, scheduled))
+        return [[longest] * len(of_stage) for of_stage in scheduled]
+
+
+@dataclass(frozen=True, repr=False)
+class PipeMare(Continuous):
+    """Lowers the rate of delayed stages at the start, and corrects the weights of backwards (Yang et al. 2019, 1910.05124).
+
+    Forward and backward of a microbatch both read the newest version, which the stage has updated `delay` times in between.
+    The backward goes back along d, the moving average of updates, to about the version of its forward::
+
+        rate of step k:       rate / delay^p    with p = 1 - min(k / steps, 1)
+        backward of W[t] at:  W[t] - delay d[t]
+        d[t+1] = c d[t] + (1 - c) (W[t+1] - W[t])    with c = decay^(1 / delay)
+
+    The rate is that of the longest delay of the stage, or as given without a delay. `steps` counts those of the run, each
+    of which updates the weights once a microbatch, or once with `update='step'`.
+    """
+
+    rate_by_stage: ClassVar[bool] = True
+    corrects: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    steps: int
+    decay: float = 0.135
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(steps=check_integer("steps", self.steps, 1), decay=check_real("decay", self.decay, 0, 1))
+        if self.decay == 1:
+            raise ValueError("`decay` must be below 1, or the average of updates stays zero, but got 1.")
+
+    def rate(self, rate: float, delay: int, step: int) -> float:
+        power = 1 - min(step / self.steps, 1)
+        return rate / float(max(delay, 1) ** power)
+
+    def corrected(self, newest: Weights, memory: Memory, delay: int) -> Weights:
+        return {name: x - delay * memory[f"{MOVEMENT}{name}"] if memory else x for name, x in newest.items()}
+
+    def remember(self, before: Weights, after: Weights, memory: Memory, delay: int) -> Memory:
+        kept = self.decay ** (1 / max(delay, 1))
+        moved = {name: (1 - kept) * (x - before[name]) for name, x in after.items()}
+        if memory:
+            moved = {name: kept * memory[f"{MOVEMENT}{name}"] + x for name, x in moved.items()}
+        return {f"{MOVEMENT}{name}": x for name, x in moved.items()}
+
+    def num_copies(self, delays: Sequence[int]) -> int:
+        longest = max(delays)
+        return longest + 2 * bool(longest)  # the average, and the weights of one backward
+
+
+@dataclass(frozen=True, repr=False)
+class Predicted(Continuous):
+    """Reads, in a forward and its backward, the newest version moved on by `delay` steps of the optimiser::
+
+        forward and backward at:  V = W[t - delay] - delay rate u[t - delay]
+        W[t+1] = W[t] - rate grad f(V)
+
+    With sgd, u is the momentum (SpecTrain, Chen et al. 2018, 1809.02839). With adam and adamw it is their step, m / (sqrt(v) +
+    epsilon) with both means corrected for the start (XPipe, Guan et al. 2019, 1911.04610).
+    """
+
+    predicts: ClassVar[bool] = True
+
+    def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
+        if optimizer not in ("sgd", *ADAPTIVE):
+            raise ValueError(
+                f"`optimizer.name` must be sgd, {' or '.join(ADAPTIVE)} with {self!r}, which predicts by their direction, "
+                f"but got {optimizer!r}."
+            )
+        if optimizer == "sgd" and not momentum:
+            raise ValueError(
+                f"`optimizer.momentum` must be above 0 with {self!r}, which predicts by it, but got {momentum}."
+            )
+
+    def predicted(self, newest: Weights, directions: Weights, rate: float, delay: int) -> Weights:
+        return {
+            name: x - (delay * rate) * directions[name] if name in directions else x.clone()
+            for name, x in newest.items()
+        }
+
+    def num_copies(self, delays: Sequence[int]) -> int:
+        lengths = {delay for delay in delays if delay}
+        return len(lengths) * (max(delays) + 1)
+
+
+POLICIES: dict[str, type[WeightPolicy]] = {
+    cls.name(): cls for cls in (Synchronous, Stashed, DoubleBuffered, PipeMare, Predicted)
+}
+
+
+def parse_weights(text: str) -> WeightPolicy:
+    """Return the weight policy that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
+
+    >>> parse_weights("Stashed"), parse_weights("PipeMare(steps=100)")
+    (Stashed, PipeMare(100))
+    """
+    return parse(text, POLICIES, kind="weight policy")
