@@ -26,9 +26,8 @@ from raysim.analysis.data.work import (
     octaves_of,
     work_codes,
 )
-from raysim.network.calibrate import Overheads, read_overheads
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
-from raysim.network.recorded import profiles_from_actions
+from raysim.network.recorded import Overheads, profiles_from_actions, read_overheads
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.plugins import from_record

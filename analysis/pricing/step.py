@@ -26,16 +26,16 @@ from raysim.analysis.pricing.estimates import BOUNDS, Estimate
 from raysim.analysis.pricing.job_costs import Costs
 from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_profiles
 from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
-from raysim.network.calibrate import Overheads
-from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import hidden, without_exchange
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile
+from raysim.network.recorded import Overheads
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
 from raysim.network.topology import FREE, Network
 from raysim.network.trace import trace_events
+from raysim.network.transport import calibrated_transport
 from raysim.network.uncertainty import with_model_error
 from raysim.places import Place
 from raysim.records import Run

@@ -248,7 +248,7 @@ def calibrate() -> None:
     Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
     """
     from raysim.engine.calibrate import calibrate_ray
-    from raysim.network.calibration import save_calibration
+    from raysim.network.transport import save_calibration
     from raysim.pipeline.errors import WorkerLostError
     from raysim.units import format_bytes, format_seconds
 

@@ -13,7 +13,7 @@ from raysim.notation import shown
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import Schedule
 from raysim.schedules.unflushed import Unflushed
-from raysim.weights.base import Delays
+from raysim.weights import Delays
 
 
 class RunConfig(RunFields):

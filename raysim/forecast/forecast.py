@@ -20,7 +20,6 @@ from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
 from raysim.forecast.structure import data_of, structure_of
-from raysim.network.calibration import calibrated_transport
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
@@ -29,7 +28,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
-from raysim.network.transport import Transport
+from raysim.network.transport import Transport, calibrated_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.crossing import check_names, compressors_of

@@ -26,7 +26,7 @@ from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import Boundary
-from raysim.weights.base import Delays
+from raysim.weights import Delays
 from raysim.workloads.data import Data, DataShape, batch_ids, load_data
 from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import build_model

@@ -18,7 +18,7 @@ from raysim.pipeline.parameters import Constrained
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.values import UNNAMED, Value, join, only, split
-from raysim.weights.base import Weights
+from raysim.weights import Weights
 from raysim.workloads.backward import Caught, input_gradients, run_branches
 from raysim.workloads.losses import Loss
 

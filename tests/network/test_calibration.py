@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli import app
-from raysim.network.calibration import calibrated_transport, calibration_file, save_calibration
-from raysim.network.transport import GLOO, RAY, HostCosts
+from raysim.network.transport import GLOO, RAY, HostCosts, calibrated_transport, calibration_file, save_calibration
 
 COSTS = HostCosts(call_s=1e-3, message_s=2e-3, byte_s=3e-9, step_s=4e-3, worker_s=5e-3, source="seconds of a test")
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raysim.network.calibrate import read_overheads
 from raysim.network.devices import DEVICES
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile, gpt_forward_flops, mean_profile
-from raysim.network.recorded import profiles_from_actions
+from raysim.network.recorded import profiles_from_actions, read_overheads
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.schedules.families import ZBH1, GPipe, OneFOneB, Schedule

@@ -29,7 +29,6 @@ FOUNDATIONS = (
     "raysim/compressors/controller.py",
     "raysim/replication/method.py",
     "raysim/replication/layers.py",
-    "raysim/weights/base.py",
 )
 METHOD_CLASSES = {cls.__name__ for known in (CODECS, COMPRESSORS, METHODS, POLICIES) for cls in known.values()} | {
     "Dense"

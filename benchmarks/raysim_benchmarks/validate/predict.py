@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.limits import usable_cpus
-from raysim.network.calibrate import read_overheads
 from raysim.network.collectives import transfers_from_columns
 from raysim.network.placement import Placement
 from raysim.network.profile import Profile
-from raysim.network.recorded import profiles_from_actions
+from raysim.network.recorded import profiles_from_actions, read_overheads
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import RAY
