@@ -1,6 +1,6 @@
 """Analysis of runs in pandas: their records, their prices on other networks, and the evidence on the papers' claims.
 
-Imported lazily, so that `from raysim import analysis` brings in neither pandas nor numba.
+Names are imported on first use, so that `from raysim import analysis` brings in neither pandas nor numba.
 
 >>> from raysim.analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])
@@ -31,24 +31,25 @@ if TYPE_CHECKING:
     from raysim.analysis.runs.prices import dense_partners, replay
     from raysim.analysis.runs.results import Results
 
-_HOMES = {
-    **dict.fromkeys(("break_even", "safe_set"), "raysim.analysis.comparison.choice"),
-    **dict.fromkeys(("AnalysisError", "ReplayError"), "raysim.analysis.data"),
-    "load": "raysim.analysis.runs.loading",
-    **dict.fromkeys(("Packed", "pack"), "raysim.analysis.runs.pack"),
-    "Estimate": "raysim.analysis.pricing.estimates",
-    "importance": "raysim.analysis.comparison.importances",
-    "frontier": "raysim.analysis.comparison.pareto",
-    "natural_direction": "raysim.analysis.data.studies",
-    **dict.fromkeys(("beside", "in_company"), "raysim.analysis.pricing.pooled"),
-    "Replay": "raysim.analysis.pricing.step",
-    **dict.fromkeys(("dense_partners", "replay"), "raysim.analysis.runs.prices"),
-    "Results": "raysim.analysis.runs.results",
-    "Target": "raysim.analysis.pricing.targets",
-    **dict.fromkeys(("CLAIMS", "Claim"), "raysim.analysis.claims"),
-    **dict.fromkeys(("Comparison", "Finding", "findings_frame"), "raysim.analysis.claims.finding"),
-    "findings": "raysim.analysis.claims.verdicts",
+_MODULES = {
+    "claims": ("CLAIMS", "Claim"),
+    "claims.finding": ("Comparison", "Finding", "findings_frame"),
+    "claims.verdicts": ("findings",),
+    "comparison.choice": ("break_even", "safe_set"),
+    "comparison.importances": ("importance",),
+    "comparison.pareto": ("frontier",),
+    "data": ("AnalysisError", "ReplayError"),
+    "data.studies": ("natural_direction",),
+    "pricing.estimates": ("Estimate",),
+    "pricing.pooled": ("beside", "in_company"),
+    "pricing.step": ("Replay",),
+    "pricing.targets": ("Target",),
+    "runs.loading": ("load",),
+    "runs.pack": ("Packed", "pack"),
+    "runs.prices": ("dense_partners", "replay"),
+    "runs.results": ("Results",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CLAIMS",
@@ -84,6 +85,6 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> object:
     """Import a name on first use."""
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

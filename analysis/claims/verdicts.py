@@ -71,10 +71,10 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
     tried = tuple(_compare(contrast, context, confidence) for contrast in contrasts)
     if not tried:
         return Finding(claim, "", "undecided", "No run bears on it.", (), None, confidence, ())
-    counted = [one for part in dict.fromkeys(c.part for c in tried) for one in _counted(tried, part)]
+    counted = [comparison for part in dict.fromkeys(c.part for c in tried) for comparison in _counted(tried, part)]
     decisive = [_pool(counted, context, confidence)] if claim.pooled else counted
-    against = [one for one in _as_family(decisive, confidence) if one.verdict == "contradicted"]
-    unsupported = [one for one in decisive if one.verdict != "supported"]
+    against = [comparison for comparison in _as_family(decisive, confidence) if comparison.verdict == "contradicted"]
+    unsupported = [comparison for comparison in decisive if comparison.verdict != "supported"]
     verdict: Verdict
     if against:
         verdict, shown = "contradicted", max(against, key=_distance)
@@ -86,7 +86,7 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
         verdict, shown = "supported", min(decisive, key=_distance)
         closest = "" if len(decisive) == 1 else f"All {len(decisive)} comparisons say so; the closest: "
         reason = f"{closest}{_sentence(shown)}, {shown.side} {shown.threshold:g}."
-    label = context.label if any(one.effects for one in tried) else ""
+    label = context.label if any(comparison.effects for comparison in tried) else ""
     return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
 
 
@@ -135,17 +135,21 @@ def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Com
     """
     if not comparisons:
         return []
-    thresholds = [one.threshold for one in comparisons]
+    thresholds = [comparison.threshold for comparison in comparisons]
     plain, low, high = (
-        judge([_moved(one.sample, by) for one, by in zip(comparisons, moves, strict=True)], thresholds, 1 - confidence)
-        for moves in zip(*((0.0, *one.price) for one in comparisons), strict=True)
+        judge(
+            [_moved(comparison.sample, by) for comparison, by in zip(comparisons, moves, strict=True)],
+            thresholds,
+            1 - confidence,
+        )
+        for moves in zip(*((0.0, *comparison.price) for comparison in comparisons), strict=True)
     )
     judged = []
-    for one, middle, lowest, highest in zip(comparisons, plain, low, high, strict=True):
+    for comparison, middle, lowest, highest in zip(comparisons, plain, low, high, strict=True):
         side = "above" if lowest.where == "above" else "below" if highest.where == "below" else None
-        verdict: Verdict = "undecided" if side is None else "supported" if side == one.side else "contradicted"
+        verdict: Verdict = "undecided" if side is None else "supported" if side == comparison.side else "contradicted"
         effect, low_bound, high_bound = middle.bounds.mean, lowest.bounds.low, highest.bounds.high
-        judged.append(replace(one, effect=effect, low=low_bound, high=high_bound, verdict=verdict))
+        judged.append(replace(comparison, effect=effect, low=low_bound, high=high_bound, verdict=verdict))
     return judged
 
 
@@ -161,27 +165,27 @@ def _mean_reach(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
     """Return the comparisons of a part with enough data; all of them if none has."""
-    of_part = [one for one in comparisons if one.part == part]
-    return [one for one in of_part if not one.lacking] or of_part
+    of_part = [comparison for comparison in comparisons if comparison.part == part]
+    return [comparison for comparison in of_part if not comparison.lacking] or of_part
 
 
 def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float) -> Comparison:
     """Return the mean over comparisons, seed by seed, at the seeds that all of them have."""
     if len(comparisons) == 1:
         return comparisons[0]
-    common = sorted(set.intersection(*(set(one.effects) for one in comparisons)))
-    effects = {seed: sum(one.effects[seed] for one in comparisons) / len(comparisons) for seed in common}
-    settings = tuple(dict.fromkeys(setting for one in comparisons for setting in one.settings))
+    common = sorted(set.intersection(*(set(comparison.effects) for comparison in comparisons)))
+    effects = {seed: sum(comparison.effects[seed] for comparison in comparisons) / len(comparisons) for seed in common}
+    settings = tuple(dict.fromkeys(setting for comparison in comparisons for setting in comparison.settings))
     sample = context.sample(effects, *settings)
-    lacking = next((one.lacking for one in comparisons if one.lacking), "")
+    lacking = next((comparison.lacking for comparison in comparisons if comparison.lacking), "")
     pooled = replace(
         comparisons[0],
-        text=f"mean of {len(comparisons)} comparisons ({'; '.join(one.text for one in comparisons)})",
+        text=f"mean of {len(comparisons)} comparisons ({'; '.join(comparison.text for comparison in comparisons)})",
         effects=effects,
         sample=sample._replace(lacking=sample.lacking or lacking),
-        runs=tuple(run for one in comparisons for run in one.runs),
+        runs=tuple(run for comparison in comparisons for run in comparison.runs),
         settings=settings,
-        price=_mean_reach([one.price for one in comparisons]),
+        price=_mean_reach([comparison.price for comparison in comparisons]),
     )
     return _as_family([pooled], confidence)[0]
 
@@ -220,14 +224,15 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
         return finding
     wanted: dict[Setting, set[int]] = {}
     hopeless = 0
-    for one in finding.comparisons:
-        if one.verdict == "supported" and not finding.claim.pooled:
+    for comparison in finding.comparisons:
+        if comparison.verdict == "supported" and not finding.claim.pooled:
             continue
-        count = seeds_to_decide(one.sample.values, one.threshold, 1 - finding.confidence, _step(one))
+        sample = comparison.sample
+        count = seeds_to_decide(sample.values, comparison.threshold, 1 - finding.confidence, sample.known_step)
         if count is None:
             hopeless += 1
             continue
-        for setting, seeds in _lacking(one.settings, count, context).items():
+        for setting, seeds in _lacking(comparison.settings, count, context).items():
             wanted.setdefault(setting, set()).update(seeds)
     reason = finding.reason
     if hopeless:
@@ -235,10 +240,6 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
         reason += f" More than {MOST_SEEDS} seeds would be needed for {which}: the effect is near the threshold for its spread."
     commands = train_commands(results, context, wanted, finding.claim.recipe)
     return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
-
-
-def _step(comparison: Comparison) -> float:
-    return 0.0 if math.isnan(comparison.sample.step) else comparison.sample.step
 
 
 def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:

@@ -127,9 +127,8 @@ def _spread(sample: Sample, margin: float) -> dict[str, float]:
     """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
     if len(sample.values) < 2:
         return {"deviation": math.nan, "chance": math.nan}
-    step = 0.0 if math.isnan(sample.step) else sample.step
-    deviation = math.hypot(float(np.std(sample.values, ddof=1)), step / 2)
-    return {"deviation": deviation, "chance": 1 - p_value(sample.values, margin, "below", step)}
+    deviation = math.hypot(float(np.std(sample.values, ddof=1)), sample.known_step / 2)
+    return {"deviation": deviation, "chance": 1 - p_value(sample.values, margin, "below", sample.known_step)}
 
 
 def break_even(
@@ -169,10 +168,10 @@ def _even(
     evens, steps, speedups = [], [], []
     for pair in pairs:
         try:
-            one, dense = (results.replay(name, **options) for name in pair)
-            even = one.break_even_bps(dense, network)
-            steps.append([float(replay.step_seconds([network]).mean()) for replay in (one, dense)])
-            speedups += one.speedup(dense, [network])
+            compressed, dense = (results.replay(name, **options) for name in pair)
+            even = compressed.break_even_bps(dense, network)
+            steps.append([float(replay.step_seconds([network]).mean()) for replay in (compressed, dense)])
+            speedups += compressed.speedup(dense, [network])
         except ReplayError as error:
             results.complain(str(error))
             continue

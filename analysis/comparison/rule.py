@@ -41,6 +41,11 @@ class Sample(NamedTuple):
     lacking: str
     """The reason for no verdict; empty if there can be one."""
 
+    @property
+    def known_step(self) -> float:
+        """The `step`, or 0 if it was not recorded."""
+        return 0.0 if math.isnan(self.step) else self.step
+
 
 class Judged(NamedTuple):
     """The judgement of a sample: its bounds at the levels of its family, and the side on which its mean surely lies."""
@@ -91,10 +96,10 @@ def judge(
     highs = _confidences(pairs, "below", alpha)
     lows = _confidences(pairs, "above", alpha if alpha_above is None else alpha_above)
     judged = []
-    for (one, threshold), high, low in zip(pairs, highs, lows, strict=True):
-        both = bounds(one.values, low, _step(one))._replace(high=bounds(one.values, high, _step(one)).high)
+    for (each, threshold), high, low in zip(pairs, highs, lows, strict=True):
+        both = bounds(each.values, low, each.known_step)._replace(high=bounds(each.values, high, each.known_step).high)
         where: Where = "undecided"
-        if not one.lacking:
+        if not each.lacking:
             where = next((side for side in _SIDES if both.beyond(threshold, side)), "undecided")
         judged.append(Judged(both, where))
     return judged
@@ -111,9 +116,7 @@ _SIDES: tuple[Side, Side] = ("below", "above")
 
 def _confidences(pairs: Sequence[tuple[Sample, float]], side: Side, alpha: float) -> list[float]:
     """Return the confidence of the bound that puts each sample on a side of its threshold."""
-    spread = [min(1.0, p_value(one.values, threshold, side, _step(one)) / one.share) for one, threshold in pairs]
-    return [1 - level * one.share for level, (one, _) in zip(holm(spread, alpha), pairs, strict=True)]
-
-
-def _step(one: Sample) -> float:
-    return 0.0 if math.isnan(one.step) else one.step
+    spread = [
+        min(1.0, p_value(each.values, threshold, side, each.known_step) / each.share) for each, threshold in pairs
+    ]
+    return [1 - level * each.share for level, (each, _) in zip(holm(spread, alpha), pairs, strict=True)]

@@ -52,8 +52,8 @@ class Costs:
     """
 
     def __init__(self, recordings: Iterable[Recording], profile: Profile | Path | str | None = None) -> None:
-        self.recordings = sorted(recordings, key=lambda one: str(one.run.folder))
-        jobs = {one.job for one in self.recordings}
+        self.recordings = sorted(recordings, key=lambda recording: str(recording.run.folder))
+        jobs = {recording.job for recording in self.recordings}
         if len(jobs) != 1:
             raise ReplayError(f"Runs that share their compute must be of one job, but got {len(jobs)}.")
         self.clock = self.recordings[0].clock
@@ -100,7 +100,7 @@ class Costs:
     @property
     def knows_updates(self) -> bool:
         """True if the seconds of the optimiser's update were recorded, or are in the given profile."""
-        return self._given is not None or any(UPDATE in one.samples for one in self.recordings)
+        return self._given is not None or any(UPDATE in recording.samples for recording in self.recordings)
 
     @staticmethod
     def host_factors() -> Floats:
@@ -160,7 +160,9 @@ class Costs:
     def _read(self, profile: Profile | Path | str) -> Profile:
         try:
             given = profile if isinstance(profile, Profile) else Profile.load(profile)
-            split = any(kind[2] == "W" for one in self.recordings for kind in one.work.kinds if kind[0] == "compute")
+            split = any(
+                kind[2] == "W" for recording in self.recordings for kind in recording.work.kinds if kind[0] == "compute"
+            )
             row = self.recordings[0].row
             given.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
             if split and given.compute_s.shape[2] == 2:

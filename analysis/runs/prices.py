@@ -66,7 +66,7 @@ def replay(
     many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else list(runs)
     replays = _together([*many, *([] if against is None else [against])], profile)
     dense = replays.pop() if against is not None else None
-    return _typed([row for one in replays for row in _rows(one, chosen, dense, parsed, split=split)])
+    return _typed([row for priced in replays for row in _rows(priced, chosen, dense, parsed, split=split)])
 
 
 def _together(runs: Sequence[Run | Place | str | Replay], profile: Path | str | None) -> list[Replay]:
@@ -104,10 +104,10 @@ def _all_rows(
         except ReplayError as error:
             results.complain(str(error))
     partners = dense_partners(results, without=set(finished) - set(replays)) if against == "dense" else {}
-    for run, one in replays.items():
+    for run, priced in replays.items():
         try:
             dense = replays[partners[run]] if run in partners else fixed
-            for row in _rows(one, networks, dense, target, split=split):
+            for row in _rows(priced, networks, dense, target, split=split):
                 yield row | {"run": run}
         except ReplayError as error:
             results.complain(str(error))
@@ -140,35 +140,35 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
 
 
 def _rows(
-    one: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
+    priced: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
 ) -> Iterator[dict[str, Any]]:
-    steps_s = one.step_s(networks)
-    speedups = one.speedup(dense, networks) if dense is not None else []
-    reached = one.steps_to_target(target) if target else {}
+    steps_s = priced.step_s(networks)
+    speedups = priced.speedup(dense, networks) if dense is not None else []
+    reached = priced.steps_to_target(target) if target else {}
     dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
     for i, network in enumerate(networks):
         step_s = steps_s[i]
         row: dict[str, Any] = {
-            "run": str(one.run.folder),
+            "run": str(priced.run.folder),
             "network": repr(network),
             "bandwidth_bps": None if isinstance(network.bandwidth_bps, tuple) else network.bandwidth_bps,
             "latency_s": None if isinstance(network.latency_s, tuple) else network.latency_s,
-            "compute": one.costs.source,
-            "priced_steps": len(one.profiles),
+            "compute": priced.costs.source,
+            "priced_steps": len(priced.profiles),
             "step_s": step_s.value,
             "step_low_s": step_s.low,
             "step_high_s": step_s.high,
-            "recorded_step_s": one.recorded_step_s,
-            "steps": one.num_steps,
-            "run_s": one.num_steps * step_s.value,
-            "wire_bytes": float(one.wire_bytes.mean()),
-            "dense_bytes": float(one.dense_bytes.mean()),
-            "tied_bytes": one.recording.collective_bytes("tied"),
-            "replica_bytes": one.recording.collective_bytes("replica_gradient"),
+            "recorded_step_s": priced.recorded_step_s,
+            "steps": priced.num_steps,
+            "run_s": priced.num_steps * step_s.value,
+            "wire_bytes": float(priced.wire_bytes.mean()),
+            "dense_bytes": float(priced.dense_bytes.mean()),
+            "tied_bytes": priced.recording.collective_bytes("tied"),
+            "replica_bytes": priced.recording.collective_bytes("replica_gradient"),
         }
-        row |= _exchange_columns(one, network) | (_split_columns(one, network) if split else {})
+        row |= _exchange_columns(priced, network) | (_split_columns(priced, network) if split else {})
         if dense is not None:
-            row |= _dense_columns(one, dense, network, speedups[i])
+            row |= _dense_columns(priced, dense, network, speedups[i])
         for prefix, steps_by_mode in (("", reached), ("dense_", dense_reached)):
             seconds = row.get(f"{prefix}step_s", math.nan)
             for mode, steps in steps_by_mode.items():
@@ -177,26 +177,26 @@ def _rows(
         yield row
 
 
-def _exchange_columns(one: Replay, network: Network) -> dict[str, Any]:
+def _exchange_columns(priced: Replay, network: Network) -> dict[str, Any]:
     """Return the seconds without and with an exchange of replicas, if these exchange in some steps only."""
-    if not one.exchanging.any() or one.exchanging.all():
+    if not priced.exchanging.any() or priced.exchanging.all():
         return {}
-    seconds = one.step_seconds([network])[0]
+    seconds = priced.step_seconds([network])[0]
     return {
-        "quiet_step_s": float(seconds[~one.exchanging].mean()),
-        "exchange_step_s": float(seconds[one.exchanging].mean()),
-        "exchange_bytes": one.recording.exchange_bytes(),
+        "quiet_step_s": float(seconds[~priced.exchanging].mean()),
+        "exchange_step_s": float(seconds[priced.exchanging].mean()),
+        "exchange_bytes": priced.recording.exchange_bytes(),
     }
 
 
-def _split_columns(one: Replay, network: Network) -> dict[str, Any]:
-    shares = one.shares(network)
+def _split_columns(priced: Replay, network: Network) -> dict[str, Any]:
+    shares = priced.shares(network)
     parts = {name: float(shares.workers[name].mean()) for name in PARTS}
     return parts | {"pipeline_s": shares.pipeline_s, "busiest_link": shares.utilisation}
 
 
-def _dense_columns(one: Replay, dense: Replay, network: Network, speedup: Estimate) -> dict[str, Any]:
-    even = one.break_even_bps(dense, network) if one is not dense else None
+def _dense_columns(priced: Replay, dense: Replay, network: Network, speedup: Estimate) -> dict[str, Any]:
+    even = priced.break_even_bps(dense, network) if priced is not dense else None
     return {
         "dense_step_s": float(dense.step_seconds([network]).mean()),
         "speedup": speedup.value,

@@ -30,9 +30,9 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
             if line:
                 write_line(out, f"             {line}")
         if len(finding.comparisons) > 1:
-            for one in finding.comparisons:
-                verdict = f"{one.verdict}, {one.lacking}" if one.lacking and one.effects else one.verdict
-                write_line(out, f"             - {one}: {verdict}")
+            for comparison in finding.comparisons:
+                lacking = f", {comparison.lacking}" if comparison.lacking and comparison.effects else ""
+                write_line(out, f"             - {comparison}: {comparison.verdict}{lacking}")
         for i, command in enumerate(finding.commands):
             lead = "to decide:" if i == 0 else ""
             write_line(out, f"  {lead:<11}{command}")
@@ -40,7 +40,8 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
             write_line(out, f"  {'at a cost of':<11} {finding.cost}")
         out.print()
     counts = {
-        verdict: sum(one.verdict == verdict for one in found) for verdict in ("supported", "contradicted", "undecided")
+        verdict: sum(finding.verdict == verdict for finding in found)
+        for verdict in ("supported", "contradicted", "undecided")
     }
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     priced = f" Steps are priced {over(transport)}." if found else ""

@@ -45,24 +45,28 @@ def show_replay(
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
     )
     table = Table("network", title=f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})")
-    ends = ["collectives"] if any(one["collective_s"] for one in rows) else []
-    kinds = ["without exchange", "with one"] if any("quiet_step_s" in one for one in rows) else []
+    ends = ["collectives"] if any(priced["collective_s"] for priced in rows) else []
+    kinds = ["without exchange", "with one"] if any("quiet_step_s" in priced for priced in rows) else []
     names = ["step", "90 % interval", *kinds, *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
     for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
         table.add_column(name, justify="right")
-    for one in rows:
+    for priced in rows:
         cells = [
-            format_seconds(one["step_s"]),
-            f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}",
-            *([format_seconds(one[name]) for name in ("quiet_step_s", "exchange_step_s")] if kinds else []),
-            *([format_seconds(one["collective_s"], of=one["step_s"])] if ends else []),
-            format_seconds(one["outside_s"], of=one["step_s"]),
-            f"{one['busiest_link']:.0%} busy",
-            format_seconds(one["run_s"]),
+            format_seconds(priced["step_s"]),
+            f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}",
+            *([format_seconds(priced[name]) for name in ("quiet_step_s", "exchange_step_s")] if kinds else []),
+            *([format_seconds(priced["collective_s"], of=priced["step_s"])] if ends else []),
+            format_seconds(priced["outside_s"], of=priced["step_s"]),
+            f"{priced['busiest_link']:.0%} busy",
+            format_seconds(priced["run_s"]),
         ]
         if dense:
-            cells += [format_seconds(one["dense_step_s"]), speedup_words(one), _break_even(one["break_even_bps"])]
-        table.add_row(one["network"], *cells)
+            cells += [
+                format_seconds(priced["dense_step_s"]),
+                speedup_words(priced),
+                _break_even(priced["break_even_bps"]),
+            ]
+        table.add_row(priced["network"], *cells)
     out.print(table)
     if target is not None:
         _show_target(out, replay, rows, dense, target)
@@ -105,12 +109,12 @@ def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str)
     table = Table("bandwidth", title=f"A step by bandwidth {over(transport)}")
     for name in ("step", "90 % interval", "", *(("dense step", "speed-up") if dense else ())):
         table.add_column(name, justify="left" if not name else "right")
-    longest = max(one["step_s"] for one in rows)
-    for network, one in zip(networks, rows, strict=True):
-        spread = f"{format_seconds(one['step_low_s'])} to {format_seconds(one['step_high_s'])}"
-        bar = "#" * max(round(CURVE_WIDTH * one["step_s"] / longest), 1)
-        cells = [format_seconds(one["dense_step_s"]), speedup_words(one)] if dense else []
-        table.add_row(repr(network), format_seconds(one["step_s"]), spread, bar, *cells)
+    longest = max(priced["step_s"] for priced in rows)
+    for network, priced in zip(networks, rows, strict=True):
+        spread = f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}"
+        bar = "#" * max(round(CURVE_WIDTH * priced["step_s"] / longest), 1)
+        cells = [format_seconds(priced["dense_step_s"]), speedup_words(priced)] if dense else []
+        table.add_row(repr(network), format_seconds(priced["step_s"]), spread, bar, *cells)
     out.print(table)
     if dense:
         crossing = _break_even(rows[0]["break_even_bps"])
@@ -140,19 +144,19 @@ def _show_target(
     )
     for name in ("evaluated with", "steps", "time", *(("dense steps", "dense time") if dense else ())):
         table.add_column(name, justify="right")
-    for one in rows:
+    for priced in rows:
         for mode in ("on", "off"):
-            cells = [one["network"] if mode == "on" else "", f"compression {mode}"]
+            cells = [priced["network"] if mode == "on" else "", f"compression {mode}"]
             for prefix, run in (("", replay), ("dense_", dense)):
                 if run is None:
                     continue
-                steps = one[f"{prefix}steps_to_target_{mode}"]
+                steps = priced[f"{prefix}steps_to_target_{mode}"]
                 if is_missing(steps):
                     best = run.best(target, mode)
                     nearest = "" if math.isnan(best) else f", best {best:.4g}"
                     cells += ["-", f"not reached in {run.num_steps} steps{nearest}"]
                 else:
-                    cells += [f"{steps:,}", format_seconds(one[f"{prefix}time_to_target_{mode}_s"])]
+                    cells += [f"{steps:,}", format_seconds(priced[f"{prefix}time_to_target_{mode}_s"])]
             table.add_row(*cells)
     out.print(table)
 
@@ -165,10 +169,10 @@ def speedup_words(row: Mapping[Any, Any]) -> str:
 
 def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a priced row for JSON: null for a missing figure, or an infinite one such as the bandwidth of `free`."""
-    one = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
-    if "break_even_bps" in one:
-        one["pays_below"] = _break_even(one["break_even_bps"])
-    return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in one.items()}
+    priced = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
+    if "break_even_bps" in priced:
+        priced["pays_below"] = _break_even(priced["break_even_bps"])
+    return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in priced.items()}
 
 
 def _break_even(bps: object) -> str:
@@ -224,7 +228,7 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
         )
         for name in ("bytes", "factor", *(FIDELITIES[name] for name in known), "step", "90 % interval", "speed-up"):
             table.add_column(name, justify="right")
-        for row in (one for one in rows if one["network"] == network):
+        for row in (priced for priced in rows if priced["network"] == network):
             table.add_row(
                 escape(row["candidate"]),
                 format_bytes(row["bytes"]),
@@ -252,9 +256,9 @@ def probe_figures(
     count = len(rows) // len(candidates)
     candidate_rows, named = [], list(candidates.items())
     for i, row in enumerate(rows):
-        (name, one), dense = named[i // count], rows[i % count]
+        (name, candidate), dense = named[i // count], rows[i % count]
         sent, dense_sent = (each["wire_bytes"] + each["replica_bytes"] for each in (row, dense))
-        means = one.recording.links.groupby("direction", observed=True)["fidelity"].mean()
+        means = candidate.recording.links.groupby("direction", observed=True)["fidelity"].mean()
         facts = {"candidate": name, "bytes": sent, "factor": dense_sent / sent}
         errors = {f"{kind}_fidelity": None if is_missing(means.get(kind)) else means[kind] for kind in FIDELITIES}
         candidate_rows.append(facts | errors | plain_row(row))
