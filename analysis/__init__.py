@@ -87,4 +87,4 @@ def __getattr__(name: str) -> object:
     """Import a name on first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(f"raysim.analysis.{_MODULE_OF[name]}"), name)

@@ -41,9 +41,10 @@ def _trust(context: typer.Context, modules: list[str] | None) -> None:
     """Import only trusted modules until the command, which reads records, has ended."""
     from raysim.plugins import from_record, trusting
 
-    context.with_resource(from_record())
+    root = context.find_root()  # which ends also if another option is refused
+    root.with_resource(from_record())
     try:
-        context.with_resource(trusting(*(modules or [])))
+        root.with_resource(trusting(*(modules or [])))
     except ValueError as error:
         fail(f"`--trust`: {error}", 2)
 

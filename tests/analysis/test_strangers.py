@@ -217,3 +217,9 @@ def test_a_run_is_whole_although_its_parts_cannot_be_removed(small, tmp_path, mo
     assert (tmp_path / "run" / "parts").is_dir()
     assert run.status == "finished"
     assert len(run.steps) == 2
+
+
+def test_a_refused_command_leaves_this_process_as_it_was():
+    for words in (("--trust", "no-module"), ("--trust", "mine", "--transport", "tcp")):
+        assert output("report", "nowhere", *words)[0] == 2
+    assert plugins.import_object("os:getpid")

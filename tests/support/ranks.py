@@ -62,7 +62,9 @@ def main():
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of gloo's that are still there end the interpreter's own exit by `terminate`, once in some hundred runs
+    os._exit(
+        0
+    )  # threads of gloo's that are still there end the interpreter's own exit by `terminate`, once in some hundred runs
 
 
 if __name__ == "__main__":
