@@ -11,7 +11,7 @@ import ray
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.ray_internals import cpus_by_driver
 from raysim.engine.resources import GRAINS, free_resources, stages_that_fit, total_resources
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.sweeps.study import workers
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty

@@ -15,7 +15,7 @@ from raysim.engine.actor import start_actor
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import check_memories
 from raysim.pipeline.averaging import warm
-from raysim.pipeline.plan import Workload
+from raysim.pipeline.prepare import Workload
 from raysim.workloads.data import Data
 
 LOOK_S = 1.0  # between two looks at the placement group of starting actors

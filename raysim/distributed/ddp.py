@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from raysim.distributed.exchange import Channel, ReplicaError, build_alike, replica_group, run_rounds
-from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
+from raysim.pipeline.groups import CONTROL_VALUES, MemberRounds, ring_bytes
 from raysim.replication import parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod
 
@@ -175,7 +175,7 @@ class Gradients:
         count = sum(gradient.numel() for gradient in gradients.values())
         size, rank = self._channel.size, self._channel.rank
         group = replica_group(size, self.method.num_rounds(size), stage=index)
-        exchange = Exchange(group, rank, rounds, self.method.table(names), max_values=max(CONTROL_VALUES, count))
+        exchange = MemberRounds(group, rank, rounds, self.method.table(names), max_values=max(CONTROL_VALUES, count))
         averaged = run_rounds(exchange, self._channel, names)
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:

@@ -16,8 +16,8 @@ import torch
 from torch import distributed as dist
 
 from raysim.codecs.message import Message
-from raysim.pipeline.mail import Parts
-from raysim.pipeline.replicas import Exchange, Group
+from raysim.pipeline.groups import Group, MemberRounds
+from raysim.pipeline.messages import Parts
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:
     return Group(tuple((rank, stage) for rank in range(size)), num_rounds)
 
 
-def run_rounds(exchange: Exchange, channel: Channel, place: Hashable) -> Any:
+def run_rounds(exchange: MemberRounds, channel: Channel, place: Hashable) -> Any:
     """Run all rounds of an exchange over a channel and return its result.
 
     `place` names the averaged tensors. Raises ReplicaError where a method fails, at this rank or another.

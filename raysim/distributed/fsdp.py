@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
 from raysim.distributed.exchange import Channel, build_alike, replica_group, run_rounds
-from raysim.pipeline.link import pack_state, unpack_state
-from raysim.pipeline.replicas import Exchange
+from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
 from raysim.replication.gathered import Gathered
@@ -122,7 +122,7 @@ class _ReduceScatter:
         table = CodecTable(self.compressor.entries(), names=[_NAME])
         members = replica_group(self.channel.size, 1, stage=self.place)
         rounds = self._rounds(input_tensor, self.channel)
-        exchange = Exchange(members, self.channel.rank, rounds, table, max_values=output_tensor.numel())
+        exchange = MemberRounds(members, self.channel.rank, rounds, table, max_values=output_tensor.numel())
         total = run_rounds(exchange, self.channel, self.place)
         output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1

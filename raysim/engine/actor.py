@@ -19,7 +19,7 @@ from raysim.engine.mailbox import Mailbox
 from raysim.engine.nodes import Reach, measured_gflops, starts_slowly
 from raysim.limits import node_memory
 from raysim.pipeline.errors import SenderStoppedError
-from raysim.pipeline.mail import Key, Send, Turns
+from raysim.pipeline.messages import Key, Send, Turns
 from raysim.pipeline.reports import Failure
 
 MAIL = "mail"
@@ -157,11 +157,11 @@ class StageActor:
     def _send(self, turn: int, index: int, send: Send) -> None:
         import ray
 
-        ways = {id(letter): self._limits.route((letter.message, *send.everyone)) for letter in send.letters}
+        ways = {id(letter): self._limits.route((letter.message, *send.everyone)) for letter in send.messages}
         everyone: tuple[Any, ...] = send.everyone
-        if len(send.letters) > 1 and "store" in ways.values():
+        if len(send.messages) > 1 and "store" in ways.values():
             everyone = tuple(ray.put(message) for message in everyone)  # once for all receivers
-        for letter in send.letters:
+        for letter in send.messages:
             target, key, message = letter
             name = (self._session, turn, index, key)
             if target == index:

@@ -23,7 +23,7 @@ from raysim.engine.delivery import find_limits
 from raysim.engine.start import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.network.transport import HostCosts
-from raysim.pipeline.mail import Letter, Send, Take, Turns
+from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 
 SIZES = (1_024, 16_384, 131_072, 524_288)  # bytes of a message
 WARMUP, ROUNDS = 30, 300
@@ -50,12 +50,12 @@ class Player:
         cpu_s = time.process_time()
         for turn in range(rounds):
             if self.index:
-                yield Take(other, (size, turn))
+                yield Receive(other, (size, turn))
             start = time.perf_counter()
-            yield Send((Letter(other, (size, turn), message),))
+            yield Send((OutgoingMessage(other, (size, turn), message),))
             handed = time.perf_counter()
             if not self.index:
-                yield Take(other, (size, turn))
+                yield Receive(other, (size, turn))
                 times.append((handed - start, time.perf_counter() - start))
         return times, time.process_time() - cpu_s
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from raysim.codecs.message import Message
 from raysim.config import ConfigError
-from raysim.pipeline.mail import Parts
+from raysim.pipeline.messages import Parts
 
 Fetch: TypeAlias = Callable[[list[Any]], list[Any]]
 

@@ -16,14 +16,14 @@ from torch import nn
 from raysim.engine.nodes import Reach
 from raysim.engine.watch import end_process
 from raysim.network.memory import StageMemory
-from raysim.pipeline.device import DeviceFacts, check_devices
+from raysim.pipeline.device import DeviceFacts
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
-from raysim.pipeline.plan import Workload
-from raysim.pipeline.reports import Evaluated, Failure, StepReport
-from raysim.pipeline.signals import Signals
+from raysim.pipeline.prepare import Workload
+from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport
+from raysim.pipeline.stage_memory import check_devices
 from raysim.schedules.actions import topological_order
 
-NO_SIGNALS = Signals()
+NO_SIGNALS = StepFeedback()
 Ref = Any  # a value inline, a reference on Ray
 
 
@@ -109,7 +109,7 @@ class Engine(ABC):
         """Return the node of every stage of every replica, in the order of `Plan.places`, of the workers' nodes."""
         return [nodes[self.plan.worker(*place)] for place in self.plan.places]
 
-    def step(self, step: int, signals: Signals = NO_SIGNALS) -> list[StepReport]:
+    def step(self, step: int, signals: StepFeedback = NO_SIGNALS) -> list[StepReport]:
         """Run one training step on all workers: all of them step, or none does. `signals`: of the last step.
 
         Raises DivergedError, StageError or WorkerLostError. After any of them the workers' memories have changed, and only a

@@ -14,7 +14,7 @@ from raysim.engine.engine import Engine, Ref
 from raysim.engine.resources import check_memories
 from raysim.limits import process_memory
 from raysim.pipeline.errors import SenderStoppedError
-from raysim.pipeline.mail import Key, Parts, Send, Take, Turns
+from raysim.pipeline.messages import Key, Parts, Receive, Send, Turns
 from raysim.pipeline.worker import Worker
 
 
@@ -55,7 +55,7 @@ class InlineEngine(Engine):
         """Let one worker after another go on until it needs a letter that is not there, until all are done."""
         letters: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
         running = {worker: getattr(self.workers[worker], method)(*arguments) for worker in workers}
-        awaited: dict[int, Take | None] = dict.fromkeys(running)
+        awaited: dict[int, Receive | None] = dict.fromkeys(running)
         outcomes: dict[int, Any] = {}
         with _forked_random():
             while running:
@@ -88,17 +88,17 @@ class InlineEngine(Engine):
         return value
 
 
-def _go_on(worker: int, turns: Turns[Any], take: Take | None, letters: dict[tuple[int, int, Key], Parts]) -> Take:
+def _go_on(worker: int, turns: Turns[Any], take: Receive | None, letters: dict[tuple[int, int, Key], Parts]) -> Receive:
     """Advance a worker to the next letter that it takes; raises StopIteration with its result at the end."""
     asked = next(turns) if take is None else turns.send(letters.pop((take.source, worker, take.key)))
     while isinstance(asked, Send):
-        for target, key, message in asked.letters:
+        for target, key, message in asked.messages:
             letters[worker, target, key] = (message, *asked.everyone)
         asked = next(turns)
     return asked
 
 
-def _break_off(turns: Turns[Any], take: Take | None) -> Any:
+def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
     """Tell a worker that the letter that it waits for will not come, and return its outcome."""
     assert take is not None
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from raysim.engine.delivery import joined
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
-from raysim.pipeline.mail import Key, Parts, Take
+from raysim.pipeline.messages import Key, Parts, Receive
 
 
 class Mailbox:
@@ -61,7 +61,7 @@ class Mailbox:
                 self._stopped.add((turn, source))
                 self._changed.notify()
 
-    def take(self, take: Take, timeout_s: float) -> Parts:
+    def take(self, take: Receive, timeout_s: float) -> Parts:
         """Return a letter once it is there.
 
         Raises SenderStoppedError as soon as it cannot come any more, WorkerLostError after `timeout_s`.

@@ -34,7 +34,7 @@ from raysim.engine.watch import RayWatch
 from raysim.limits import node_memory, usable_cpus
 from raysim.pipeline.averaging import warm
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
-from raysim.pipeline.plan import Workload
+from raysim.pipeline.prepare import Workload
 from raysim.pipeline.worker import Worker
 
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another

@@ -21,8 +21,8 @@ from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.profile import Profile
-from raysim.pipeline.crossing import compressors_of
-from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, Group, chunk_bytes, exchange_together, ring_bytes
+from raysim.pipeline.groups import CONTROL_VALUES, Group, MemberRounds, chunk_bytes, exchange_together, ring_bytes
+from raysim.pipeline.plan import compressors_of
 from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.units import format_bytes
 from raysim.values import UNNAMED, Boundary
@@ -283,7 +283,7 @@ def _averaged(
     memories: list[Memory] = [
         method.begin({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(count)
     ]
-    last: list[list[Exchange]] = []
+    last: list[list[MemberRounds]] = []
     exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
     for step in itertools.islice(exchanging, AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)

@@ -17,8 +17,8 @@ from raysim.forecast.costs import replica_costs
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.recorded import profiles_from_actions
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.parameters import averaged_shapes
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.plan import averaged_shapes
+from raysim.pipeline.prepare import Workload, prepare
 
 WARMUP_STEPS = 2  # steps that load and compile, and are not recorded
 

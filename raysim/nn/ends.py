@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from raysim.compressors import Compressor, Context
 from raysim.nn.account import COLUMNS, Account
 from raysim.nn.samples import current, of_microbatch
-from raysim.pipeline.link import Link, pack_state, unpack_state
+from raysim.pipeline.link import Link
+from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 
 if TYPE_CHECKING:

@@ -13,19 +13,10 @@ from torch import Tensor
 from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.exchanges import takes_part
-from raysim.pipeline.mail import Letter, Parts, Send, Take, Turns
+from raysim.pipeline.groups import CONTROL_VALUES, TIED_TABLE, Group, GroupAccount, MemberRounds, ring_bytes
+from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.parameters import averaged_shapes
-from raysim.pipeline.plan import Plan
-from raysim.pipeline.replicas import (
-    CONTROL_VALUES,
-    TIED_TABLE,
-    Exchange,
-    Group,
-    GroupAccount,
-    ring_bytes,
-)
+from raysim.pipeline.plan import Plan, averaged_shapes, takes_part
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
 from raysim.replication.method import (
@@ -75,7 +66,7 @@ class Averaging:
                 for member, (replica, stage) in enumerate(group.members)
                 if replica == self.replica and stage in self.stages
             ]
-            exchanges: dict[tuple[int, int], Exchange] = {}
+            exchanges: dict[tuple[int, int], MemberRounds] = {}
             rounds = {place: self.plan.rounds_in(step, groups[place]) for place, _ in mine}
             for turn in range(max(rounds.values(), default=-1) + 1):
                 for place, member in mine:
@@ -85,7 +76,7 @@ class Averaging:
                     stage, received = group.members[member][1], list[Parts]()
                     for other in group.others(member) if turn > 0 else ():
                         source = self.plan.worker(*group.members[other])
-                        received.append((yield Take(source, (phase, place, turn - 1, other, member))))
+                        received.append((yield Receive(source, (phase, place, turn - 1, other, member))))
                     with self._failing(step, stage):
                         if turn == 0:
                             exchanges[place, member] = self._exchange(group, member, step, step_s)
@@ -93,11 +84,13 @@ class Averaging:
                     if turn == rounds[place]:
                         self._conclude(group, member, exchanges.pop((place, member)))
                         continue
-                    letters = (
-                        Letter(self.plan.worker(*group.members[other]), (phase, place, turn, member, other), message)
+                    messages = (
+                        OutgoingMessage(
+                            self.plan.worker(*group.members[other]), (phase, place, turn, member, other), message
+                        )
                         for other, message in zip(group.others(member), each, strict=True)
                     )
-                    yield Send(tuple(letters), (everyone,))
+                    yield Send(tuple(messages), (everyone,))
 
     @contextmanager
     def _failing(self, step: int, stage: int) -> Iterator[None]:
@@ -145,7 +138,7 @@ class Averaging:
             self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
         self._begin()
 
-    def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> Exchange:
+    def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> MemberRounds:
         """Return a member's rounds of a step: the rounds of a replica method, or of the sum of a tied parameter's gradients."""
         plan, index = self.plan, group.members[member][1]
         module = self.stages[index].module
@@ -153,12 +146,12 @@ class Averaging:
             tied = module.get_parameter(plan.tied_name(group.tied, index))
             flat = None if tied.grad is None else tied.grad.reshape(-1)
             total = sum_over_members("sum", flat, member, len(group.members), self.device)
-            return Exchange(group, member, total, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
+            return MemberRounds(group, member, total, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
         shapes = averaged_shapes(index, module, plan.config, plan.tied)
         table = plan.replica_methods[index].table(shapes)
         max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
         rounds = self._rounds(index, step, step_s)
-        return Exchange(group, member, rounds, table, max_values=max_values, stages=self.stages)
+        return MemberRounds(group, member, rounds, table, max_values=max_values, stages=self.stages)
 
     def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds[Averaged]:
         """Return the generator of a stage's replica method."""
@@ -199,7 +192,7 @@ class Averaging:
             found[name] = torch.zeros_like(x) if gradient is None else gradient
         return found
 
-    def _conclude(self, group: Group, member: int, exchange: Exchange) -> None:
+    def _conclude(self, group: Group, member: int, exchange: MemberRounds) -> None:
         """Put the result of a group's rounds in the place of this member's gradients."""
         assert exchange.over, f"{group} took more rounds than it stated"
         index = group.members[member][1]

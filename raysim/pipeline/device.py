@@ -1,15 +1,15 @@
-"""The device of a worker: its facts, its settings for arithmetic, and the memory that a worker may use."""
+"""The device of a worker: its facts, its settings for arithmetic, and its clock."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from raysim.config import ConfigError, RunConfig
-from raysim.network.memory import StageMemory, check_memory
+if TYPE_CHECKING:
+    from raysim.config import RunConfig
 
 
 class DeviceFacts(NamedTuple):
@@ -59,35 +59,6 @@ def set_up(config: RunConfig, device: torch.device) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def check_devices(
-    config: RunConfig,
-    memories: Sequence[StageMemory],
-    owners: Sequence[int],
-    facts: Sequence[DeviceFacts | None],
-    share: float,
-) -> None:
-    """Raise ConfigError where a GPU lacks the dtype, or the memory for the stages on it.
-
-    The stage of `memories[i]` is the worker's `owners[i]`, whose GPU `facts` tell by worker, and which may take the `share` of
-    its memory.
-    """
-    for one in facts:
-        if one is not None and config.dtype == "bfloat16" and not one.bfloat16:
-            raise ConfigError(
-                f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {one.name} has {one.capability}. "
-                "Set `dtype` to 'float16' or 'float32'."
-            )
-    placed = [(memory, owner, one) for memory, owner in zip(memories, owners, strict=True) if (one := facts[owner])]
-    stages = [memory for memory, _, _ in placed]
-    try:
-        whole = {one.uuid: one.memory_bytes for _, _, one in placed}
-        check_memory(stages, whole, [one.uuid for _, _, one in placed], kind="GPU")
-        each = {owner: int(share * one.memory_bytes) for _, owner, one in placed}
-        check_memory(stages, each, [owner for _, owner, _ in placed], kind=f"the {share:g} GPU of worker")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
 def _driver() -> str:
     """Return the version of the driver, as its kernel module states it; nothing where it does not."""
     try:
@@ -95,3 +66,46 @@ def _driver() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+Moment: TypeAlias = float | torch.cuda.Event
+"""A moment that was marked: seconds of the host's clock, or an event among the work of a GPU."""
+
+
+class DeviceClock:
+    """Marks moments without waiting for the device, and tells their seconds when it has come past them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._on_gpu = device.type == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step, while the device has nothing to do: its clock is set by the host's."""
+        if self._on_gpu:
+            self._start = self._event()
+            self._start_s = time.perf_counter()
+
+    def mark(self) -> Moment:
+        """Return the moment at which the device has done all that was asked of it so far."""
+        return self._event() if self._on_gpu else time.perf_counter()
+
+    def seconds(self, moment: Moment) -> float:
+        """Return a moment in seconds of `time.perf_counter`; a GPU must have come past it."""
+        if isinstance(moment, float):
+            return moment
+        return self._start_s + float(self._start.elapsed_time(moment)) / 1e3
+
+    @staticmethod
+    def between(start: Moment, end: Moment) -> float:
+        """Return the seconds from one moment to another of the same clock; waits for a GPU that has not come past them."""
+        if isinstance(start, float) or isinstance(end, float):
+            return float(end) - float(start)  # type: ignore[arg-type]
+        if not end.query():  # type: ignore[no-untyped-call]
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event

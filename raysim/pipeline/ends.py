@@ -12,8 +12,8 @@ from raysim.codecs import derive_key
 from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.message import Message, wire_bytes
 from raysim.compressors import Compressor, Context
+from raysim.pipeline.device import DeviceClock, Moment
 from raysim.pipeline.link import Link, LinkAccount
-from raysim.pipeline.stopwatch import Moment, Stopwatch
 from raysim.values import UNNAMED, Boundary, Value, join, sent_bytes, split
 
 
@@ -34,13 +34,13 @@ class BoundaryEnd:
         sender: bool,
         device: torch.device,
         microbatches: int,
-        stopwatch: Stopwatch | None = None,
+        clock: DeviceClock | None = None,
     ) -> None:
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
         self.device = device
-        self.stopwatch = stopwatch or Stopwatch(device)
+        self.clock = clock or DeviceClock(device)
         self.links = {
             name: Link(
                 compressors[name],
@@ -50,7 +50,7 @@ class BoundaryEnd:
                 device=device,
                 max_values=microbatches * math.prod(shape),
                 tensor=name,
-                stopwatch=self.stopwatch,
+                clock=self.clock,
             )
             for name, shape in crossing.shapes.items()
         }
@@ -66,25 +66,25 @@ class BoundaryEnd:
     def send(self, value: Value, context_of: Callable[[Link], Context], *, measure: bool = False) -> Message:
         """Return the message of a value; see `Link.send`."""
         floats, exact = split(value)
-        start = self.stopwatch.mark()
+        start = self.clock.mark()
         messages = {
             name: self.links[name].send(x, context_of(self.links[name]), measure=measure) for name, x in floats.items()
         }
-        middle = self.stopwatch.mark() if exact else start
+        middle = self.clock.mark() if exact else start
         message = bundle(messages, exact)
-        end = self.stopwatch.mark()
+        end = self.clock.mark()
         self._add(message, messages, exact, (start, end), (middle, end))
         return message
 
     def receive(self, message: Message, context_of: Callable[[Link], Context]) -> Value:
         """Return the value of a message; see `Link.receive`."""
-        start = self.stopwatch.mark()
+        start = self.clock.mark()
         messages, exact = self.messages(message)
-        middle = self.stopwatch.mark() if exact else start
+        middle = self.clock.mark() if exact else start
         floats = {
             name: self.links[name].receive(inner, context_of(self.links[name])) for name, inner in messages.items()
         }
-        self._add(message, messages, exact, (start, self.stopwatch.mark()), (start, middle))
+        self._add(message, messages, exact, (start, self.clock.mark()), (start, middle))
         return join(floats, exact)
 
     def messages(self, message: Message) -> tuple[dict[str, Message], dict[str, Tensor]]:
@@ -114,7 +114,7 @@ class BoundaryEnd:
 
     def take_accounts(self, of_links: Iterable[LinkAccount]) -> list[LinkAccount]:
         """Return the accounts of the step, of links and of exact tensors."""
-        codec_s = sum(Stopwatch.between(*moments) for moments in self._coded)
+        codec_s = sum(DeviceClock.between(*moments) for moments in self._coded)
         beside = list(self._beside.values())
         if beside:  # bits are packed for all of them together
             beside[0] = beside[0]._replace(codec_s=codec_s)

@@ -19,7 +19,7 @@ class StageError(Exception):
 
 
 class SenderStoppedError(StageError):
-    """A letter will not come, because the worker that would send it broke the step off."""
+    """A message will not come, because the worker that would send it broke the step off."""
 
 
 class WorkerLostError(Exception):

@@ -12,7 +12,7 @@ from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.links import Links
-from raysim.pipeline.mail import Letter, Send, Take, Turns
+from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure
 from raysim.pipeline.stage import Stage
@@ -56,13 +56,13 @@ class Inference:
                 for batch in batches:
                     message = None
                     if not stage.first:
-                        (message,) = yield Take(self._plan.worker(self._replica, index - 1), (index - 1, batch))
+                        (message,) = yield Receive(self._plan.worker(self._replica, index - 1), (index - 1, batch))
                     outcome = self._infer(step, index, split, batch, mode, message)
                     if isinstance(outcome, Evaluated):
                         found.append(outcome)
                     else:
                         target = self._plan.worker(self._replica, index + 1)
-                        yield Send((Letter(target, (index, batch), outcome),))
+                        yield Send((OutgoingMessage(target, (index, batch), outcome),))
         except (DivergedError, StageError) as error:
             return Failure(None, error)
         return found

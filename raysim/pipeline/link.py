@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from raysim.codecs import Identity, Packet
 from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import Message, wire_bytes
 from raysim.compressors import Compressor, Context, Decision, State
-from raysim.pipeline.stopwatch import Moment, Stopwatch
+from raysim.pipeline.device import DeviceClock, Moment
 from raysim.values import UNNAMED
 
 EVALUATION_MODES = ("off", "on", "on_direct")
@@ -42,7 +41,7 @@ class Link:
     """The sending or receiving end of the activations ("forward") or gradients ("backward") of a tensor at one boundary.
 
     `max_values`: values of the largest message. A message that claims more is refused. `tensor`: its name, where several may cross the
-    boundary, see `raysim.values`. `stopwatch`: of the worker, by default one of the link's own, for its `device`.
+    boundary, see `raysim.values`. `clock`: of the worker, by default one of the link's own, for its `device`.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Link:
         device: torch.device,
         max_values: int = 1 << 32,
         tensor: str = UNNAMED,
-        stopwatch: Stopwatch | None = None,
+        clock: DeviceClock | None = None,
     ) -> None:
         self.compressor = compressor
         self.table = compressor.table
@@ -65,8 +64,8 @@ class Link:
         self.direction = direction
         self.sender = sender
         self.state: State = {}
-        self.stopwatch = stopwatch or Stopwatch(device)
-        self._shares_stopwatch = stopwatch is not None
+        self.clock = clock or DeviceClock(device)
+        self._shares_clock = clock is not None
         self.device = device
         self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # when the codec began and ended, of the last message
         self.last_wire_bytes = 0
@@ -78,21 +77,21 @@ class Link:
 
     @property
     def device(self) -> torch.device:
-        """The device on which messages are decoded. A link with a stopwatch of its own measures a new device by a new one."""
+        """The device on which messages are decoded. A link with a clock of its own measures a new device by a new one."""
         return self._device
 
     @device.setter
     def device(self, device: torch.device) -> None:
         self._device = device
-        if not self._shares_stopwatch and device != self.stopwatch.device:
-            self.stopwatch = Stopwatch(device)
+        if not self._shares_clock and device != self.clock.device:
+            self.clock = DeviceClock(device)
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
         """Return the message of a tensor and update the memory; with `measure`, also account the error at the receiver.
 
         Raises NonFiniteError where the tensor holds NaN or infinity, and leaves the memory as it was.
         """
-        start, work = self.stopwatch.mark(), work_bytes()
+        start, work = self.clock.mark(), work_bytes()
         packet, changes = self.compressor.encode(x, self.state, context)
         message = self.table.pack(packet)
         self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
@@ -108,7 +107,7 @@ class Link:
 
         Raises ValueError where the message is malformed.
         """
-        start, work = self.stopwatch.mark(), work_bytes()
+        start, work = self.clock.mark(), work_bytes()
         packet = self.unpack(message)
         x, changes = self.compressor.decode(packet, self.state, context, self.device)
         self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
@@ -125,7 +124,7 @@ class Link:
     @property
     def last_codec_s(self) -> float:
         """The seconds that the codec took for the last message; waits for a GPU that is still at it."""
-        return Stopwatch.between(*self.last_coded)
+        return DeviceClock.between(*self.last_coded)
 
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message of this link; raises ValueError where it is malformed."""
@@ -172,7 +171,7 @@ class Link:
             changes, decisions = self.compressor.end_step(self.state, told)
             self.compressor.commit(self.state, changes)
             self._account = self._account._replace(decisions=tuple(decisions))
-        codec_s = sum(Stopwatch.between(*moments) for moments in self._coded)
+        codec_s = sum(DeviceClock.between(*moments) for moments in self._coded)
         self._coded.clear()
         account, self._account = self._account._replace(codec_s=codec_s), self._empty_account()
         if measure and self.sender and self.state:
@@ -188,7 +187,7 @@ class Link:
             self.compressor.commit(self.state, changes)
 
     def _add(self, num_bytes: int, dense_bytes: int, start: Moment, work: int) -> None:
-        self.last_coded = start, self.stopwatch.mark()
+        self.last_coded = start, self.clock.mark()
         self._coded.append(self.last_coded)
         self.last_wire_bytes, self.last_dense_bytes = num_bytes, dense_bytes
         account = self._account
@@ -209,24 +208,3 @@ class Link:
 
     def _empty_account(self) -> LinkAccount:
         return LinkAccount(self.boundary, self.direction, self.sender, tensor=self.tensor)
-
-
-def pack_state(state: State) -> dict[str, Tensor]:
-    """Return a compressor's state as named tensors: rows of equal shape stacked, and the keys of all rows in order of last use."""
-    groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
-    for key, row in state.items():
-        groups.setdefault((row.dtype, row.shape), []).append(key)
-    packed = {"order": torch.tensor(list(state))}
-    for place, keys in enumerate(groups.values()):
-        packed[f"{place}.keys"] = torch.tensor(keys)
-        packed[f"{place}.rows"] = torch.stack([state[key] for key in keys])
-    return packed
-
-
-def unpack_state(packed: Mapping[str, Tensor], device: torch.device) -> State:
-    """Return the state of `pack_state`, each row in memory of its own; an empty one of nothing."""
-    state: State = {}
-    for place in range(len(packed) // 2):
-        rows = packed[f"{place}.rows"].to(device)
-        state |= {key: row.clone() for key, row in zip(packed[f"{place}.keys"].tolist(), rows, strict=True)}
-    return {key: state[key] for key in packed["order"].tolist()} if packed else {}

@@ -13,14 +13,14 @@ from raysim.codecs import NonFiniteError, derive_key, transfers
 from raysim.codecs.codec import DTYPES, Support
 from raysim.codecs.message import Message
 from raysim.compressors import Context
+from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.ends import BoundaryEnd
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.link import Link, LinkAccount, pack_state, unpack_state
+from raysim.pipeline.link import Link, LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.signals import Signals
-from raysim.pipeline.state import under
-from raysim.pipeline.stopwatch import Stopwatch
+from raysim.pipeline.reports import StepFeedback
+from raysim.pipeline.state import pack_state, under, unpack_state
 from raysim.schedules.actions import Action, dependency, phase
 from raysim.values import Value
 
@@ -29,7 +29,7 @@ class Links:
     """Sends and receives the messages of one row's actions, and holds the memories of their compressors."""
 
     def __init__(
-        self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device, stopwatch: Stopwatch | None = None
+        self, plan: Plan, replica: int, stages: Sequence[int], device: torch.device, clock: DeviceClock | None = None
     ) -> None:
         self.plan = plan
         self.replica = replica
@@ -49,7 +49,7 @@ class Links:
                             sender=sender,
                             device=device,
                             microbatches=rows,
-                            stopwatch=stopwatch,
+                            clock=clock,
                         )
         self._phases = {
             action: phase(row, place)
@@ -109,7 +109,7 @@ class Links:
         self._remember_supports(end, action.microbatch, message)
         return x
 
-    def end_step(self, step: int, signals: Signals) -> list[LinkAccount]:
+    def end_step(self, step: int, signals: StepFeedback) -> list[LinkAccount]:
         """Let the compressors decide by the signals of the last step, and return the accounts of this step."""
         accounts: list[LinkAccount] = []
         for (boundary, direction, _), end in self.ends.items():

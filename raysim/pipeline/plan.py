@@ -1,4 +1,4 @@
-"""The plan of a run: data, model, cuts, rows and memory, worked out and checked before anything starts."""
+"""The plan of a run: data, model, cuts, schedule, compressors and groups, as every worker needs them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from torch import nn
 
 from raysim.codecs import Codec
 from raysim.compressors import Compressor
-from raysim.config import ConfigError, RunConfig
-from raysim.config.boundaries import Pairs
+from raysim.config import RunConfig
+from raysim.config.boundaries import Pairs, of_tensor
 from raysim.network.memory import StageMemory
-from raysim.pipeline.checks import check_plan
-from raysim.pipeline.crossing import check_names, compressors_of
-from raysim.pipeline.exchanges import exchange_delay, exchange_period, takes_part
+from raysim.pipeline.groups import Group
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.optimizer import find_elementwise
-from raysim.pipeline.parameters import TiedOwners, tied_owners
-from raysim.pipeline.replicas import Group
-from raysim.pipeline.stage_memory import stage_memories
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import Boundary
 from raysim.weights import Delays
-from raysim.workloads.data import Data, DataShape, batch_ids, load_data
-from raysim.workloads.metrics import check_metrics
-from raysim.workloads.models import build_model
-from raysim.workloads.partition import partition
-from raysim.workloads.task import Task, make_task
+from raysim.workloads.data import batch_ids
+from raysim.workloads.partition import Partition
+from raysim.workloads.task import Task
+
+TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
+"""By tied parameter: its owners, each a stage and the parameter's name there."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ class Plan:
         return replica * len(self.rows) + self.owners[stage]
 
     def peers(self, worker: int) -> list[int]:
-        """Return the other workers that a worker exchanges letters with, in order."""
+        """Return the other workers that a worker exchanges messages with, in order."""
         replica, place = divmod(worker, len(self.rows))
         stages = {stage for stage, owner in enumerate(self.owners) if owner == place}
         near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
@@ -234,89 +229,71 @@ class Plan:
         return every > 0 and step % every == 0
 
 
-@dataclass
-class Workload:
-    """A plan with its large parts: the modules of the stages at their first step, and the data."""
-
-    plan: Plan
-    modules: list[nn.Sequential]
-    data: Data
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the model; a parameter that stages share counts once."""
-        copies = {owner for owners in self.plan.tied for owner in owners[1:]}
-        return sum(
-            parameter.numel()
-            for stage, module in enumerate(self.modules)
-            for name, parameter in module.named_parameters()
-            if (stage, name) not in copies
-        )
-
-
-def prepare(config: RunConfig, data: Data | None = None) -> Workload:
-    """Return the workload that an engine starts; `data` where it is loaded already.
-
-    Raises ConfigError where configuration, data and model do not fit.
-    """
-    try:
-        return _prepare(config, data)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _prepare(config: RunConfig, data: Data | None) -> Workload:
-    if data is None:
-        data = load_data(config.data.name, config.data.options, config.seed)
-    if len(data.train) < config.batch_size:
-        raise ConfigError(
-            f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."
-        )
-    if config.evaluate_samples is not None and config.evaluate_samples > len(data.test):
-        raise ConfigError(
-            f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
-        )
-    task = task_of(config, data.shape)
-    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    model = build_model(config.model.name, config.model.options, data.shape, config.seed, **cut)
-    parts = partition(
-        model,
-        data.shape,
-        batch=config.microbatch_size,
-        bottleneck=config.bottleneck,
-        seed=config.seed,
-        loss=task.loss,
-        **cut,
-    )
-    check_names(config, parts.boundaries)
-    check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
-    schedule = config.executed_schedule
-    plan = Plan(
-        config=config,
-        task=task,
-        num_samples=len(data.train),
-        num_test_samples=config.evaluate_samples or len(data.test),
-        cuts=parts.cuts,
-        boundaries=parts.boundaries,
-        tied=tied_owners(parts),
-        elementwise=find_elementwise(parts.stages, tied_owners(parts)),
-        memories=stage_memories(config, parts, len(data.train)),
-        flops_forward=tuple(parts.flops_forward),
-        rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
-        owners=tuple(schedule.workers(config.stages)),
-    )
-    check_plan(plan, parts)
-    return Workload(plan, parts.stages, data)
-
-
-def task_of(config: RunConfig, shape: DataShape) -> Task:
-    """Return the loss and the metrics of a run; raises ValueError where they do not fit the data."""
-    name, options = (None, {}) if config.loss is None else (config.loss.name, config.loss.options)
-    return make_task(name, options, config.metrics, shape)
-
-
 @lru_cache(maxsize=4)
 def _batch(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int, np.ndarray]:
     return batch_ids(num_samples, batch_size, seed, step)
+
+
+def tied_owners(parts: Partition) -> TiedOwners:
+    """Return the owners of each tied parameter, by stage; pairs with an owner in common are one parameter."""
+    groups: list[list[tuple[int, str]]] = []
+    for stage, name, other_stage, other_name in parts.tied:
+        pair = [(stage, name), (other_stage, other_name)]
+        group = next((group for group in groups if set(group) & set(pair)), None)
+        if group is None:
+            groups.append(pair)
+        else:
+            group.extend(owner for owner in pair if owner not in group)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order.
+
+    Parameters that `fused_embedding` sums over stages and replicas at once are left out.
+    """
+    fused = {owner for owners in tied for owner in owners} if config.fused_embedding else set()
+    return {
+        name: tuple(parameter.shape)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and (stage, name) not in fused
+    }
+
+
+def compressors_of(config: RunConfig, boundaries: Sequence[Boundary]) -> list[list[Pairs]]:
+    """Return the compressors of each replica, boundary and tensor of floating-point numbers; replicas of one setting share a list."""
+    known: dict[int, list[Pairs]] = {}
+    replicas = config.compressors()
+    for links in replicas:
+        if id(links) not in known:
+            known[id(links)] = [
+                {name: of_tensor(pairs, name) for name in boundary.shapes}
+                for pairs, boundary in zip(links, boundaries, strict=True)
+            ]
+    return [known[id(links)] for links in replicas]
+
+
+def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
+    """Return whether a method has anything to do with this number of replicas."""
+    return num_replicas > 1 or method.works_alone
+
+
+def exchange_period(config: RunConfig) -> int:
+    """Return the number of steps after which the replicas of all stages exchange the same again."""
+    return math.lcm(*(method.period for method in _taking_part(config)))
+
+
+def exchange_delay(config: RunConfig) -> int:
+    """Return the number of further steps that the exchanges of all stages may take before a step waits for them.
+
+    Where no forward reads the newest weights, the next steps go on while the update waits for its exchange.
+    """
+    methods = _taking_part(config)
+    if not methods:
+        return 0
+    unread = 0 if config.weights.updates_each_microbatch else min(map(min, config.weight_delays()))
+    return unread + min(method.steps_under_way for method in methods)
+
+
+def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
+    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]

@@ -1,14 +1,16 @@
-"""Reports of a worker: of an action, a step, a failure, an evaluation."""
+"""Reports of workers on actions, steps, failures and evaluations, and the feedback of a step to the next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from raysim.pipeline.device import DeviceClock, Moment
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.replicas import GroupAccount
 from raysim.schedules.actions import Action
+from raysim.values import UNNAMED
 
 
 class ActionRecord(NamedTuple):
@@ -60,3 +62,56 @@ class Evaluated(NamedTuple):
         """Return the sums over the samples of both."""
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
         return Evaluated(self.samples + other.samples, sums)
+
+
+class TimedAction(NamedTuple):
+    """An action of a profiled step, with moments that can be read once the step has ended."""
+
+    action: Action
+    start: Moment
+    decoded: Moment
+    computed: Moment
+    end: Moment
+    cpu_s: float
+    code: Moment
+    coded: Moment
+    wire_bytes: int
+    dense_bytes: int
+    work: str | None
+
+    def record(self, clock: DeviceClock) -> ActionRecord:
+        """Return the record of the action."""
+        moments = (self.start, self.decoded, self.computed, self.end, self.code, self.coded)
+        start, decoded, computed, end, code, coded = map(clock.seconds, moments)
+        times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
+        return ActionRecord(*self.action, *times, self.wire_bytes, self.dense_bytes, self.work)
+
+
+class StepFeedback(NamedTuple):
+    """Facts of one step for the adaptive methods of the next: the same at all workers, and part of a checkpoint."""
+
+    step_s: float | None = None  # seconds of the step, by the clock
+    floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of its messages, by `link_name`
+
+    def floor(self, replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> float | None:
+        """Return the fidelity that a link must keep, None where it has no budget or nothing was seen of it."""
+        return self.floors.get(link_name(replica, boundary, direction, tensor))
+
+    def sensitivity(self, replica: int, boundary: int, direction: str) -> float | None:
+        """Return the sensitivity that the receiving stage measured, None where there is none."""
+        return self.sensitivities.get(link_name(replica, boundary, direction))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the input of `from_json`."""
+        return self._asdict()
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> StepFeedback:
+        """Return the feedback held by a checkpoint."""
+        return cls(**entries)
+
+
+def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:
+    """Return the name of a link in `StepFeedback`."""
+    return f"{replica}/{boundary}/{direction}" + (f"/{tensor}" if tensor else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,20 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
-from raysim.pipeline.parameters import Constrained
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.values import UNNAMED, Value, join, only, split
 from raysim.weights import Weights
 from raysim.workloads.backward import Caught, input_gradients, run_branches
 from raysim.workloads.losses import Loss
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A module whose parameters must stay in a set, such as a subspace."""
+
+    def constrain(self) -> None:
+        """Bring the parameters back into the set; called after each step of the optimiser."""
 
 
 class _Saved(NamedTuple):

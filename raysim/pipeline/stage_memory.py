@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from raysim.codecs.codec import DTYPES
-from raysim.config import RunConfig
+from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import Pairs
-from raysim.network.memory import Needs, StageMemory, packets_in_flight, worst_moment
-from raysim.pipeline.crossing import compressors_of
-from raysim.pipeline.exchanges import takes_part
+from raysim.network.memory import Needs, StageMemory, check_memory, packets_in_flight, worst_moment
+from raysim.pipeline.device import DeviceFacts
 from raysim.pipeline.optimizer import find_elementwise, slot_values
-from raysim.pipeline.parameters import averaged_shapes, tied_owners
+from raysim.pipeline.plan import averaged_shapes, compressors_of, takes_part, tied_owners
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
 from raysim.workloads.footprint import Footprint
@@ -149,3 +148,32 @@ def _optimizer_bytes(config: RunConfig, module: nn.Module, elementwise: frozense
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     )
+
+
+def check_devices(
+    config: RunConfig,
+    memories: Sequence[StageMemory],
+    owners: Sequence[int],
+    facts: Sequence[DeviceFacts | None],
+    share: float,
+) -> None:
+    """Raise ConfigError where a GPU lacks the dtype, or the memory for the stages on it.
+
+    The stage of `memories[i]` is the worker's `owners[i]`, whose GPU `facts` tell by worker, and which may take the `share` of
+    its memory.
+    """
+    for one in facts:
+        if one is not None and config.dtype == "bfloat16" and not one.bfloat16:
+            raise ConfigError(
+                f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {one.name} has {one.capability}. "
+                "Set `dtype` to 'float16' or 'float32'."
+            )
+    placed = [(memory, owner, one) for memory, owner in zip(memories, owners, strict=True) if (one := facts[owner])]
+    stages = [memory for memory, _, _ in placed]
+    try:
+        whole = {one.uuid: one.memory_bytes for _, _, one in placed}
+        check_memory(stages, whole, [one.uuid for _, _, one in placed], kind="GPU")
+        each = {owner: int(share * one.memory_bytes) for _, owner, one in placed}
+        check_memory(stages, each, [owner for _, owner, _ in placed], kind=f"the {share:g} GPU of worker")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

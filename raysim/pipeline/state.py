@@ -1,4 +1,4 @@
-"""The tensors of a worker's state: named, packed into bytes for a checkpoint, and averaged over replicas."""
+"""State as named tensors: of compressors and workers, packed into bytes for a checkpoint, averaged over replicas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from raysim.compressors import State
 from raysim.errors import InputError
 
 
@@ -41,3 +42,24 @@ def mean_of(replicas: Sequence[Tensor]) -> Tensor:
     if all(torch.equal(first, other) for other in replicas[1:]):
         return first
     return torch.stack([x.double() for x in replicas]).mean(dim=0).to(first.dtype)
+
+
+def pack_state(state: State) -> dict[str, Tensor]:
+    """Return a compressor's state as named tensors: rows of equal shape stacked, and the keys of all rows in order of last use."""
+    groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
+    for key, row in state.items():
+        groups.setdefault((row.dtype, row.shape), []).append(key)
+    packed = {"order": torch.tensor(list(state))}
+    for place, keys in enumerate(groups.values()):
+        packed[f"{place}.keys"] = torch.tensor(keys)
+        packed[f"{place}.rows"] = torch.stack([state[key] for key in keys])
+    return packed
+
+
+def unpack_state(packed: Mapping[str, Tensor], device: torch.device) -> State:
+    """Return the state of `pack_state`, each row in memory of its own; an empty one of nothing."""
+    state: State = {}
+    for place in range(len(packed) // 2):
+        rows = packed[f"{place}.rows"].to(device)
+        state |= {key: row.clone() for key, row in zip(packed[f"{place}.keys"].tolist(), rows, strict=True)}
+    return {key: state[key] for key in packed["order"].tolist()} if packed else {}

@@ -15,19 +15,16 @@ from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.codecs.transfers import Flight, synchronize, to_device
 from raysim.pipeline.averaging import Averaging, warm
-from raysim.pipeline.device import DeviceFacts, facts_of
+from raysim.pipeline.device import DeviceClock, DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.inference import Inference
 from raysim.pipeline.links import Links
-from raysim.pipeline.mail import Letter, Send, Take, Turns
+from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.profiled import Profiled
-from raysim.pipeline.reports import Evaluated, Failure, StepReport
+from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport, TimedAction
 from raysim.pipeline.sensitivity import Sensitivity
-from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
-from raysim.pipeline.stopwatch import Stopwatch
 from raysim.pipeline.updates import Updates
 from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
@@ -38,7 +35,7 @@ from raysim.workloads.splits import Data
 class Worker:
     """Runs the actions of its row, step by step, and answers with messages and reports.
 
-    `run` and `infer` are generators that send letters and ask for letters, see `mail`; an engine advances the generators of all
+    `run` and `infer` are generators that send and receive messages, see `messages`; an engine advances the generators of all
     workers together. Every call names its step, so that late or lost calls cannot mix two steps.
     """
 
@@ -78,10 +75,10 @@ class Worker:
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
         self.updates = Updates(plan, self.replica, self.stages, self.averaging)
-        self.stopwatch = Stopwatch(self.device)
+        self.clock = DeviceClock(self.device)
         self.flight = Flight()
         self._overlaps = self.flight.takes(self.device)  # packets leave the device while it computes
-        self.links = Links(plan, self.replica, list(self.stages), self.device, self.stopwatch)
+        self.links = Links(plan, self.replica, list(self.stages), self.device, self.clock)
         if self._overlaps:
             self.links.warm()
         if self.device.type == "cuda":
@@ -98,22 +95,22 @@ class Worker:
             stage.begin(twin=self.plan.needs_previous_gradients(step))
         self.links.begin()
         self._has_run = False
-        self._outgoing: list[tuple[Action, Letter]] = []
+        self._outgoing: list[tuple[Action, OutgoingMessage]] = []
         self._unread: dict[Action, Tensor] = {}  # losses that are still on the device
         self._losses: dict[int, float] = {}
-        self._profiled: list[Profiled] = []
-        self.stopwatch.begin()
+        self._profiled: list[TimedAction] = []
+        self.clock.begin()
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
             sensitivity.clear()
 
-    # A step: `run`, which sends and takes letters, then `update` once all workers have run.
+    # A step: `run`, which sends and takes messages, then `update` once all workers have run.
 
     def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Failure]:
         """Run the row of a step, then the rounds that end it; return the squared norms of gradients, see `update`.
 
         `step_s` is the clock's time of the last step. An error that breaks the step off is returned as a failure: NaN or infinity,
-        a model or a method that fails, or a letter that will not come because its sender broke off.
+        a model or a method that fails, or a message that will not come because its sender broke off.
         """
         action: Action | None = None
         try:
@@ -133,7 +130,9 @@ class Worker:
         self._has_run = True
         return self._squared_norms() if self.plan.config.optimizer.clip_norm is not None else {}
 
-    def update(self, step: int, signals: Signals, norms: Sequence[Mapping[int, float]]) -> Turns[StepReport | Failure]:
+    def update(
+        self, step: int, signals: StepFeedback, norms: Sequence[Mapping[int, float]]
+    ) -> Turns[StepReport | Failure]:
         """Step the optimisers and end the step, which all workers have run; return its report, or a failure as `run` does.
 
         `signals` of the last step are for links that adapt. `norms` are the squared norms of all stages of each replica, used
@@ -142,10 +141,10 @@ class Worker:
         self._check_step(step)
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
-        begun, cpu_s = self.stopwatch.mark(), self._cpu_s(True)
+        begun, cpu_s = self.clock.mark(), self._cpu_s(True)
         try:
             norm = self.updates.end_step(step, norms)
-            ended, cpu_s = self.stopwatch.mark(), self._cpu_s(True) - cpu_s
+            ended, cpu_s = self.clock.mark(), self._cpu_s(True) - cpu_s
             yield from self.averaging.run(step, signals.step_s, after_update=True)
         except (DivergedError, StageError) as error:
             return Failure(None, error)
@@ -156,9 +155,9 @@ class Worker:
         synchronize(self.device)
         links = self.links.end_step(step, signals)
         losses = [self._losses[m] for m in sorted(self._losses)]
-        actions = [one.record(self.stopwatch) for one in self._profiled]
+        actions = [one.record(self.clock) for one in self._profiled]
         on_gpu = self.device.type == "cuda"
-        update_s = self.stopwatch.between(begun, ended) if on_gpu else cpu_s / self.plan.config.threads_per_stage
+        update_s = self.clock.between(begun, ended) if on_gpu else cpu_s / self.plan.config.threads_per_stage
         report = StepReport(self.replica, losses, links, groups, actions, norm, update_s, self._measured)
         self._begin(step + 1)
         return report
@@ -211,31 +210,31 @@ class Worker:
     # Inside.
 
     def _act(self, action: Action) -> Turns[None]:
-        """Take the letter that an action needs, run the action, and send its result."""
+        """Take the message that an action needs, run the action, and send its result."""
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
             yield from self._deliver()  # before this worker waits, so that no other waits for its packets
-            (message,) = yield Take(self.plan.worker(self.replica, source.stage), tuple(source))
+            (message,) = yield Receive(self.plan.worker(self.replica, source.stage), tuple(source))
         profiled = self.plan.profiles(self.step)
         where = f"stage {action.stage}, {action}, step {self.step}"
         with self._blamed(where), self.flight.open():
-            start = self.stopwatch.mark()
+            start = self.clock.mark()
             x = self._receive(action, message)
-            decoded, cpu_s = self.stopwatch.mark(), self._cpu_s(profiled)
+            decoded, cpu_s = self.clock.mark(), self._cpu_s(profiled)
             y = self._compute(action, x)
-            computed, cpu_s = self.stopwatch.mark(), self._cpu_s(profiled) - cpu_s
+            computed, cpu_s = self.clock.mark(), self._cpu_s(profiled) - cpu_s
         yield from self._deliver()  # on a GPU the packet before has left it while this was computed
         with self._blamed(where), self.flight.open():
             sent = self._send(action, y)
-            end = self.stopwatch.mark()
+            end = self.clock.mark()
         if profiled:
             out = self.links.end(action, sender=True) if sent is not None else None
             coded = (*out.last_coded, out.last_wire_bytes, out.last_dense_bytes) if out else (0.0, 0.0, 0, 0)
             work = self._work(action.stage)
-            self._profiled.append(Profiled(action, start, decoded, computed, end, cpu_s, *coded, work))
+            self._profiled.append(TimedAction(action, start, decoded, computed, end, cpu_s, *coded, work))
         if sent is not None:
             target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
-            self._outgoing.append((action, Letter(target, tuple(action), sent)))
+            self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
         if not self._overlaps:
             yield from self._deliver()
 
@@ -249,8 +248,8 @@ class Worker:
                 self.flight.land()
             except NonFiniteError:
                 raise self.links.diverged(action, self.step) from None
-        letters, self._outgoing = tuple(letter for _, letter in self._outgoing), []
-        yield Send(letters)
+        messages, self._outgoing = tuple(message for _, message in self._outgoing), []
+        yield Send(messages)
 
     @contextmanager
     def _blamed(self, where: str) -> Iterator[None]:

@@ -12,8 +12,8 @@ from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, replica_group, run_rounds
 from raysim.nn.ends import DIRECTIONS
 from raysim.nn.link import parse_methods
+from raysim.pipeline.groups import CONTROL_VALUES, MemberRounds, ring_bytes
 from raysim.pipeline.link import Link, LinkAccount
-from raysim.pipeline.replicas import CONTROL_VALUES, Exchange, ring_bytes
 from raysim.probing.sample import Measured, Sent
 from raysim.replication import parse_replica_method
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod
@@ -94,7 +94,7 @@ class GradientCandidate:
         group = replica_group(channel.size, self.method.num_rounds(channel.size), stage)
         rounds = self.method.average(gradients, self._memories.get(stage, {}), context)
         table = self.method.table(gradients)
-        exchange = Exchange(group, channel.rank, rounds, table, max_values=max(CONTROL_VALUES, count))
+        exchange = MemberRounds(group, channel.rank, rounds, table, max_values=max(CONTROL_VALUES, count))
         averaged: Averaged = run_rounds(exchange, channel, (repr(self.method), stage))
         self._memories[stage] = averaged.memory
         self._links.append(

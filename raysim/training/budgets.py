@@ -10,8 +10,7 @@ from raysim.network.placement import Placement
 from raysim.network.topology import Network
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import StepReport
-from raysim.pipeline.signals import link_name
+from raysim.pipeline.reports import StepReport, link_name
 
 DIRECTIONS = ("forward", "backward")
 EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds in proportion to bytes

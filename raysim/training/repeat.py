@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raysim.config import RunConfig
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.workloads.data import Data
 
 STEPS = 3

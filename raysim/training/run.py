@@ -17,9 +17,8 @@ from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.errors import DivergedError, WorkerLostError
-from raysim.pipeline.plan import Workload, prepare
-from raysim.pipeline.reports import StepReport
-from raysim.pipeline.signals import Signals
+from raysim.pipeline.prepare import Workload, prepare
+from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.quality import write_measures
 from raysim.records import Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
@@ -128,7 +127,7 @@ class Training:
         self._checkpoint: Checkpoint | None = None
         self._reached = 0  # the most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
-        self._signals = Signals()  # of the last step
+        self._signals = StepFeedback()  # of the last step
         self.phases = phases or Phases()
         self.phases.enter("the data and the model")
         self.workload = prepare(config, data)
@@ -311,7 +310,7 @@ class Training:
         reports = self.engine.step(step, self._signals)
         self.phases.enter(None)
         seconds = time.perf_counter() - before
-        self._signals = Signals(
+        self._signals = StepFeedback(
             self.clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
         )
         warned = self._row["warning"] is not None
@@ -331,14 +330,14 @@ class Training:
     def _restore(self) -> int:
         """Load the newest checkpoint into fresh workers, drop the records after it, and return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step, self._signals = 0, Signals()
+        step, self._signals = 0, StepFeedback()
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._resumable.parts if self._resumable else None
             self.engine.load(step, read_checkpoint(self._checkpoint) if parts is None else parts)
             self._resumable = None  # its parts are large
             signals = read_signals(self._checkpoint)
-            self._signals = Signals.from_json(signals) if signals else Signals()
+            self._signals = StepFeedback.from_json(signals) if signals else StepFeedback()
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step

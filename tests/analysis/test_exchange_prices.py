@@ -12,7 +12,7 @@ from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.network.profile import COSTS
 from raysim.network.simulate import simulate
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.training.clock import Clock
 
 TWO = {"num_replicas": 2, "num_microbatches": 2, "clock": "100mbps+1ms", "profile": "T4", "backward": "Quantize(8)"}

@@ -26,7 +26,7 @@ from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
-from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
 from raysim.show.priced_runs import traffic_words
 from raysim.units import format_bytes

@@ -8,7 +8,7 @@ from raysim_benchmarks.bench import plain
 @pytest.mark.slow
 @pytest.mark.parametrize(("codec", "compression"), plain.CODECS, ids=lambda value: repr(value) if value else "none")
 def test_the_plain_loop_trains_what_raysim_trains(codec, compression):
-    from raysim.pipeline.plan import prepare
+    from raysim.pipeline.prepare import prepare
 
     torch.set_num_threads(1)
     workload = prepare(plain.plain_config(codec, threads=1, batch_size=8), plain.random_images())

@@ -20,8 +20,8 @@ from raysim.compressors.acgc import TALLY
 from raysim.config import ConfigError
 from raysim.forecast.costs import link_costs
 from raysim.pipeline.link import Link
+from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.sensitivity import Sensitivity
-from raysim.pipeline.signals import Signals
 from raysim.pipeline.stage import Stage
 from raysim.schedules.actions import Action
 from raysim.training.budgets import sensitivities
@@ -185,10 +185,10 @@ def test_gradients_of_zero_and_infinity_tell_nothing(scale: float) -> None:
 
 def measured(config, steps: int = 1) -> list[dict[str, float]]:
     """Return what the stages of a run measure in each of its first steps, each facts what the one before says."""
-    engine, signals, found = start(config), Signals(), []
+    engine, signals, found = start(config), StepFeedback(), []
     for step in range(steps):
         reports = engine.step(step, signals)
-        signals = Signals(sensitivities=sensitivities(reports))
+        signals = StepFeedback(sensitivities=sensitivities(reports))
         found.append(dict(signals.sensitivities))
     return found
 
@@ -368,10 +368,10 @@ def test_two_steps_are_dense_and_the_others_bounded(small, tmp_path) -> None:
 def test_a_smaller_budget_sends_more(small) -> None:
     sent = []
     for budget in (1.0, 0.1, 0.01):
-        engine, signals = start(small(forward=f"ACGC({budget})")), Signals()
+        engine, signals = start(small(forward=f"ACGC({budget})")), StepFeedback()
         for step in range(3):
             reports = engine.step(step, signals)
-            signals = Signals(sensitivities=sensitivities(reports))
+            signals = StepFeedback(sensitivities=sensitivities(reports))
         sent.append(sum(a.wire_bytes for r in reports for a in r.links if a.sender and a.direction == "forward"))
     assert sent == sorted(sent)
     assert len(set(sent)) == 3

@@ -15,9 +15,8 @@ from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.network.topology import Network
 from raysim.pipeline.link import LinkAccount
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.reports import StepReport
-from raysim.pipeline.signals import Signals, link_name
+from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import StepFeedback, StepReport, link_name
 from raysim.training.budgets import Budgets
 
 fidelity = st.floats(0.05, 1.0)
@@ -117,12 +116,12 @@ def test_a_pipeline_keeps_to_its_budget(small) -> None:
     """The product of what the levels keep that a step goes by, as seen in the step before, never falls below it."""
     budget, factors = 0.5, set()
     workload = prepare(small(num_stages=3, forward=BUDGET.format(budget)))
-    engine, budgets, signals = InlineEngine(workload), Budgets(workload.plan, None), Signals()
+    engine, budgets, signals = InlineEngine(workload), Budgets(workload.plan, None), StepFeedback()
     engine.start()
     seen: list[dict[float, float]] = []
     for step in range(24):
         reports = engine.step(step, signals)
-        signals = Signals(None, budgets.floors(reports))
+        signals = StepFeedback(None, budgets.floors(reports))
         assert math.prod(signals.floors.values()) == pytest.approx(budget)
         decisions = [d for report in reports for link in report.links for d in link.decisions]
         if seen:
@@ -134,8 +133,8 @@ def test_a_pipeline_keeps_to_its_budget(small) -> None:
 
 
 def test_signals_are_the_same_after_a_checkpoint() -> None:
-    signals = Signals(0.25, {link_name(1, 0, "backward"): 0.7}, {link_name(0, 1, "forward"): 1 / 3})
-    assert Signals.from_json(json.loads(json.dumps(signals.as_json()))) == signals
+    signals = StepFeedback(0.25, {link_name(1, 0, "backward"): 0.7}, {link_name(0, 1, "forward"): 1 / 3})
+    assert StepFeedback.from_json(json.loads(json.dumps(signals.as_json()))) == signals
     assert signals.sensitivity(0, 1, "forward") == 1 / 3
     assert signals.sensitivity(1, 1, "forward") is None
     assert signals.floor(1, 0, "backward") == 0.7

@@ -17,8 +17,8 @@ from raysim.compressors.gravac import REAL, TALLY, WHOLE, _Tally
 from raysim.compressors.optimus_cc import RESIDUAL
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.signals import Signals
+from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import StepFeedback
 
 
 def backward(step: int, microbatch: int, *, boundary: int = 0, stages: int = 2, count: int = 4, **changes: object):
@@ -122,7 +122,7 @@ def test_the_epilogue_is_what_the_schedule_sends_in_its_cooldown(small, schedule
     engine = InlineEngine(prepare(config))
     engine.start()
     for step in range(2):
-        reports = engine.step(step, Signals())
+        reports = engine.step(step, StepFeedback())
         found = {
             (action.stage, action.microbatch)
             for report in reports
@@ -312,7 +312,7 @@ def test_in_every_window_every_link_moves(small) -> None:
     engine.start()
     moved = []
     for step in range(4):
-        accounts = [link for report in engine.step(step, Signals()) for link in report.links if link.sender]
+        accounts = [link for report in engine.step(step, StepFeedback()) for link in report.links if link.sender]
         moved.append({(link.boundary, link.direction) for link in accounts if link.decisions[0].event})
     everyone = {(boundary, direction) for boundary in range(3) for direction in ("forward", "backward")}
     assert moved == [set(), everyone] * 2  # from the second of four levels to the last

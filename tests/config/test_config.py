@@ -23,7 +23,7 @@ from raysim.config import (
     recipe_names,
 )
 from raysim.config.boundaries import OTHERS
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.schedules.families import SCHEDULES
 from raysim.training.run import Training
 

@@ -15,8 +15,8 @@ from raysim.engine.actor import start_actor
 from raysim.engine.delivery import FAR_BYTES, NEAR_BYTES, RAY_SETTING, Limits, find_limits, joined, pieces
 from raysim.engine.mailbox import Mailbox
 from raysim.engine.ray import RayEngine
-from raysim.pipeline.mail import Take
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.messages import Receive
+from raysim.pipeline.prepare import prepare
 
 RAYS_OWN = 100 * 1024  # the threshold of a Ray that nobody has changed, as the suite's
 LARGE = {"model": {"name": "cnn", "width": 16}, "batch_size": 64, "num_microbatches": 2}
@@ -52,9 +52,9 @@ def test_a_letter_in_pieces_is_there_once_it_is_whole():
         box.put_piece("before", 1, 0, ("a",), piece, left)  # of an earlier session
         box.put_piece("now", 1, 0, ("a",), piece, left)
         assert ((1, 0, ("a",)) in box._letters) == (left == 0)
-    (header, array), nothing = box.take(Take(0, ("a",)), 1.0)
+    (header, array), nothing = box.take(Receive(0, ("a",)), 1.0)
     assert (header, array.tolist(), nothing) == (b"head", list(range(90)), None)
-    assert box.take(Take(0, ("b",)), 1.0) == ("between",)
+    assert box.take(Receive(0, ("b",)), 1.0) == ("between",)
 
 
 def test_the_threshold_of_a_cluster_is_found(ray):

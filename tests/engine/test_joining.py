@@ -20,7 +20,7 @@ from raysim.engine.resources import Waiting, described, shortage
 from raysim.engine.watch import HeadWatch
 from raysim.limits import cpu_quota
 from raysim.pipeline.errors import WorkerLostError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.training.run import Training
 
 

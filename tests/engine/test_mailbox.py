@@ -6,7 +6,7 @@ import pytest
 
 from raysim.engine.mailbox import Mailbox
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
-from raysim.pipeline.mail import Take
+from raysim.pipeline.messages import Receive
 
 SOON_S, LATE_S = 0.01, 60.0
 
@@ -23,11 +23,11 @@ def test_a_letter_is_taken_once_and_by_its_key(mailbox):
     mailbox.put("now", 3, 1, ("b",), ("second",))
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.put("now", 3, 2, ("a",), ("another's",))
-    assert mailbox.take(Take(1, ("a",)), SOON_S) == ("first",)
-    assert mailbox.take(Take(2, ("a",)), SOON_S) == ("another's",)
-    assert mailbox.take(Take(1, ("b",)), SOON_S) == ("second",)
+    assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
+    assert mailbox.take(Receive(2, ("a",)), SOON_S) == ("another's",)
+    assert mailbox.take(Receive(1, ("b",)), SOON_S) == ("second",)
     with pytest.raises(WorkerLostError, match=r"no letter came from worker 1 within `timeout_s` = 0.01 s"):
-        mailbox.take(Take(1, ("a",)), SOON_S)
+        mailbox.take(Receive(1, ("a",)), SOON_S)
 
 
 def test_letters_of_other_sessions_and_earlier_turns_are_dropped_and_later_ones_wait(mailbox):
@@ -35,21 +35,21 @@ def test_letters_of_other_sessions_and_earlier_turns_are_dropped_and_later_ones_
         mailbox.put(session, turn, 1, ("a",), (f"{session} {turn}",))
         mailbox.stop(session, turn, 2)
     with pytest.raises(WorkerLostError):
-        mailbox.take(Take(1, ("a",)), SOON_S)
+        mailbox.take(Receive(1, ("a",)), SOON_S)
     with pytest.raises(WorkerLostError):
-        mailbox.take(Take(2, ("a",)), SOON_S)
+        mailbox.take(Receive(2, ("a",)), SOON_S)
     mailbox.begin(4)
-    assert mailbox.take(Take(1, ("a",)), SOON_S) == ("now 4",)
+    assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("now 4",)
     with pytest.raises(SenderStoppedError):
-        mailbox.take(Take(2, ("a",)), SOON_S)
+        mailbox.take(Receive(2, ("a",)), SOON_S)
 
 
 def test_what_a_sender_sent_before_it_stopped_still_counts(mailbox):
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.stop("now", 3, 1)
-    assert mailbox.take(Take(1, ("a",)), SOON_S) == ("first",)
+    assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
     with pytest.raises(SenderStoppedError, match="no letter came from worker 1, which broke off"):
-        mailbox.take(Take(1, ("b",)), LATE_S)
+        mailbox.take(Receive(1, ("b",)), LATE_S)
 
 
 @pytest.mark.parametrize("comes", ["letter", "stop"])
@@ -58,8 +58,8 @@ def test_a_wait_ends_with_what_comes(mailbox, comes):
     later = threading.Timer(0.05, put)
     later.start()
     if comes == "letter":
-        assert mailbox.take(Take(1, ("a",)), LATE_S) == ()
+        assert mailbox.take(Receive(1, ("a",)), LATE_S) == ()
     else:
         with pytest.raises(SenderStoppedError):
-            mailbox.take(Take(1, ("a",)), LATE_S)
+            mailbox.take(Receive(1, ("a",)), LATE_S)
     later.join()

@@ -24,7 +24,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import assign, equal_share, stages_that_fit
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.state import unpack_tensors
 from raysim.records import Run
 from raysim.training.run import Training, train

@@ -18,8 +18,8 @@ from raysim.network.profile import Profile, gpt_forward_flops
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
 from raysim.network.uncertainty import MODEL_ERROR, mean_bounds
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes
+from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
+from raysim.pipeline.prepare import prepare
 
 FREE = parse_network("free")
 QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]

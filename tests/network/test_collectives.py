@@ -31,7 +31,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.topology import SHARING, Network
-from raysim.pipeline.replicas import Group, exchange_together
+from raysim.pipeline.groups import Group, exchange_together
 from raysim.replication import parse_replica_method
 from raysim.replication.method import average_together
 from raysim.schedules.families import GPipe, Interleaved1F1B, OneFOneB, Schedule

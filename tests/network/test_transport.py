@@ -14,7 +14,7 @@ from raysim.cli import app
 from raysim.config import ConfigError, RunConfig, make_config
 from raysim.forecast.forecast import forecast
 from raysim.network.transport import RAY, TRANSPORTS, parse_transport
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.training.clock import Clock
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS)

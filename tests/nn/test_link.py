@@ -11,7 +11,7 @@ from torch import nn
 import raysim
 from raysim.nn import CompressedLink, end_step, insert_links, report, samples
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 

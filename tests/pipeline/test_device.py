@@ -4,7 +4,8 @@ import pytest
 
 from raysim.config import ConfigError
 from raysim.network.memory import StageMemory
-from raysim.pipeline.device import DeviceFacts, check_devices
+from raysim.pipeline.device import DeviceFacts
+from raysim.pipeline.stage_memory import check_devices
 
 T4 = DeviceFacts("Tesla T4", "7.5", "550.54", "12.4", 16 * 10**9, False, "GPU-1")
 

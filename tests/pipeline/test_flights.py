@@ -8,10 +8,10 @@ from pipelines import DROPOUT, RUNS, TIED
 
 from raysim.codecs import kernels, transfers
 from raysim.compressors import parse
+from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import Link
 from raysim.pipeline.state import unpack_tensors
-from raysim.pipeline.stopwatch import Stopwatch
 
 pytest.importorskip("triton")
 if DEVICE == "cuda":
@@ -144,7 +144,7 @@ class Event:
 def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr("raysim.pipeline.worker.Stopwatch", lambda device: Stopwatch(torch.device("cuda")))
+    monkeypatch.setattr("raysim.pipeline.worker.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
     monkeypatch.setattr("raysim.pipeline.worker.synchronize", lambda device: setattr(Event, "come", Event.recorded))
     engine = start(small(**COMPRESSED, profile_every_steps=1))
     actions = [action for step in range(2) for report in engine.step(step) for action in report.actions]
@@ -154,7 +154,7 @@ def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
     first, last = (Event(enable_timing=True) for _ in range(2))
     for event in (first, last):
         event.record(None)
-    assert Stopwatch.between(first, last) == 1e-3
+    assert DeviceClock.between(first, last) == 1e-3
     assert Event.waits == 1
 
 
@@ -162,12 +162,12 @@ def test_a_link_that_was_moved_to_a_gpu_is_timed_by_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     here, there = torch.device("cpu"), torch.device("cuda")
-    shared = Stopwatch(here)
+    shared = DeviceClock(here)
     own, of_worker = (
-        Link(parse("TopK(0.1)"), 0, "forward", sender=True, device=here, stopwatch=watch) for watch in (None, shared)
+        Link(parse("TopK(0.1)"), 0, "forward", sender=True, device=here, clock=watch) for watch in (None, shared)
     )
     own.device = of_worker.device = there
-    assert isinstance(own.stopwatch.mark(), Event)
-    assert of_worker.stopwatch is shared
+    assert isinstance(own.clock.mark(), Event)
+    assert of_worker.clock is shared
     own.device = here
-    assert isinstance(own.stopwatch.mark(), float)
+    assert isinstance(own.clock.mark(), float)

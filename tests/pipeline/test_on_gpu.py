@@ -7,7 +7,7 @@ from gpu import DEVICE
 
 from raysim.codecs.transfers import Flight
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.state import unpack_tensors
 
 pytestmark = [

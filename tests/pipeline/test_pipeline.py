@@ -13,9 +13,9 @@ from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.limits import MemoryLimit
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.mail import Send
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.signals import Signals
+from raysim.pipeline.messages import Send
+from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import unpack_tensors
 from raysim.training.tables import link_rows, step_row
 from raysim.workloads.losses import CrossEntropy
@@ -288,7 +288,7 @@ def test_calls_out_of_order_are_refused(small):
     with pytest.raises(StageError, match="is at step 0, but was called for step 1"):
         engine.step(1)
     with pytest.raises(StageError, match="was told to update in step 0 before the step was run"):
-        next(engine.workers[0].update(0, Signals(), []))
+        next(engine.workers[0].update(0, StepFeedback(), []))
 
 
 def test_threads_are_set_for_stages_and_put_back(small):
@@ -327,7 +327,7 @@ def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
                 asked = turns.send(answer)
             except StopIteration as stop:
                 return stop.value
-            for target, key, message in asked.letters if isinstance(asked, Send) else ():
+            for target, key, message in asked.messages if isinstance(asked, Send) else ():
                 for header, *arrays in (one for one in (message, *asked.everyone) if one and target != worker):
                     assert type(header) is bytes
                     assert all(type(x) is np.ndarray and x.dtype == np.uint8 and x.ndim == 1 for x in arrays)

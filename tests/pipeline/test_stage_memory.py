@@ -4,7 +4,7 @@ import pytest
 
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.values import split
 from raysim.workloads.footprint import Alive
 

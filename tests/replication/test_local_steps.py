@@ -12,7 +12,7 @@ from replica_variants import LOCAL, SHAPES, Apart, Team, copy_of, dense_mean, gr
 
 from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.replication import parse_replica_method
 from raysim.replication.blocks import cosines, from_blocks, to_blocks, transformed
 from raysim.replication.local import LocalSteps, StreamingDiLoCo

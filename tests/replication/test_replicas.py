@@ -7,8 +7,8 @@ from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED
 
 from raysim.config import ConfigError
 from raysim.pipeline.errors import StageError
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.replicas import TIED_TABLE, chunk_bytes, ring_bytes
+from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, ring_bytes
+from raysim.pipeline.prepare import prepare
 
 APART = {"replicas-gossip", "replicas-apart"}
 REPLICATED = [name for name in RUNS if RUNS[name].get("num_replicas", 1) > 1 and name not in APART]

@@ -26,8 +26,8 @@ from raysim.compressors import (
     WarmStart,
     parse,
 )
-from raysim.pipeline.link import Link, pack_state, unpack_state
-from raysim.pipeline.state import pack_tensors, unpack_tensors
+from raysim.pipeline.link import Link
+from raysim.pipeline.state import pack_state, pack_tensors, unpack_state, unpack_tensors
 
 ROW = (3, 7)  # of a sample
 ROWS = 2  # samples of a message

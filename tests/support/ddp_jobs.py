@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raysim.config import make_config
 from raysim.distributed import ddp
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 

@@ -2,8 +2,8 @@
 
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.errors import StageError
-from raysim.pipeline.plan import prepare
-from raysim.pipeline.signals import Signals
+from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import StepFeedback
 from raysim.training.budgets import sensitivities
 
 
@@ -15,8 +15,8 @@ def start(config):
 
 def losses_of(engine, step):
     """Run a step, told what the one before says, and return the microbatches' losses, whichever worker owns the last stage."""
-    reports = engine.step(step, engine.signals if step else Signals())
-    engine.signals = Signals(sensitivities=sensitivities(reports))
+    reports = engine.step(step, engine.signals if step else StepFeedback())
+    engine.signals = StepFeedback(sensitivities=sensitivities(reports))
     return [loss for report in reports for loss in report.losses]
 
 

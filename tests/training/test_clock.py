@@ -17,7 +17,7 @@ from raysim.network.devices import DEVICES
 from raysim.network.presets import parse_network
 from raysim.network.profile import COSTS
 from raysim.network.simulate import simulate
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.training.clock import Clock
 from raysim.training.run import Training
 

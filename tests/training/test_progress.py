@@ -6,7 +6,7 @@ import threading
 import pandas as pd
 import pytest
 
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
 from raysim.training.phases import Phases

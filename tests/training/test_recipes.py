@@ -10,7 +10,7 @@ import pytest
 from raysim import train
 from raysim.config import read_config, recipe_names
 from raysim.network.memory import check_memory
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition

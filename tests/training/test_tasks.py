@@ -9,7 +9,7 @@ from pipelines import GPT
 
 from raysim.analysis import AnalysisError, frontier, load, replay, safe_set
 from raysim.config import ConfigError, make_config
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.training.checkpoint import load_weights
 from raysim.training.run import train
 

@@ -178,7 +178,7 @@ def test_a_folder_with_something_in_it_is_refused(small, tmp_path):
 
 
 def test_weights_load_into_the_uncut_model(small, tmp_path):
-    from raysim.pipeline.plan import prepare
+    from raysim.pipeline.prepare import prepare
     from raysim.workloads.models import build_model
 
     config = small()

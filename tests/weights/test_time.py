@@ -58,7 +58,7 @@ def test_a_run_is_replayed_as_it_would_go_without_a_flush(small, tmp_path) -> No
 def test_a_simulated_clock_has_no_flush(small, tmp_path) -> None:
     """GraVAC reads the time of a step from the clock, which prices the network and the overlap that the weights allow."""
     from raysim.engine.inline import InlineEngine
-    from raysim.pipeline.plan import prepare
+    from raysim.pipeline.prepare import prepare
     from raysim.training.clock import Clock
 
     found = {}

@@ -9,7 +9,7 @@ from pipelines import TIED
 from weight_variants import CURVATURE, DELAYED, MICROBATCHES, MOMENTUM, RATE, VARIANTS, parabola
 
 from raysim.config import ConfigError
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.schedules import OneFOneB, Unflushed
 from raysim.weights import POLICIES, parse_weights

@@ -14,8 +14,8 @@ from torch import nn
 from raysim import load_weights, save_pretrained, train
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
-from raysim.pipeline.parameters import averaged_shapes
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.plan import averaged_shapes
+from raysim.pipeline.prepare import prepare
 from raysim.random import derive_key
 from raysim.values import join, split, split_one
 from raysim.workloads.data import Data, DataShape, batch_ids

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raysim.config import RunConfig, read_config
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.values import only
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons, torch_threads

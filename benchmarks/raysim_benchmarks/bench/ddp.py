@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raysim.config import ConfigError
 from raysim.distributed import ddp
 from raysim.pipeline.optimizer import make_optimizer
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.prepare import Workload, prepare
 from raysim.show.terminal import console
 from raysim.units import format_bandwidth, format_seconds
 from raysim.workloads.losses import CrossEntropy

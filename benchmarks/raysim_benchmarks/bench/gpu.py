@@ -15,7 +15,7 @@ from raysim.config import RunConfig, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import equal_share
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons
 from raysim_benchmarks.workload import time_engine
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepReport
 from raysim.schedules.actions import Action, dependency
 from raysim.show.terminal import console

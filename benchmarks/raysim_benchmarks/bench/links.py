@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.engine.ray import RayEngine
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.show.terminal import console
 from raysim.units import format_seconds
 from raysim_benchmarks.harness import MedianInterval, in_turn, median_interval

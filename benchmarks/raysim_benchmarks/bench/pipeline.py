@@ -18,7 +18,7 @@ from rich.table import Table
 from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
 from raysim.limits import usable_cpus
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.prepare import Workload, prepare
 from raysim.show.terminal import console
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons
 from raysim_benchmarks.ranks import run_ranks

@@ -22,7 +22,7 @@ from raysim.codecs import Codec, Identity, Quantize, TopK
 from raysim.config import RunConfig, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.optimizer import make_optimizer
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.prepare import Workload, prepare
 from raysim.workloads.data import Data, DataShape, ImageSplit
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons, seconds_of, torch_threads
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from raysim.pipeline.optimizer import make_optimizer
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.prepare import Workload, prepare
 from raysim.probing import probe
 from raysim.workloads.losses import CrossEntropy
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons, seconds_of, torch_threads

@@ -9,7 +9,7 @@ from torch import Tensor
 from raysim.config import read_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.link import Link
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 
 RECIPES = ("digits-cnn", "topics-gpt")  # their data is part of this package
 STEPS = 20

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from raysim.pipeline.optimizer import make_optimizer
-from raysim.pipeline.plan import Workload, prepare
+from raysim.pipeline.prepare import Workload, prepare
 from raysim_benchmarks.workload import WARMUP_STEPS, bench_config
 
 

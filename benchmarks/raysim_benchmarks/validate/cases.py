@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.config import ConfigError, make_config, read_config
-from raysim.pipeline.plan import prepare
+from raysim.pipeline.prepare import prepare
 from raysim.schedules.families import Interleaved1F1B, parse_schedule
 from raysim_benchmarks.harness import in_turn
 from raysim_benchmarks.hosts.namespaces import parse_link

@@ -13,7 +13,7 @@ from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import DIRECTIONS, Transfer
-from raysim.pipeline.mail import Parts
+from raysim.pipeline.messages import Parts
 from raysim.replication.method import Packets, Round, RoundDriver, Rounds
 
 CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
@@ -80,7 +80,7 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
     return sent
 
 
-class Exchange:
+class MemberRounds:
     """One member's rounds in one step: packs its packets into messages, and counts the transfers to other workers.
 
     `table`: the group's table of codecs and names, with which messages are packed. `max_values`: the most values of a packet;
@@ -177,9 +177,9 @@ class Exchange:
 
 def exchange_together(
     group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, max_values: int
-) -> list[Exchange]:
-    """Run the rounds of all members of a group in one process, and return their exchanges; arguments as of `Exchange`."""
-    exchanges = [Exchange(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
+) -> list[MemberRounds]:
+    """Run the rounds of all members of a group in one process, and return their exchanges; arguments as of `MemberRounds`."""
+    exchanges = [MemberRounds(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
     sent = [one.advance(()) for one in exchanges]
     while not exchanges[0].over:
         received = [

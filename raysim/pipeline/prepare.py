@@ -1,16 +1,130 @@
-"""Checks of a plan: combinations of model, optimiser, links and replica methods that cannot be trained."""
+"""Prepares a run: loads data, builds and cuts the model, and checks the plan before anything starts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from raysim.config import ConfigError
-from raysim.pipeline.exchanges import takes_part
-from raysim.pipeline.parameters import Constrained, averaged_shapes
-from raysim.workloads.partition import Partition
+from torch import nn
 
-if TYPE_CHECKING:
-    from raysim.pipeline.plan import Plan
+from raysim.config import ConfigError, RunConfig
+from raysim.config.boundaries import named
+from raysim.pipeline.optimizer import find_elementwise
+from raysim.pipeline.plan import Plan, averaged_shapes, takes_part, tied_owners
+from raysim.pipeline.stage import Constrained
+from raysim.pipeline.stage_memory import stage_memories
+from raysim.values import UNNAMED, Boundary
+from raysim.workloads.data import Data, DataShape, load_data
+from raysim.workloads.metrics import check_metrics
+from raysim.workloads.models import build_model
+from raysim.workloads.partition import Partition, partition
+from raysim.workloads.task import Task, make_task
+
+
+@dataclass
+class Workload:
+    """A plan with its large parts: the modules of the stages at their first step, and the data."""
+
+    plan: Plan
+    modules: list[nn.Sequential]
+    data: Data
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model; a parameter that stages share counts once."""
+        copies = {owner for owners in self.plan.tied for owner in owners[1:]}
+        return sum(
+            parameter.numel()
+            for stage, module in enumerate(self.modules)
+            for name, parameter in module.named_parameters()
+            if (stage, name) not in copies
+        )
+
+
+def prepare(config: RunConfig, data: Data | None = None) -> Workload:
+    """Return the workload that an engine starts; `data` where it is loaded already.
+
+    Raises ConfigError where configuration, data and model do not fit.
+    """
+    try:
+        return _prepare(config, data)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _prepare(config: RunConfig, data: Data | None) -> Workload:
+    if data is None:
+        data = load_data(config.data.name, config.data.options, config.seed)
+    if len(data.train) < config.batch_size:
+        raise ConfigError(
+            f"`batch_size` must be at most the number of training samples ({len(data.train)}), but got {config.batch_size}."
+        )
+    if config.evaluate_samples is not None and config.evaluate_samples > len(data.test):
+        raise ConfigError(
+            f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
+        )
+    task = task_of(config, data.shape)
+    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
+    model = build_model(config.model.name, config.model.options, data.shape, config.seed, **cut)
+    parts = partition(
+        model,
+        data.shape,
+        batch=config.microbatch_size,
+        bottleneck=config.bottleneck,
+        seed=config.seed,
+        loss=task.loss,
+        **cut,
+    )
+    check_names(config, parts.boundaries)
+    check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
+    schedule = config.executed_schedule
+    plan = Plan(
+        config=config,
+        task=task,
+        num_samples=len(data.train),
+        num_test_samples=config.evaluate_samples or len(data.test),
+        cuts=parts.cuts,
+        boundaries=parts.boundaries,
+        tied=tied_owners(parts),
+        elementwise=find_elementwise(parts.stages, tied_owners(parts)),
+        memories=stage_memories(config, parts, len(data.train)),
+        flops_forward=tuple(parts.flops_forward),
+        rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
+        owners=tuple(schedule.workers(config.stages)),
+    )
+    check_plan(plan, parts)
+    return Workload(plan, parts.stages, data)
+
+
+def task_of(config: RunConfig, shape: DataShape) -> Task:
+    """Return the loss and the metrics of a run; raises ValueError where they do not fit the data."""
+    name, options = (None, {}) if config.loss is None else (config.loss.name, config.loss.options)
+    return make_task(name, options, config.metrics, shape)
+
+
+def check_names(config: RunConfig, boundaries: Sequence[Boundary]) -> None:
+    """Raise ConfigError where a table names a tensor that does not cross, or compresses integers or booleans.
+
+    Each tensor that a table for all boundaries names must cross at least one boundary. Each tensor that the table of one boundary
+    names must cross that boundary.
+    """
+    for field in ("forward", "backward"):
+        for i, name, compressor in named(getattr(config, field)):
+            here = list(boundaries) if i is None else [boundaries[i]]
+            where = "a boundary" if i is None else f"boundary {i}"
+            crossing = dict.fromkeys(
+                known for one in here for known in (*one.shapes, *one.exact_bytes) if known != UNNAMED
+            )
+            if name not in crossing:
+                held = ", ".join(crossing) or "one without a name"
+                raise ConfigError(f"`{field}` must name tensors that cross {where} ({held}), but got {name!r}.")
+            if any(name in one.exact_bytes for one in here) and not compressor.exact:
+                raise ConfigError(
+                    f"`{field}.{name}` must be Identity or be left out, since `{name}` holds integers or booleans, which are sent "
+                    f"as they are, but got {compressor!r}."
+                )
 
 
 def check_plan(plan: Plan, parts: Partition) -> None:
