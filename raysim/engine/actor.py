@@ -1,7 +1,7 @@
-"""The actor in which a worker lives on Ray, and through which letters go from worker to worker.
+"""The actor that holds a worker on Ray, and passes messages between workers.
 
-A letter is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver, see
-`delivery`. A concurrency group of its own receives letters while the worker computes.
+A message is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver, see
+`delivery`. A concurrency group of its own receives messages while the worker computes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.messages import Key, Send, Turns
 from raysim.pipeline.reports import Failure
 
-MAIL = "mail"
-PROBE_BYTES = 100 * 1024  # of a letter between peers that greet each other
+MESSAGES = "messages"  # the concurrency group that receives them
+PROBE_BYTES = 100 * 1024  # of a message between peers that greet each other
 GREET_AGAIN_S = 0.5  # after a call that found no way to a peer
 REACH_TRIES = 5  # calls to a peer, of which the quickest counts
 LIFE: dict[str, Any] = {
-    "max_concurrency": 1,  # beside the mail: calls run one after another
+    "max_concurrency": 1,  # beside the messages: calls run one after another
     "max_restarts": 0,  # a worker that came back by itself would have fresh weights and say nothing
     "max_task_retries": 0,
     "enable_task_events": False,  # of thousands of calls a second, which would all go to the head of the cluster
@@ -42,7 +42,7 @@ class StageActor:
         self._worker: Any = None
 
     def take(self, session: str, peers: Mapping[int, Any], make: Callable[..., Any], *arguments: Any) -> None:
-        """Become the worker that `make` returns, which exchanges letters with `peers`; nothing of the last one is left."""
+        """Become the worker that `make` returns, which exchanges messages with `peers`; nothing of the last one is left."""
         self._worker = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -50,9 +50,9 @@ class StageActor:
         self._session = session
         self._mailbox.open(session)
         self._peers = dict(peers)
-        mail = {"concurrency_group": MAIL, "num_returns": 0}
-        self._deliver = {worker: peer.deliver.options(**mail) for worker, peer in peers.items()}
-        self._deliver_piece = {worker: peer.deliver_piece.options(**mail) for worker, peer in peers.items()}
+        receiving = {"concurrency_group": MESSAGES, "num_returns": 0}
+        self._deliver = {worker: peer.deliver.options(**receiving) for worker, peer in peers.items()}
+        self._deliver_piece = {worker: peer.deliver_piece.options(**receiving) for worker, peer in peers.items()}
         self._worker = make(*arguments)
 
     def echo(self, num_bytes: int) -> np.ndarray:
@@ -64,14 +64,16 @@ class StageActor:
         self._limits = limits
 
     def greet(self, timeout_s: float) -> list[int]:
-        """Return the peers that do not receive a letter through the object stores in time."""
+        """Return the peers that do not receive a message through the object stores in time."""
         import ray
 
         probe = ray.put(np.zeros(PROBE_BYTES, np.uint8))
         deadline = time.monotonic() + timeout_s
         missing = set(self._peers)
         while missing and (left_s := deadline - time.monotonic()) > 0:
-            calls = {self._peers[peer].hello.options(concurrency_group=MAIL).remote(probe): peer for peer in missing}
+            calls = {
+                self._peers[peer].hello.options(concurrency_group=MESSAGES).remote(probe): peer for peer in missing
+            }
             ended, _ = ray.wait(list(calls), num_returns=len(calls), timeout=left_s)
             missing -= {calls[call] for call in ended if _answered(call)}
             if missing:
@@ -79,7 +81,7 @@ class StageActor:
         return sorted(missing)
 
     def hello(self, probe: np.ndarray | None = None) -> None:
-        """Take in a letter of `greet`, or a call of `reach`."""
+        """Receive a message of `greet`, or a call of `reach`."""
 
     def reach(self) -> Reach:
         """Return how far the peers are, and whether connections to them start slowly."""
@@ -87,7 +89,7 @@ class StageActor:
 
         farthest_s = 0.0
         for peer in self._peers.values():
-            call, tries = peer.hello.options(concurrency_group=MAIL), []
+            call, tries = peer.hello.options(concurrency_group=MESSAGES), []
             for _ in range(REACH_TRIES):
                 before = time.perf_counter()
                 ray.get(call.remote())
@@ -100,7 +102,7 @@ class StageActor:
         return getattr(self._worker, method)(*arguments)
 
     def perform(self, turn: int, method: str, *arguments: Any) -> Any:
-        """Run a generator method of the worker, sending and taking its letters on the way, and return its result."""
+        """Run a generator method of the worker, sending and receiving its messages on the way, and return its result."""
         worker = self._worker
         assert worker is not None
         self._mailbox.begin(turn)
@@ -115,17 +117,17 @@ class StageActor:
                     deliver.remote((self._session, turn, worker.index, None, None))
         return outcome
 
-    def deliver(self, letter: tuple[str, int, int, Key | None, Message | None], *everyone: Message | None) -> None:
-        """Take in a letter; one without a key says that its sender sends nothing more in this turn."""
-        session, turn, source, key, message = letter
+    def deliver(self, sent: tuple[str, int, int, Key | None, Message | None], *everyone: Message | None) -> None:
+        """Receive a message; one without a key says that its sender has finished this turn."""
+        session, turn, source, key, message = sent
         if key is None:
             self._mailbox.stop(session, turn, source)
         else:
             self._mailbox.put(session, turn, source, key, (message, *everyone))
 
-    def deliver_piece(self, letter: tuple[str, int, int, Key], piece: np.ndarray, left: int) -> None:
-        """Receive a piece of a letter, of which `left` are still to come."""
-        self._mailbox.put_piece(*letter, piece, left)
+    def deliver_piece(self, name: tuple[str, int, int, Key], piece: np.ndarray, left: int) -> None:
+        """Receive a piece of a message, of which `left` are still to come."""
+        self._mailbox.put_piece(*name, piece, left)
 
     def speed(self) -> float:
         """Return the speed of the node, see `measured_gflops`."""
@@ -157,16 +159,16 @@ class StageActor:
     def _send(self, turn: int, index: int, send: Send) -> None:
         import ray
 
-        ways = {id(letter): self._limits.route((letter.message, *send.everyone)) for letter in send.messages}
+        ways = {id(sent): self._limits.route((sent.message, *send.everyone)) for sent in send.messages}
         everyone: tuple[Any, ...] = send.everyone
         if len(send.messages) > 1 and "store" in ways.values():
             everyone = tuple(ray.put(message) for message in everyone)  # once for all receivers
-        for letter in send.messages:
-            target, key, message = letter
+        for sent in send.messages:
+            target, key, message = sent
             name = (self._session, turn, index, key)
             if target == index:
                 self._mailbox.put(*name, (message, *send.everyone))
-            elif ways[id(letter)] == "pieces":
+            elif ways[id(sent)] == "pieces":
                 parts = list(pieces((message, *send.everyone), self._limits.call))
                 for number, piece in enumerate(parts, start=1):
                     self._deliver_piece[target].remote(name, piece, len(parts) - number)
@@ -199,4 +201,4 @@ def start_actor(**options: Any) -> Any:
     """Start a `StageActor` with these options of Ray, and return its handle."""
     import ray
 
-    return ray.remote(concurrency_groups={MAIL: 1})(StageActor).options(**options, **LIFE).remote()  # type: ignore[call-overload]
+    return ray.remote(concurrency_groups={MESSAGES: 1})(StageActor).options(**options, **LIFE).remote()  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
 """The seconds that Ray takes of this machine, measured between idle actors: calls, hops, bytes, and the driver's part of a step.
 
-The actors are those of a training, and send letters as it does. All are on one machine, so that no wire is in the figures, which are
+The actors are those of a training, and send messages as it does. All are on one machine, so that no wire is in the figures, which are
 low quantiles: other work only ever adds to them.
 """
 

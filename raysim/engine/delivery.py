@@ -60,7 +60,7 @@ class Limits(NamedTuple):
     """Of a message that avoids the store, in pieces if it must."""
 
     def route(self, parts: Sequence[Message | None]) -> str:
-        """Return how the parts of a letter go: "call", "pieces" or "store".
+        """Return how the parts of a message go: "call", "pieces" or "store".
 
         >>> big = (b"", np.zeros(500_000, np.uint8))
         >>> [Limits(call, NEAR_BYTES).route([big]) for call in (700_000, 100_000)]
@@ -75,7 +75,7 @@ class Limits(NamedTuple):
 
 
 def pieces(parts: Parts, call_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the bytes of a letter's parts in arrays that fit a call each."""
+    """Yield the bytes of a message's parts in arrays that fit a call each."""
     whole = np.frombuffer(pickle.dumps(parts, protocol=5), np.uint8)
     for start in range(0, len(whole), size := call_bytes - ARGUMENT_BYTES):
         yield whole[start : start + size]

@@ -1,6 +1,6 @@
 """The protocol between the driver and the workers, written once for all engines.
 
-A step is two calls of each worker: `run`, and `update` once all have run; in both of them workers exchange letters.
+A step is two calls of each worker: `run`, and `update` once all have run; in both of them workers exchange messages.
 The driver sees reports only. `raysim.engine.inline` runs the workers in this process, `raysim.engine.ray` as actors.
 """
 
@@ -125,7 +125,7 @@ class Engine(ABC):
         return self._together(everyone, "update", step, signals, of_replica)
 
     def _together(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Run a method of several workers, which exchange letters as it runs, and return their results.
+        """Run a method of several workers, which exchange messages as it runs, and return their results.
 
         Raises the failure that comes first in the order of actions, which is the same one in every engine.
         """
@@ -230,7 +230,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Run a generator method of `Worker` at several workers at once, and deliver the letters between them."""
+        """Run a generator method of `Worker` at several workers at once, and deliver the messages between them."""
 
     @abstractmethod
     def _submit(self, worker: int, method: str, *arguments: Any) -> Ref: ...

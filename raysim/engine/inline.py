@@ -52,8 +52,8 @@ class InlineEngine(Engine):
         return [0.0] * self.num_workers
 
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Let one worker after another go on until it needs a letter that is not there, until all are done."""
-        letters: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
+        """Let one worker after another go on until it needs a message that is not there, until all are done."""
+        messages: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
         running = {worker: getattr(self.workers[worker], method)(*arguments) for worker in workers}
         awaited: dict[int, Receive | None] = dict.fromkeys(running)
         outcomes: dict[int, Any] = {}
@@ -62,12 +62,12 @@ class InlineEngine(Engine):
                 moved = False
                 for worker, turns in list(running.items()):
                     take = awaited[worker]
-                    if take is not None and (take.source, worker, take.key) not in letters:
+                    if take is not None and (take.source, worker, take.key) not in messages:
                         continue
                     moved = True
                     try:
                         with self.workers[worker].threads():
-                            awaited[worker] = _go_on(worker, turns, take, letters)
+                            awaited[worker] = _go_on(worker, turns, take, messages)
                     except StopIteration as stop:
                         outcomes[worker] = stop.value
                         del running[worker]
@@ -88,24 +88,26 @@ class InlineEngine(Engine):
         return value
 
 
-def _go_on(worker: int, turns: Turns[Any], take: Receive | None, letters: dict[tuple[int, int, Key], Parts]) -> Receive:
-    """Advance a worker to the next letter that it takes; raises StopIteration with its result at the end."""
-    asked = next(turns) if take is None else turns.send(letters.pop((take.source, worker, take.key)))
+def _go_on(
+    worker: int, turns: Turns[Any], take: Receive | None, messages: dict[tuple[int, int, Key], Parts]
+) -> Receive:
+    """Advance a worker to the next message that it takes; raises StopIteration with its result at the end."""
+    asked = next(turns) if take is None else turns.send(messages.pop((take.source, worker, take.key)))
     while isinstance(asked, Send):
         for target, key, message in asked.messages:
-            letters[worker, target, key] = (message, *asked.everyone)
+            messages[worker, target, key] = (message, *asked.everyone)
         asked = next(turns)
     return asked
 
 
 def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
-    """Tell a worker that the letter that it waits for will not come, and return its outcome."""
+    """Tell a worker that the message that it waits for will not come, and return its outcome."""
     assert take is not None
     try:
-        turns.throw(SenderStoppedError(f"no letter came from worker {take.source}, which broke off"))
+        turns.throw(SenderStoppedError(f"no message came from worker {take.source}, which broke off"))
     except StopIteration as stop:
         return stop.value
-    raise AssertionError("A worker went on without its letter.")
+    raise AssertionError("A worker went on without its message.")
 
 
 def _forked_random() -> AbstractContextManager[None]:

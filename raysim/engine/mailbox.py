@@ -1,4 +1,4 @@
-"""A mailbox: one thread puts letters in, while the thread of a worker computes and waits for the letters that it needs."""
+"""A mailbox: one thread puts messages in, while a worker's thread computes and waits for those that it needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raysim.pipeline.messages import Key, Parts, Receive
 
 
 class Mailbox:
-    """Letters by their source and key, of one turn of one session.
+    """Messages by their source and key, of one turn of one session.
 
     A session is the life of an engine's workers. A turn is a step or an evaluation that they do together. Turns are numbered;
-    letters of earlier turns are dropped, and letters of later turns wait.
+    messages of earlier turns are dropped, and messages of later turns wait.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Mailbox:
         with self._changed:
             self._session, self._turn = session, 0
             self._letters: dict[tuple[int, int, Key], Parts] = {}
-            self._pieces: dict[tuple[int, int, Key], list[np.ndarray]] = {}  # of letters under way
+            self._pieces: dict[tuple[int, int, Key], list[np.ndarray]] = {}  # of messages under way
             self._stopped: set[tuple[int, int]] = set()  # turn and source
 
     def begin(self, turn: int) -> None:
@@ -39,14 +39,14 @@ class Mailbox:
             self._stopped = {place for place in self._stopped if place[0] >= turn}
 
     def put(self, session: str, turn: int, source: int, key: Key, parts: Parts) -> None:
-        """Take in a letter."""
+        """Receive a message."""
         with self._changed:
             if session == self._session and turn >= self._turn:
                 self._letters[turn, source, key] = parts
                 self._changed.notify()
 
     def put_piece(self, session: str, turn: int, source: int, key: Key, piece: np.ndarray, left: int) -> None:
-        """Receive the next piece of a letter, which is whole when none is left."""
+        """Receive the next piece of a message, which is whole when none is left."""
         with self._changed:
             if session == self._session and turn >= self._turn:
                 self._pieces.setdefault((turn, source, key), []).append(piece)
@@ -55,14 +55,14 @@ class Mailbox:
                     self._changed.notify()
 
     def stop(self, session: str, turn: int, source: int) -> None:
-        """Take in that a source sends nothing more in a turn."""
+        """Mark a sender as finished for this turn."""
         with self._changed:
             if session == self._session and turn >= self._turn:
                 self._stopped.add((turn, source))
                 self._changed.notify()
 
     def take(self, take: Receive, timeout_s: float) -> Parts:
-        """Return a letter once it is there.
+        """Return a message once it is there.
 
         Raises SenderStoppedError as soon as it cannot come any more, WorkerLostError after `timeout_s`.
         """
@@ -71,5 +71,5 @@ class Mailbox:
             if self._changed.wait_for(lambda: place in self._letters or place[:2] in self._stopped, timeout_s):
                 if place in self._letters:
                     return self._letters.pop(place)
-                raise SenderStoppedError(f"no letter came from worker {take.source}, which broke off")
-        raise WorkerLostError(f"no letter came from worker {take.source} within `timeout_s` = {timeout_s:g} s")
+                raise SenderStoppedError(f"no message came from worker {take.source}, which broke off")
+        raise WorkerLostError(f"no message came from worker {take.source} within `timeout_s` = {timeout_s:g} s")

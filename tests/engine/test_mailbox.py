@@ -1,4 +1,4 @@
-"""The mailbox: letters wait for their turn, and a wait ends with its letter, with its sender, or in time."""
+"""The mailbox: messages wait for their turn, and a wait ends with its message, with its sender, or in time."""
 
 import threading
 
@@ -26,7 +26,7 @@ def test_a_letter_is_taken_once_and_by_its_key(mailbox):
     assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
     assert mailbox.take(Receive(2, ("a",)), SOON_S) == ("another's",)
     assert mailbox.take(Receive(1, ("b",)), SOON_S) == ("second",)
-    with pytest.raises(WorkerLostError, match=r"no letter came from worker 1 within `timeout_s` = 0.01 s"):
+    with pytest.raises(WorkerLostError, match=r"no message came from worker 1 within `timeout_s` = 0.01 s"):
         mailbox.take(Receive(1, ("a",)), SOON_S)
 
 
@@ -48,16 +48,16 @@ def test_what_a_sender_sent_before_it_stopped_still_counts(mailbox):
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.stop("now", 3, 1)
     assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
-    with pytest.raises(SenderStoppedError, match="no letter came from worker 1, which broke off"):
+    with pytest.raises(SenderStoppedError, match="no message came from worker 1, which broke off"):
         mailbox.take(Receive(1, ("b",)), LATE_S)
 
 
-@pytest.mark.parametrize("comes", ["letter", "stop"])
+@pytest.mark.parametrize("comes", ["message", "stop"])
 def test_a_wait_ends_with_what_comes(mailbox, comes):
-    put = {"letter": lambda: mailbox.put("now", 3, 1, ("a",), ()), "stop": lambda: mailbox.stop("now", 3, 1)}[comes]
+    put = {"message": lambda: mailbox.put("now", 3, 1, ("a",), ()), "stop": lambda: mailbox.stop("now", 3, 1)}[comes]
     later = threading.Timer(0.05, put)
     later.start()
-    if comes == "letter":
+    if comes == "message":
         assert mailbox.take(Receive(1, ("a",)), LATE_S) == ()
     else:
         with pytest.raises(SenderStoppedError):

@@ -152,7 +152,7 @@ def test_all_step_or_none_does(engine, small, run):
 
 @pytest.mark.slow
 def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
-    """Whichever comes first by the clock: a worker runs as far as its letters come."""
+    """Whichever comes first by the clock: a worker runs as far as its messages come."""
     config = small()
     running, inline = engine(config), start_inline(config)
     before = running.state()
