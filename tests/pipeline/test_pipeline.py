@@ -316,7 +316,7 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
 
 @pytest.mark.parametrize("run", third(1, [name for name in RUNS if not name.startswith(("custom", "interleaved"))]))
 def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
-    """A letter holds a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
+    """A message holds a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
     engine = start(small(**RUNS[run]))
     handed = {"packets": 0, "exchanges": 0}
 
