@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
 from raysim.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LIMIT_S = 15.0  # for the first answer of a bucket; some clients would try for minutes
 
@@ -77,30 +80,37 @@ def open_system(uri: str) -> tuple[fs.FileSystem, str]:
     return found
 
 
+class Pack(Protocol):
+    """Files of many runs in one file a table, see `raysim.records.packs`."""
+
+    def origin(self, key: str) -> Place:
+        """Return the file of the pack with the contents of a listed file."""
+        ...
+
+    def table(self, key: str) -> pa.Table:
+        """Return the rows of a listed Parquet file."""
+        ...
+
+
 class Listing(NamedTuple):
     """Files as they were listed once: by folder, the names of the folders and of the files in it."""
 
     home: str
     """The text before each key, such as `s3://` or the path of a folder."""
-    system: fs.FileSystem
+    system: fs.FileSystem | None
     folders: Mapping[str, tuple[set[str], set[str]]]
-    origins: Mapping[str, Place]
-    """The files that hold the contents of those of the listing, by key, where these are made from others."""
+    pack: Pack | None = None
+    """The pack that holds the contents of the files."""
 
     @classmethod
     def of(
-        cls,
-        home: str,
-        system: fs.FileSystem,
-        root: str,
-        files: Iterable[str],
-        origins: Mapping[str, Place] | None = None,
+        cls, home: str, system: fs.FileSystem | None, root: str, files: Iterable[str], pack: Pack | None = None
     ) -> Listing:
         """Return the listing of the folder `root` from the keys of the files in it, at any depth."""
         folders: dict[str, tuple[set[str], set[str]]] = {}
         for file in files:
             _note(folders, root, file)
-        return cls(home, system, folders, origins or {})
+        return cls(home, system, folders, pack)
 
 
 class ListedPath:
@@ -155,18 +165,18 @@ class ListedPath:
 
     @property
     def system(self) -> fs.FileSystem:
-        """The file system that the key is of."""
+        """The file system of the key."""
         return self._listing.system
 
     @property
-    def origin(self) -> Place:
-        """The file that holds its contents: itself, where it is not made from another."""
-        return self._listing.origins.get(self.key, self)
+    def pack(self) -> Pack | None:
+        """The pack that it is in, None if it is in none."""
+        return self._listing.pack
 
     @property
-    def is_made(self) -> bool:
-        """True where the files of its listing are made from others, as in a pack."""
-        return bool(self._listing.origins)
+    def origin(self) -> Place:
+        """The file with its contents: a file of the pack, or itself."""
+        return self if self.pack is None else self.pack.origin(self.key)
 
     @property
     def name(self) -> str:
@@ -210,6 +220,8 @@ class ListedPath:
 
     def read_bytes(self) -> bytes:
         """Return the contents of the file."""
+        if self.pack is not None:
+            return self.origin.read_bytes()
         with self.system.open_input_stream(self.key) as stream:
             content: bytes = stream.read()
         return content

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
 from raysim.places import ListedPath, Place, arrow_source
+from raysim.records import tables as records
 from raysim.records.bounds import check_values, printable_rows
 
 READERS = 32  # files of a bucket read at once
@@ -58,9 +59,7 @@ def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
 
 def _read(file: Place) -> pa.Table | str:
     try:
-        content = pa.BufferReader(file.read_bytes())
-        opened = pq.ParquetFile(content, page_checksum_verification=True)
-        return opened.read(use_threads=False).replace_schema_metadata()
+        return records.read_whole(file).replace_schema_metadata()
     except (OSError, pa.ArrowException) as error:
         return unreadable(file, error)
 
@@ -124,30 +123,37 @@ def scan(
     files: Iterable[Place], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> Iterator[tuple[Place, pa.RecordBatch | str]]:
     """Yield each file with batches of its rows, or with a sentence if it cannot be read."""
-    by_system: dict[int, list[Place]] = {}
+    by_system: dict[object, list[Place]] = {}
     for file in files:
-        by_system.setdefault(id(arrow_source(file)[1]), []).append(file)
+        packed = isinstance(file, ListedPath) and file.pack is not None
+        by_system.setdefault(file if packed else id(arrow_source(file)[1]), []).append(file)
     for group in by_system.values():
         try:
-            yield from list(_scan_one_system(group, schema, columns, where))
+            yield from list(_scan(group, schema, columns, where))
         except (OSError, pa.ArrowException):
             for file in group:
                 try:
-                    yield from list(_scan_one_system([file], schema, columns, where))
+                    yield from list(_scan([file], schema, columns, where))
                 except (OSError, pa.ArrowException) as error:
                     yield file, unreadable(origin_of(file), error)
 
 
-def _scan_one_system(
+def _scan(
     files: list[Place], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> Iterator[tuple[Place, pa.RecordBatch]]:
-    """Yield the rows of files of one file system."""
-    by_path = {arrow_source(file)[0]: file for file in files}
-    dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(files[0])[1])
+    """Yield the rows of files of one file system, or of one file of a pack."""
+    first = files[0]
+    if isinstance(first, ListedPath) and first.pack is not None:
+        by_path: dict[str, Place] = {}
+        dataset = ds.dataset(records.read_as(first, schema))
+    else:
+        by_path = {arrow_source(file)[0]: file for file in files}
+        dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(first)[1])
     for tagged in dataset.scanner(columns=list(columns), filter=where).scan_batches():
         if tagged.record_batch.num_rows:
             check_values(tagged.record_batch)
-            yield by_path[tagged.fragment.path], printable_rows(tagged.record_batch)
+            file = by_path[tagged.fragment.path] if by_path else first
+            yield file, printable_rows(tagged.record_batch)
 
 
 def origin_of(file: Place) -> Place:

@@ -124,7 +124,7 @@ def task_errors_as(convert: Callable[[Exception], Exception]) -> Iterator[None]:
     def converting(receive: Any) -> Any:
         def converted(
             manager: Any, tracked_actor_task: Any, exception: Exception
-        ) -> None:  # by Ray's names: it uses them
+        ) -> None:  # Ray calls it by these names
             receive(manager, tracked_actor_task, convert(exception))
 
         return converted

@@ -6,19 +6,81 @@ of a row; the rows of a run follow each other. Files of studies lie in it where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from raysim.places import ListedPath, Listing, Place, arrow_source, open_place, walk
-from raysim.records.tables import UNREADABLE, RecordsError
+from raysim.records.tables import UNREADABLE, RecordsError, read_whole
 
 RUNS = "runs.parquet"
 ROW = "row"  # of `runs.parquet`: the run's own row as it was written, an Arrow stream
 TABLES = "tables"  # of `runs.parquet`: the tables that the run has
 MARK = b"raysim_pack"  # in the metadata of `runs.parquet`: other files of that name are no packs
 VERSION = b"1"
+
+
+class _Rows(NamedTuple):
+    """A table of all runs, and the first row and the number of rows of each run."""
+
+    table: pa.Table
+    spans: Mapping[str, tuple[int, int]]
+
+
+class PackedTables:
+    """The tables of a pack, each read whole when a run's part of it is first asked for, and held."""
+
+    def __init__(self, origins: Mapping[str, Place], packed: set[str]) -> None:
+        self._origins, self._packed = origins, packed
+        self._read: dict[Place, _Rows | Exception] = {}
+        self._lock = Lock()
+
+    def origin(self, key: str) -> Place:
+        """Return the file of the pack with the contents of a run's or a study's file."""
+        return self._origins[key]
+
+    def table(self, key: str) -> pa.Table:
+        """Return the rows of a run's or a study's Parquet file; raises one of `UNREADABLE`."""
+        if key not in self._packed:
+            return read_whole(self._origins[key])
+        run, file = key.rsplit("/", 1)
+        rows = self._rows(self._origins[key])
+        own = rows.table.slice(*rows.spans.get(run, (0, 0)))
+        if file != "run.parquet":
+            return own
+        with pa.ipc.open_stream(own[ROW][0].as_buffer()) as stream:
+            return stream.read_all()
+
+    def _rows(self, file: Place) -> _Rows:
+        """Return a table of the pack, read once; raises the same error again if it cannot be read."""
+        with self._lock:
+            if file not in self._read:
+                try:
+                    self._read[file] = _read(file)
+                except (OSError, pa.ArrowException) as error:
+                    self._read[file] = error
+        rows = self._read[file]
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
+
+
+def _read(file: Place) -> _Rows:
+    path, system = arrow_source(file)
+    with pq.ParquetFile(path, filesystem=system, read_dictionary=["run"], page_checksum_verification=True) as opened:
+        table = opened.read(use_threads=False).replace_schema_metadata()
+    column = table["run"].combine_chunks()
+    codes, names = column.indices.to_numpy(), column.dictionary.to_pylist()
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    ends = [*starts, len(codes)][1:]
+    spans = {names[codes[start]]: (start, end - start) for start, end in zip(starts, ends, strict=True)}
+    if len(spans) != len(starts):
+        raise pa.ArrowInvalid("the rows of a run must follow each other")
+    return _Rows(table.drop_columns("run"), spans)
 
 
 def open_pack(folder: Place) -> ListedPath | None:
@@ -49,10 +111,7 @@ def open_pack(folder: Place) -> ListedPath | None:
     packed |= {f"{run['run']}/{table}.parquet": folder / f"{table}.parquet" for run in runs for table in run[TABLES]}
     used = set(packed.values())
     origins = {key: file for key, file in files.items() if file not in used} | packed
-    from raysim.records.packed_files import PackedFiles  # fsspec takes a while, and is for packs alone
-
-    served = fs.PyFileSystem(fs.FSSpecHandler(PackedFiles(origins, set(packed), ROW)))
-    return ListedPath(Listing.of(f"{folder.resolve()}/", served, "", origins, origins), "")
+    return ListedPath(Listing.of(f"{folder.resolve()}/", None, "", origins, PackedTables(origins, set(packed))), "")
 
 
 def open_folder(where: str | Place) -> Place:

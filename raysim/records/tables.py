@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from raysim.errors import InputError
 from raysim.files import write_whole
-from raysim.places import Place, arrow_source
+from raysim.places import ListedPath, Place
 from raysim.records.schema import SCHEMA_VERSION, schema_of
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
@@ -53,7 +53,7 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
     schema = schema_of(table, measures)
     if not files:
         return schema.empty_table()
-    rows = pa.concat_tables([_read(file, schema) for file in files])
+    rows = pa.concat_tables([read_as(file, schema) for file in files])
     if rows["step"].null_count:
         raise pa.ArrowInvalid("it has rows without a step")
     return rows
@@ -61,17 +61,19 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
 
 def read_whole(file: Place) -> pa.Table:
     """Return the rows of one file as it was written; raises one of `UNREADABLE`."""
-    path, system = arrow_source(file)
-    with pq.ParquetFile(path, filesystem=system, page_checksum_verification=True) as opened:
+    if isinstance(file, ListedPath) and file.pack is not None:
+        return file.pack.table(file.key)
+    content = pa.BufferReader(file.read_bytes())  # one request of a bucket
+    with pq.ParquetFile(content, page_checksum_verification=True) as opened:
         return opened.read(use_threads=False)
 
 
-def _read(file: Place, schema: pa.Schema) -> pa.Table:
-    """Return the rows of one file in a schema: columns that it lacks are null, others are left out."""
-    found = read_whole(file)
-    known = set(found.column_names)
+def read_as(file: Place, schema: pa.Schema) -> pa.Table:
+    """Return the rows of one file in a schema: missing columns are null, others are left out."""
+    rows = read_whole(file)
+    known = set(rows.column_names)
     columns = [
-        found[field.name].cast(field.type) if field.name in known else pa.nulls(len(found), field.type)
+        rows[field.name].cast(field.type) if field.name in known else pa.nulls(len(rows), field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
