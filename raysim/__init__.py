@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raysim.records import Run
     from raysim.training.checkpoint import load_weights
     from raysim.training.export import save_pretrained
-    from raysim.training.run import train
+    from raysim.training.train import train
 
 _MODULES = {
     "analysis": "raysim.analysis",
@@ -38,7 +38,7 @@ _HOMES = {
     "probe": "raysim.probing",
     "read_config": "raysim.config",
     "save_pretrained": "raysim.training.export",
-    "train": "raysim.training.run",
+    "train": "raysim.training.train",
 }
 
 __all__ = [

@@ -35,7 +35,7 @@ from raysim.sweeps.trial_resources import Share
 from raysim.sweeps.trial_rows import Rows, TrialRow
 from raysim.sweeps.tuning import SETTINGS, Halt, Stop, Watch, run_tune, tune_settings
 from raysim.training.ending import ECHO_S, SIGNALS
-from raysim.training.phases import Phases
+from raysim.training.events import Phases
 
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
 SEND_S = 10.0  # at least between two copies of sqlite to a bucket

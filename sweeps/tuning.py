@@ -26,7 +26,7 @@ from raysim.engine.resources import Waiting, shortage
 from raysim.engine.start import first_reason
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.training.phases import Phases
+from raysim.training.events import Phases
 
 LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
 NODES_S = 5.0  # between two looks at the cluster's nodes

@@ -57,7 +57,7 @@ def sweep(
 
     For example: raysim sweep quickstart --out results/first-sweep
     """
-    from raysim.training.phases import Phases, to_stderr
+    from raysim.training.events import Phases, to_stderr
 
     with ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
         from raysim.engine.access import listen_on_loopback

@@ -37,7 +37,7 @@ def train(
     """
     if dashboard and engine != "ray":
         fail(f"`--dashboard` is Ray's and needs `--engine` ray, but got {engine}.", 2)
-    from raysim.training.phases import Phases, to_stderr
+    from raysim.training.events import Phases, to_stderr
 
     with ending_on_signals() as ending, Phases(to_stderr) as phases:
         config = _checked_config(recipe, overrides or [], out, engine, resume=resume)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.config.boundaries import ByReplica
 from raysim.config.keys import model_title
-from raysim.training.phases import to_stderr
+from raysim.training.events import to_stderr
 from raysim.units import format_bytes
 
 if TYPE_CHECKING:

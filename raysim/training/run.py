@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raysim.config import ConfigError, RunConfig, make_config, read_config
+from raysim.config import ConfigError, RunConfig
 from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import slow_node_warning, slow_start_warning
@@ -28,14 +27,11 @@ from raysim.training.checkpoint import Checkpoint, read_checkpoint, read_signals
 from raysim.training.clock import Clock
 from raysim.training.ending import Ending
 from raysim.training.evaluate import Evaluator
-from raysim.training.events import Event
-from raysim.training.fidelity import fidelity_warning
-from raysim.training.phases import Phases, to_stderr
-from raysim.training.progress import print_progress
+from raysim.training.events import Event, Phases
 from raysim.training.resume import Resumable, find_resumable
+from raysim.training.run_row import device_columns, first_row, result_columns
 from raysim.training.start import check_start, is_unbegun, run_folder
-from raysim.training.summary import device_columns, first_row, result_columns
-from raysim.training.tables import rows_of_step
+from raysim.training.step_rows import fidelity_warning, rows_of_step
 from raysim.workloads.chance import chance
 from raysim.workloads.data import Data
 
@@ -43,52 +39,6 @@ _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
 FLUSH_EVERY_S = 15.0
 KEEP_EVERY_S = 240.0  # between checkpoints at most, so that a kill loses less than five minutes
-
-
-def train(
-    config: RunConfig | Mapping[str, Any] | str | Path = "digits-cnn",
-    *overrides: str,
-    out: str | Path | None = None,
-    engine: str = "ray",
-    resume: bool = False,
-    progress: bool | None = None,
-) -> Run:
-    """Train a pipeline and return its run, whose tables are DataFrames.
-
-    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts.
-    `out` is the run's own folder, `results/<name>/<run_id>` where not given. `resume` goes on from the newest
-    checkpoint in `out`. `progress` prints lines on the error stream while it trains; by default in a notebook and at an
-    interactive prompt. Raises ConfigError, before anything starts, where the input is wrong; a run that diverges
-    returns and says so in its status; one that is interrupted says how to go on.
-
-    >>> import tempfile
-    >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
-    >>> run.status, len(run.steps), run.evals["mode"].tolist()
-    ('finished', 4, ['on', 'off'])
-    """
-    if isinstance(config, (str, Path)):
-        config = read_config(config, overrides)
-    elif overrides:
-        raise ConfigError(
-            f"Overrides change a recipe or a file, but `config` is {type(config).__name__}: change it there."
-        )
-    if not isinstance(config, RunConfig):
-        config = make_config(config)
-    shown = hasattr(sys, "ps1") if progress is None else progress
-    with Phases(to_stderr if shown else None) as phases:
-        training = Training(config, out=out, engine=engine, resume=resume, phases=phases)
-        try:
-            if shown:
-                print_progress(training)
-            else:
-                for _ in training.events():
-                    pass
-        except KeyboardInterrupt as interruption:
-            interruption.add_note(
-                f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True."
-            )
-            raise
-    return Run(training.folder)
 
 
 class Training:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psutil
 from commands import COMMAND, LIMIT_S, Attack, Outcome, as_on_a_terminal, difference, disorder, train_command
 
-from raysim.training.run import train
+from raysim.training.train import train
 
 KEYS = ["num_stages=2", "steps=30", "checkpoint_every_steps=5", "evaluate_every_steps=10", "forward=EF21(TopK(0.2))"]
 GONE_S = 20.0  # within which no process of Ray may be left

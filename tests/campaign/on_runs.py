@@ -15,7 +15,8 @@ from runs import kill_at, same_records
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 
 def driver_kills(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:

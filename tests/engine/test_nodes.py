@@ -54,7 +54,7 @@ def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
     from runs import same_records
 
     from raysim.records import Run
-    from raysim.training.run import train
+    from raysim.training.train import train
 
     environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-nodes"}
     done = subprocess.run(

@@ -27,7 +27,8 @@ from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.state import unpack_tensors
 from raysim.records import Run
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 from tests.support.engines import break_at, mend  # as workers on Ray find them
 
 

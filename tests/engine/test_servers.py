@@ -12,7 +12,7 @@ from struck import server, strike, to_group, to_server
 from raysim.engine.ray_internals import new_servers
 from raysim.engine.watch import ServersWatch
 from raysim.records import Run
-from raysim.training.run import train
+from raysim.training.train import train
 
 KEYS = ["num_stages=2", "steps=900", "checkpoint_every_steps=100", "evaluate_every_steps=300", "data.test_samples=300"]
 WORDS = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "has been stopped for 5 s"}

@@ -23,7 +23,7 @@ from raysim import analysis, testing
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
 from raysim.sweeps.trial_rows import COLUMNS
-from raysim.training.summary import first_row
+from raysim.training.run_row import first_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import raysim
-from raysim.training.run import train
+from raysim.training.train import train
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from raysim.replication.method import average_together
 from raysim.replication.powergossip import PowerGossip
 from raysim.replication.powersgd import orthonormal
 from raysim.training.checkpoint import load_weights
-from raysim.training.run import train
+from raysim.training.train import train
 
 SHAPE = {"weight": (40, 3, 10)}
 STILL = {"weight": torch.zeros(SHAPE["weight"])}  # no gradient: replicas only gossip

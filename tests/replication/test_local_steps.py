@@ -19,7 +19,7 @@ from raysim.replication.local import LocalSteps, StreamingDiLoCo
 from raysim.replication.method import AGREED, agreed
 from raysim.show.training import exchange_words
 from raysim.training.checkpoint import load_weights
-from raysim.training.run import train
+from raysim.training.train import train
 from raysim.units import format_bytes
 
 local = pytest.mark.parametrize("notation", LOCAL)

@@ -25,7 +25,8 @@ from studies import BASE, write_study
 from raysim import analysis
 from raysim.config import ConfigError, make_config
 from raysim.records import FINISHED, Recorder, RecordsError, Run
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 CONFIG = {**SMALL, "forward": "ErrorFeedback(TopK(0.3))", "evaluate_every_steps": 4}
 BLOCKED_S = 10.0  # after which a process is taken to wait for the one that is held

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from configurations import SMALL
 
 from raysim.config import make_config
-from raysim.training.run import train
+from raysim.training.train import train
 
 TABLES = ("run", "steps", "evals", "links", "actions", "collectives", "decisions")
 

@@ -16,7 +16,7 @@ from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial_resources import fair_limit
 from raysim.sweeps.tuning import NodeWatch
-from raysim.training.phases import Phases
+from raysim.training.events import Phases
 
 COUNTS = st.integers(0, 50)
 

@@ -25,7 +25,7 @@ from raysim.records import Run
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.search import LOST_PROCESSES
 from raysim.sweeps.study_file import read_study
-from raysim.training.run import train
+from raysim.training.train import train
 
 KILLS = 10
 

@@ -18,7 +18,8 @@ from raysim.records import Run
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 RUN = "trials/0-s0"
 

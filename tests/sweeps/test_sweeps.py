@@ -24,7 +24,7 @@ from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.sweeps.trial_resources import choose_engine, fit
 from raysim.sweeps.trial_rows import frontier
 from raysim.sweeps.tuning import Watch
-from raysim.training.run import train
+from raysim.training.train import train
 
 
 def sweep(path, out, **options):

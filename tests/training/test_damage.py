@@ -10,7 +10,8 @@ from runs import same_records
 from raysim.config import ConfigError
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 CHANGES = {"forward": "ErrorFeedback(TopK(0.3))", "steps": 9, "evaluate_every_steps": 4}
 DAMAGES = {

@@ -11,7 +11,8 @@ from runs import same_records
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
 from raysim.training.ending import SIGNALS, Ending
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 
 def interrupted(config, folder, number, moment):

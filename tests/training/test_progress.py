@@ -9,9 +9,10 @@ import pytest
 from raysim.pipeline.prepare import prepare
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
-from raysim.training.phases import Phases
+from raysim.training.events import Phases
 from raysim.training.progress import Pace
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 
 
 def test_lines_tell_a_run_from_its_header_to_its_evaluation(small, tmp_path, capsys):
@@ -155,7 +156,7 @@ def test_the_seconds_of_a_run_are_those_of_its_parts_and_more(small, tmp_path):
 
 
 def test_a_start_that_lasts_says_what_it_waits_for(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("raysim.training.phases.FIRST_S", 0.01)
+    monkeypatch.setattr("raysim.training.events.FIRST_S", 0.01)
     said, spoken = [], threading.Event()
 
     def say(line):

@@ -11,7 +11,7 @@ from raysim.analysis import AnalysisError, frontier, load, replay, safe_set
 from raysim.config import ConfigError, make_config
 from raysim.pipeline.prepare import prepare
 from raysim.training.checkpoint import load_weights
-from raysim.training.run import train
+from raysim.training.train import train
 
 MUON = {**GPT, "optimizer": {"name": "muon", "learning_rate": 1e-2, "weight_decay": 0.1}, "steps": 5, "batch_size": 8}
 

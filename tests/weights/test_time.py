@@ -8,7 +8,7 @@ from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate
 from raysim.schedules import OneFOneB, Unflushed
-from raysim.training.run import train
+from raysim.training.train import train
 
 NETWORKS = [parse_network(text) for text in ("free", "20mbps", "1gbps+20ms")]
 

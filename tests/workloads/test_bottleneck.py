@@ -8,7 +8,8 @@ from cut_models import BATCH, MODELS, example, train_cut
 from torch import nn
 
 from raysim.config import ConfigError, read_config
-from raysim.training.run import Training, train
+from raysim.training.run import Training
+from raysim.training.train import train
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.costs import named_layers
 from raysim.workloads.data import DataShape

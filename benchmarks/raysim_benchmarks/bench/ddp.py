@@ -119,7 +119,7 @@ def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float
     from raysim.analysis import replay
     from raysim.analysis.pricing.pooled import in_company
     from raysim.config import make_config
-    from raysim.training.run import train
+    from raysim.training.train import train
 
     networks = {link: network("switch", link) for link in links}
     predicted: dict[tuple[str, float], float] = {}

@@ -1,9 +1,9 @@
-"""The rows of the records, made from workers' reports of a step."""
+"""The rows of a step in the records, made from its workers' reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +11,7 @@ from raysim.codecs import Identity
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
+from raysim.values import UNNAMED
 
 
 def rows_of_step(
@@ -135,3 +136,25 @@ def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[flo
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
             yield action._asdict() | times | {"step": step, "replica": report.replica}
+
+
+def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a sentence on the link of least fidelity in a step, and its remedy; None if no fidelity is below zero.
+
+    `links`: the step's rows of that table. Below zero, the squared error exceeds the squared norm of the message.
+    """
+    measured = [row for row in links if row.get("fidelity") is not None]
+    worst = min(measured, key=lambda row: row["fidelity"], default=None)
+    if worst is None or worst["fidelity"] >= 0:
+        return None
+    replica, boundary, forward = worst["replica"], worst["boundary"], worst["direction"] == "forward"
+    method = plan.compressors[replica][boundary][worst.get("tensor") or UNNAMED][0 if forward else 1]
+    tensor = f", `{worst['tensor']}`," if worst.get("tensor") else ""
+    below = sum(row["fidelity"] < 0 for row in measured)
+    arrow = "->" if forward else "<-"
+    others = f" (and {below - 1} more)" if below > 1 else ""
+    return (
+        f"Step {step}: link {boundary} {arrow} {boundary + 1}{tensor}{others} with {worst['codec']} has a fidelity of "
+        f"{worst['fidelity']:.2f}: the decoded tensor is further from the message than zeros would be. "
+        f"{method.remedy(worst['direction'])}"
+    )

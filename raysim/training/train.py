@@ -1,0 +1,60 @@
+"""`train`: a run by one call, from Python or a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raysim.config import ConfigError, RunConfig, make_config, read_config
+from raysim.records import Run
+from raysim.training.events import Phases, to_stderr
+from raysim.training.progress import print_progress
+from raysim.training.run import Training
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | str | Path = "digits-cnn",
+    *overrides: str,
+    out: str | Path | None = None,
+    engine: str = "ray",
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Train a pipeline and return its run, whose tables are DataFrames.
+
+    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts.
+    `out`: the run's own folder, by default `results/<name>/<run_id>`. `resume` continues from the newest checkpoint in `out`.
+    `progress` prints lines on the error stream while it trains; by default in a notebook and at an interactive prompt.
+    Raises ConfigError, before anything starts, if the input is wrong. A diverged run returns and says so in its status;
+    an interrupted one says how to continue.
+
+    >>> import tempfile
+    >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
+    >>> run.status, len(run.steps), run.evals["mode"].tolist()
+    ('finished', 4, ['on', 'off'])
+    """
+    if isinstance(config, (str, Path)):
+        config = read_config(config, overrides)
+    elif overrides:
+        raise ConfigError(
+            f"Overrides change a recipe or a file, but `config` is {type(config).__name__}: change it there."
+        )
+    if not isinstance(config, RunConfig):
+        config = make_config(config)
+    shown = hasattr(sys, "ps1") if progress is None else progress
+    with Phases(to_stderr if shown else None) as phases:
+        training = Training(config, out=out, engine=engine, resume=resume, phases=phases)
+        try:
+            if shown:
+                print_progress(training)
+            else:
+                for _ in training.events():
+                    pass
+        except KeyboardInterrupt as interruption:
+            interruption.add_note(
+                f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True."
+            )
+            raise
+    return Run(training.folder)
