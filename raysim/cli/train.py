@@ -94,7 +94,7 @@ def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: 
     config = read_config(recipe, overrides)
     check_start(out, engine, resume=resume)
     from raysim.workloads.data import bind_data
-    from raysim.workloads.depth import check_num_stages, num_layers
+    from raysim.workloads.model_depths import check_num_stages, num_layers
 
     try:
         bind_data(config.data.name, config.data.options)

@@ -18,8 +18,8 @@ from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.values import UNNAMED, Value, join, only, split
 from raysim.weights import Weights
-from raysim.workloads.backward import Caught, input_gradients, run_branches
 from raysim.workloads.losses import Loss
+from raysim.workloads.two_part_backward import Caught, input_gradients, run_branches
 
 
 @runtime_checkable

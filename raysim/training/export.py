@@ -12,9 +12,8 @@ from raysim.plugins import from_record
 from raysim.records import Run
 from raysim.training.checkpoint import load_weights
 from raysim.workloads.data import load_data
-from raysim.workloads.hf.chain import chain, original_names
-from raysim.workloads.hf.load import hf, load_model
-from raysim.workloads.hf.lora import add_lora
+from raysim.workloads.hf_layers import chain, original_names
+from raysim.workloads.hf_model import add_lora, hf, load_model
 from raysim.workloads.models import build_model
 from raysim.workloads.options import bind_options
 from raysim.workloads.subspace import out_of_subspace

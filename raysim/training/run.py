@@ -32,8 +32,8 @@ from raysim.training.resume import Resumable, find_resumable
 from raysim.training.run_row import device_columns, first_row, result_columns
 from raysim.training.start import check_start, is_unbegun, run_folder
 from raysim.training.step_rows import fidelity_warning, rows_of_step
-from raysim.workloads.chance import chance
 from raysim.workloads.data import Data
+from raysim.workloads.task import chance
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away

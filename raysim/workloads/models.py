@@ -1,8 +1,8 @@
 """Models by name or by import path, and their initialisation from the seed alone.
 
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
-after any of them (`partition`). Models of images are in `vision`, models of text in `gpt` and `recurrent`. Models of
-transformers (`hf`) and other modules (`traced`) are made into such layers. The key of the seed comes from
+after any of them (`partition`). Models of images and tables are in `feedforward_models`, models of text in `language_models`.
+Models of transformers (`hf_layers`) and other modules (`traced_layers`) are made into such layers. The key of the seed comes from
 `raysim.random.derive_key`, as all keys do.
 """
 
@@ -18,16 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from raysim.notation import shown, suggestion
 from raysim.random import derive_key
-from raysim.workloads.gpt import gpt, gpt2, gpt2_structure
-from raysim.workloads.hf.chain import chain
-from raysim.workloads.hf.load import hf, hf_structure
-from raysim.workloads.hollow import check_size, hollow
-from raysim.workloads.mlp import mlp
+from raysim.workloads.feedforward_models import cnn, mlp, resnet18, resnet101, vgg16
+from raysim.workloads.hf_layers import chain
+from raysim.workloads.hf_model import hf, hf_structure
+from raysim.workloads.language_models import gpt, gpt2, gpt2_structure, lstm
 from raysim.workloads.options import bind_options, import_function
-from raysim.workloads.recurrent import lstm
 from raysim.workloads.splits import DataShape
-from raysim.workloads.traced import traced
-from raysim.workloads.vision import cnn, resnet18, resnet101, vgg16
+from raysim.workloads.traced_layers import traced
+from raysim.workloads.weightless import check_size, hollow
 
 __all__ = ["MODELS", "build_model"]
 

@@ -1,12 +1,14 @@
 """Data sets: two splits of samples that live in numpy arrays, read by id.
 
 Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
-(`raysim.random.derive_key`), so a sample does not depend on the batch it is in.
+(`raysim.random.derive_key`), so a sample does not depend on the batch it is in. The order of samples is a function of the seed and
+the step, so that a resumed run sees the same samples; its numbers are from Philox, whose bits are fixed for every version of numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
-from raysim.workloads.mapped import Rows
+from raysim.workloads.mapped_arrays import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,3 +173,41 @@ def crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -
     flips = np.flatnonzero(mirrored)
     moved[flips] = moved[flips][..., ::-1]
     return moved
+
+
+def permutation(count: int, key: int) -> NDArray[np.int64]:
+    """Return 0..count-1 in the order of `count` random 64-bit numbers drawn with `key`.
+
+    >>> permutation(5, 0)
+    array([0, 2, 1, 4, 3])
+    """
+    return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
+
+
+def steps_per_epoch(num_samples: int, batch_size: int) -> int:
+    """Return how many whole batches an epoch has; raises ValueError where it has none.
+
+    >>> steps_per_epoch(50_000, 128)
+    390
+    """
+    if not 1 <= batch_size <= num_samples:
+        raise ValueError(
+            f"`batch_size` must be from 1 to the number of training samples ({num_samples}), but got {batch_size}."
+        )
+    return num_samples // batch_size
+
+
+def batch_ids(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int, NDArray[np.int64]]:
+    """Return the epoch of `step` (from 0) and the ids of its samples; an incomplete last batch of an epoch is dropped.
+
+    >>> epoch, ids = batch_ids(10, 4, seed=0, step=2)
+    >>> epoch, ids.tolist()
+    (1, [1, 0, 5, 3])
+    """
+    epoch, batch = divmod(step, steps_per_epoch(num_samples, batch_size))
+    return epoch, _epoch_order(num_samples, seed, epoch)[batch * batch_size : (batch + 1) * batch_size].copy()
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return permutation(num_samples, derive_key(seed, "order", epoch))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.forecast.forecast import forecast
-from raysim.workloads.gpt import gpt2
-from raysim.workloads.hf.load import hf, load_model
+from raysim.workloads.hf_model import hf, load_model
+from raysim.workloads.language_models import gpt2
 from raysim.workloads.models import build_model, make_structure
 from raysim.workloads.partition import partition
 

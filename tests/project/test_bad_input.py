@@ -7,7 +7,7 @@ from hf_variants import CAUSAL
 from typer.testing import CliRunner
 
 from raysim.cli import app
-from raysim.workloads.hf.load import load_model
+from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 
 MODULES = """

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.records import Run
-from raysim.workloads.hf.load import load_model
+from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 
 SENTENCES = "the quick brown fox jumps over the lazy dog again and again\n"

@@ -9,10 +9,10 @@ from models import normed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.workloads.backward import find_branches, input_gradients, run_branches
-from raysim.workloads.gpt import gpt
+from raysim.workloads.feedforward_models import resnet18
+from raysim.workloads.language_models import gpt
 from raysim.workloads.splits import DataShape
-from raysim.workloads.vision import resnet18
+from raysim.workloads.two_part_backward import find_branches, input_gradients, run_branches
 
 
 class Again(nn.Module):

@@ -10,11 +10,10 @@ from torch import nn
 from raysim.config import ConfigError, read_config
 from raysim.training.run import Training
 from raysim.training.train import train
-from raysim.workloads.bottleneck import with_bottleneck
-from raysim.workloads.costs import named_layers
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
-from raysim.workloads.partition import partition
+from raysim.workloads.partition import partition, with_bottleneck
+from raysim.workloads.stage_costs import named_layers
 
 CODE = 3
 

@@ -19,8 +19,8 @@ from raysim.pipeline.prepare import prepare
 from raysim.random import derive_key
 from raysim.values import join, split, split_one
 from raysim.workloads.data import Data, DataShape, batch_ids
-from raysim.workloads.hf.chain import chain, original_names
-from raysim.workloads.hf.load import hf, load_model
+from raysim.workloads.hf_layers import chain, original_names
+from raysim.workloads.hf_model import hf, load_model
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from raysim.workloads.data import DataShape, batch_ids, load_data
-from raysim.workloads.depth import DEPTHS, num_layers
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.metrics import Accuracy
+from raysim.workloads.model_depths import DEPTHS, num_layers
 from raysim.workloads.models import MODELS, build_model, gpt, gpt2
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)

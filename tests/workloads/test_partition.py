@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raysim.workloads.costs import Shadow, named_layers
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Tied, balance, partition
+from raysim.workloads.stage_costs import Shadow, named_layers
 
 CIFAR = DataShape((3, 32, 32), "float32", 10)
 

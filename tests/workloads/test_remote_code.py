@@ -8,9 +8,9 @@ from hf_variants import CAUSAL, TEXT
 from raysim import save_pretrained, train
 from raysim.config import ConfigError
 from raysim.plugins import trusting
-from raysim.workloads.gpt import gpt2
-from raysim.workloads.hf.load import hf, load_model
-from raysim.workloads.tokens import HuggingFace
+from raysim.workloads.hf_model import hf, load_model
+from raysim.workloads.language_models import gpt2
+from raysim.workloads.tokenizers import HuggingFace
 
 CODE = """
 from pathlib import Path

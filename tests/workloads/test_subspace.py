@@ -10,7 +10,7 @@ from raysim import load_weights, save_pretrained, train
 from raysim.codecs import Quantize
 from raysim.config import ConfigError
 from raysim.workloads.data import DataShape, batch_ids, load_data
-from raysim.workloads.hf.residual import ADDED
+from raysim.workloads.hf_model import ADDED
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import MODELS, NO_SUBSPACE, build_model
 from raysim.workloads.partition import partition

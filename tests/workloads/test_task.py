@@ -10,11 +10,10 @@ from sklearn import metrics as sk
 from torch.nn import functional as F
 
 from raysim.quality import MEASURES, Measure, measures_of, write_measures
-from raysim.workloads.chance import chance
 from raysim.workloads.losses import CrossEntropy, check_loss, make_loss
 from raysim.workloads.metrics import METRICS
 from raysim.workloads.splits import Data, DataShape
-from raysim.workloads.task import make_task
+from raysim.workloads.task import chance, make_task
 
 CLASSES = DataShape((4,), "float32", 7)
 TOKENS = DataShape((6,), "int64", 7, target_shape=(6,), has_ignored=True)

@@ -11,7 +11,7 @@ from raysim.random import derive_key
 from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import partition
-from raysim.workloads.traced import traced
+from raysim.workloads.traced_layers import traced
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)
 INNER = ("first", "norm", "second")  # of a residual block

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raysim.workloads.hf.chain import chain
-from raysim.workloads.hf.load import load_model
+from raysim.workloads.hf_layers import chain
+from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons, seconds_of, torch_threads
 

@@ -11,7 +11,7 @@ from raysim.files import read_text
 from raysim.notation import suggestion
 from raysim.workloads.options import check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
-from raysim.workloads.tokens import Bytes, HuggingFace
+from raysim.workloads.tokenizers import Bytes, HuggingFace
 
 
 def task_of(shape: DataShape) -> str:

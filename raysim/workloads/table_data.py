@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from raysim.on_demand import torch
 from raysim.random import derive_key
-from raysim.workloads.mapped import Rows, cached, new_rows, open_rows
+from raysim.workloads.mapped_arrays import Rows, cached, new_rows, open_rows
 from raysim.workloads.options import check_flag, check_path
-from raysim.workloads.order import permutation
-from raysim.workloads.rows import RowSource, open_rows_of, split_files
-from raysim.workloads.splits import Data, DataShape, limit
+from raysim.workloads.row_files import RowSource, open_rows_of, split_files
+from raysim.workloads.splits import Data, DataShape, limit, permutation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,24 +1,30 @@
-"""Data sets of text: Python's own help pages, any text file, WikiText-2; by bytes or by the tokens of GPT-2."""
+"""Data sets of text, packed into blocks of tokens or one labelled text a sample: Python's help pages, text files, WikiText-2."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.notation import check_integer
-from raysim.workloads.labelled import labelled_texts
-from raysim.workloads.mapped import IN_MEMORY, Rows, cached, open_rows, write_parts
+from raysim.on_demand import torch
+from raysim.random import derive_key
+from raysim.workloads.mapped_arrays import IN_MEMORY, Rows, cached, new_rows, open_rows, write_parts
 from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.rows import SUFFIXES, RowSource, open_rows_of
-from raysim.workloads.splits import Data, DataShape, TextSplit, limit
-from raysim.workloads.tokens import Bytes, HuggingFace, Tokenizer, make_tokenizer
+from raysim.workloads.row_files import SUFFIXES, RowSource, labels_of, open_rows_of
+from raysim.workloads.splits import Data, DataShape, TextSplit, limit, permutation
+from raysim.workloads.tokenizers import Bytes, HuggingFace, Tokenizer, make_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
-TEST_SHARE = 10  # one in this many tokens is the test split of a text that has none
+TEST_SHARE = 10  # one in this many tokens or rows is the test split of a text that has none
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -218,3 +224,86 @@ def _data(
             )
         splits.append(TextSplit(tokens[: limit(f"data.{name}_samples", wanted, available) * length + 1], length))
     return Data(splits[0], splits[1], DataShape((length,), "int64", num_tokens, target_shape=(length,)))
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSplit:
+    """Some `rows` of an array of token rows, and of their classes."""
+
+    tokens: Rows
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        """Return (batch, length) in int64."""
+        return torch.from_numpy(self.tokens[self.rows[ids]].astype(np.int64))
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the classes, (batch,)."""
+        return torch.from_numpy(self.labels[self.rows[ids]])
+
+
+def labelled_texts(
+    sources: Sequence[RowSource],
+    tokenizer: Tokenizer,
+    length: int,
+    column: str,
+    pair: str | None,
+    label: str,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Data:
+    """Return texts and their classes, of one source (a tenth, drawn alike for every run, is tested on) or of two."""
+    columns = [column, *([] if pair is None else [pair])]
+    for source in sources:
+        for field, name in zip(("data.column", "data.pair"), columns, strict=False):
+            source.check_column(field, name)
+        source.check_column("data.label", label)
+    found = [labels_of(source, label) for source in sources]
+    known = np.unique(np.concatenate(found))
+    if known.dtype.kind == "i" and known[0] >= 0:
+        codes, num_classes = np.concatenate(found), int(known[-1]) + 1
+    else:
+        codes, num_classes = np.searchsorted(known, np.concatenate(found)), len(known)
+
+    def write(place: Path) -> None:
+        dtype = np.min_scalar_type(max(tokenizer.num_tokens - 1, tokenizer.padding))
+        array = new_rows(place, (len(codes), length), dtype)
+        array[:] = tokenizer.padding
+        for row, (text, other) in enumerate(_texts(sources, columns)):
+            ids = tokenizer.sample(text, other, length)
+            array[row, : len(ids)] = ids
+
+    files = [file for source in sources for file in source.files]
+    tokens = open_rows(cached("labelled", files, [columns, length, tokenizer.key], write, ".npy"))
+    if len(sources) == 2:
+        train, test = np.arange(len(found[0])), np.arange(len(found[0]), len(codes))
+    else:
+        if len(codes) < 2:
+            raise ValueError(
+                f"{sources[0].name} must have 2 rows or more, to train and to test on, but has {len(codes)}."
+            )
+        order, num_test = permutation(len(codes), derive_key("labelled", "split")), max(1, len(codes) // TEST_SHARE)
+        train, test = np.sort(order[num_test:]), np.sort(order[:num_test])
+    splits = [
+        LabelledSplit(tokens, codes.astype(np.int64), rows[: limit(f"data.{name}_samples", wanted, len(rows))])
+        for name, rows, wanted in (("train", train, train_samples), ("test", test, test_samples))
+    ]
+    shape = DataShape((length,), "int64", num_classes, num_tokens=tokenizer.num_tokens, padding=tokenizer.padding)
+    return Data(splits[0], splits[1], shape)
+
+
+def _texts(sources: Sequence[RowSource], columns: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    for source in sources:
+        row = 0
+        for batch in source.batches(columns):
+            values: list[list[Any]] = [batch.column(name).to_pylist() for name in columns]
+            for texts in zip(*values, strict=True):
+                row += 1
+                for name, text in zip(columns, texts, strict=True):
+                    if not isinstance(text, str):
+                        raise ValueError(f"There is no text in column `{name}` in {source.row(row)}.")
+                yield texts[0], texts[1] if len(texts) > 1 else None

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
-from raysim.workloads.mapped import cached
+from raysim.workloads.mapped_arrays import cached
 from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.order import permutation
-from raysim.workloads.rows import RowSource, labels_of, open_rows_of, split_files
-from raysim.workloads.splits import Data, DataShape, crop_and_flip, limit, normalise
+from raysim.workloads.row_files import RowSource, labels_of, open_rows_of, split_files
+from raysim.workloads.splits import Data, DataShape, crop_and_flip, limit, normalise, permutation
 
 if TYPE_CHECKING:
     from torch import Tensor

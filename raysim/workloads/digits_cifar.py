@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from raysim.notation import check_choice
 from raysim.random import derive_key
 from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.order import permutation
-from raysim.workloads.splits import Data, DataShape, ImageSplit, limit
+from raysim.workloads.splits import Data, DataShape, ImageSplit, limit, permutation
 
 DIGITS_TEST = 360
 DIGITS_CLASSES = 10

@@ -1,7 +1,8 @@
-"""Models whose parameters have a shape and take no memory: each is one number, expanded to the whole shape."""
+"""Tensors with a shape and no memory: hollow parameters, each one number expanded to its shape, and fake tensors."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from raysim.limits import process_memory
@@ -75,3 +77,15 @@ def _expanded(like: Tensor) -> Tensor:
 
 def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
     return parameter
+
+
+@contextmanager
+def fake(mode: FakeTensorMode) -> Iterator[None]:
+    """Enter a mode of fake tensors, in which an operation that fails raises its error only: torch also logs a traceback."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        with mode:
+            yield
+    finally:
+        log.disabled = before

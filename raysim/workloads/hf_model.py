@@ -1,22 +1,23 @@
-"""The model `hf`: any model of transformers that is a chain of blocks, from a folder, from the hub, or from a configuration."""
+"""The model `hf`: any transformers model that is a chain of blocks, from a folder, the hub, or a configuration.
+
+It may be adapted by LoRA, low-rank trained matrices beside frozen weights (Hu et al. 2021, 2106.09685), by peft.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from raysim.notation import check_choice
+from raysim.notation import check_choice, check_integer, check_real, suggestion
 from raysim.plugins import check_trusted
-from raysim.workloads.hf.chain import chain
-from raysim.workloads.hf.lora import add_lora
-from raysim.workloads.hf.residual import with_subspace
-from raysim.workloads.hf.settings import (
+from raysim.workloads.hf_config import (
     check_fits,
     check_tokens,
     configuration,
@@ -25,9 +26,11 @@ from raysim.workloads.hf.settings import (
     refusal,
     task_of,
 )
-from raysim.workloads.hollow import check_size, hollow_parameters
+from raysim.workloads.hf_layers import chain
 from raysim.workloads.options import check_flag, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
+from raysim.workloads.subspace import in_subspace
+from raysim.workloads.weightless import check_size, hollow_parameters
 
 _CHECKED_TOKENS = 32
 
@@ -240,3 +243,63 @@ def _quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
+
+
+_OPTIONS = ("rank", "alpha", "dropout", "targets")
+
+
+def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()) -> Any:
+    """Put adapters into a transformers model, freeze all its other weights, and return peft's model around it.
+
+    `options`: `rank` (8), `alpha` (twice the rank), `dropout` (0), and `targets`, the names of the linear layers to adapt (default:
+    peft's choice for the model's type). `trained`: submodules that are trained as a whole, such as a new head. Raises ValueError
+    naming the wrong option.
+    """
+    if not isinstance(options, Mapping):
+        raise ValueError(f"`model.lora` must be a table such as {{rank = 8}}, but got {options!r}.")
+    for option in options:
+        if option not in _OPTIONS:
+            near = suggestion(option, _OPTIONS).replace("`", "`model.lora.", 1)
+            raise ValueError(f"Unknown option `model.lora.{option}`. Known: {', '.join(_OPTIONS)}.{near}")
+    rank = check_integer("model.lora.rank", options.get("rank", 8), 1)
+    targets = options.get("targets")
+    if targets is not None and not (
+        isinstance(targets, (list, tuple)) and all(isinstance(each, str) for each in targets)
+    ):
+        raise ValueError(f"`model.lora.targets` must be a list of names of linear layers, but got {targets!r}.")
+    peft = import_hub("peft")
+    settings = peft.LoraConfig(
+        r=rank,
+        lora_alpha=check_real("model.lora.alpha", options.get("alpha", 2 * rank), 0, float("inf"), open_low=True),
+        lora_dropout=check_real("model.lora.dropout", options.get("dropout", 0.0), 0, 1),
+        target_modules=list(targets) if targets is not None else None,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that keep their weights transposed, which it then handles
+            adapted = peft.get_peft_model(model, settings)
+    except ValueError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"`model.lora.targets` fits no layers of a {model.config.model_type}: {reason}.") from error
+    for name in trained:
+        model.get_submodule(name).requires_grad_(True)
+    return adapted
+
+
+_LLAMA = ("block.self_attn.o_proj", "block.mlp.down_proj")
+ADDED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
+"""Names within a block of the layers whose output is added to the stream as it is: no norm, gain or scale comes between."""
+
+
+def with_subspace(layers: nn.Sequential, settings: Any, size: object, form: object) -> nn.Sequential:
+    """Return the layers of a new causal language model with boundaries in a subspace, see `in_subspace`.
+
+    `settings`: the configuration of transformers. Raises ValueError for a type of model that is not known to have a plain stream.
+    """
+    kind = settings.model_type
+    if size is not None and kind not in ADDED:
+        raise ValueError(
+            f"`model.subspace` needs blocks that add to one residual stream as those of {', '.join(ADDED)} do, but "
+            f"`model.config.model_type` is {kind!r}."
+        )
+    return in_subspace(layers, size, form, added=ADDED.get(kind, ()))

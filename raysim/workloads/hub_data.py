@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from raysim.notation import check_integer
-from raysim.workloads.labelled import labelled_texts
 from raysim.workloads.options import import_hub
-from raysim.workloads.pictures import pictures_of
-from raysim.workloads.rows import RowSource
+from raysim.workloads.picture_data import pictures_of
+from raysim.workloads.row_files import RowSource
 from raysim.workloads.splits import Data
-from raysim.workloads.table import table_of
-from raysim.workloads.text import packed_texts
-from raysim.workloads.tokens import make_tokenizer
+from raysim.workloads.table_data import table_of
+from raysim.workloads.text_data import labelled_texts, packed_texts
+from raysim.workloads.tokenizers import make_tokenizer
 
 _AT_ONCE = 1000
 

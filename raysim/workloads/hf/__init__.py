@@ -1,1 +1,0 @@
-"""Hugging Face models as chains of layers that a pipeline can cut."""
