@@ -15,7 +15,7 @@ demo: .venv/installed
 	$(BIN)/raysim report results/demo --network 100mbps
 
 test: lint types
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow

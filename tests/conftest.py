@@ -13,9 +13,17 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
+STARTS_RAY = {"engine", "sweeps"}  # folders of tests that start a Ray of their own
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
+
+
+def pytest_collection_modifyitems(items):
+    """Give one process all tests that use a Ray, and another the rest, by files: Rays that start at once may take the same port."""
+    for item in items:
+        starts_ray = item.path.parent.name in STARTS_RAY or "ray" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("ray" if starts_ray else item.path.as_posix()))
 
 
 @pytest.fixture(scope="session")
