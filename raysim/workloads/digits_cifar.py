@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import io
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raysim.notation import check_choice
 from raysim.random import derive_key
-from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.splits import Data, DataShape, ImageSplit, limit, permutation
+from raysim.workloads.options import check_path, load_hub_set
+from raysim.workloads.picture_data import open_picture
+from raysim.workloads.row_files import HubRows, RowSource, open_rows_of, split_files
+from raysim.workloads.splits import TEST_SHARE, Data, DataShape, ImageSplit, limit, permutation
 
 DIGITS_TEST = 360
 DIGITS_CLASSES = 10
@@ -50,10 +53,9 @@ def digits(*, train_samples: int | None = None, test_samples: int | None = None)
     assert place.origin is not None
     rows = np.loadtxt(Path(place.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     order = permutation(len(rows), derive_key("digits", "split"))
-    images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8)[order], rows[:, -1].astype(np.int64)[order]
-    num_train = limit("data.train_samples", train_samples, len(order) - DIGITS_TEST)
-    num_test = limit("data.test_samples", test_samples, DIGITS_TEST)
-    train, test = slice(num_train), slice(len(order) - DIGITS_TEST, len(order) - DIGITS_TEST + num_test)
+    images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    train = order[: limit("data.train_samples", train_samples, len(order) - DIGITS_TEST)]
+    test = order[len(order) - DIGITS_TEST :][: limit("data.test_samples", test_samples, DIGITS_TEST)]
     mean, std, scale = (0.3054,), (0.3763,), 16.0
     return Data(
         ImageSplit(images[train], labels[train], mean, std, scale),
@@ -109,79 +111,69 @@ def _cifar(kind: Cifar, path: str | None, augment: str, train_samples: int | Non
 Rows = tuple[list[bytes], list[int]]  # encoded images and their labels
 
 
-def _read_folder(path: str, kind: Cifar) -> tuple[Rows, Rows]:
-    found = check_path("data.path", path)
-    if found.is_file():
-        images, labels = _read_parquet([found], kind)
-        cut = len(labels) - len(labels) // 10
-        if cut == len(labels):
-            raise ValueError(
-                f"`data.path` must hold 10 images or more to test on a tenth, but {path!r} holds {len(labels)}."
-            )
-        return (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
-    rows = []
-    for split in ("train", "test"):
-        files = sorted(found.rglob(f"{split}*.parquet"))
-        if not files:
-            raise ValueError(f"`data.path` must hold {split}*.parquet, but {path!r} has no such file.")
-        rows.append(_read_parquet(files, kind))
-    return rows[0], rows[1]
+def _read_folder(path: str, kind: Cifar) -> list[Rows]:
+    parts = [
+        _read(open_rows_of(files), kind)
+        for files in split_files("data.path", check_path("data.path", path), (".parquet",))
+    ]
+    if len(parts) == 2:
+        return parts
+    images, labels = parts[0]
+    cut = len(labels) - len(labels) // TEST_SHARE
+    if cut == len(labels):
+        raise ValueError(
+            f"`data.path` must hold 10 images or more to test on a tenth, but {path!r} holds {len(labels)}."
+        )
+    return [(images[:cut], labels[:cut]), (images[cut:], labels[cut:])]
 
 
-def _read_parquet(files: list[Path], kind: Cifar) -> Rows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _read_hub(kind: Cifar) -> list[Rows]:
+    loaded = load_hub_set(kind.hub)
+    return [_read(HubRows(f"{kind.hub}, split {split}", loaded[split]), kind) for split in ("train", "test")]
 
+
+def _read(source: RowSource, kind: Cifar) -> Rows:
+    schema = source.schema
+    column = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    if column is None or kind.label not in schema.names:
+        raise ValueError(
+            f"{source.name} must have a column `img` or `image` and a column `{kind.label}`, but has {', '.join(schema.names)}."
+        )
+    held = schema.field(column).type
+    if not pa.types.is_struct(held) or held.get_field_index("bytes") < 0:
+        raise ValueError(f"Column `{column}` of {source.name} must hold {{bytes, path}}, but holds {held}.")
     images: list[bytes] = []
     labels: list[int] = []
-    for file in files:
-        try:
-            schema = pq.read_schema(file)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"`data.path` must hold Parquet files, but {file} is none: {error}.") from error
-        column = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-        if column is None or kind.label not in schema.names:
-            raise ValueError(
-                f"{file} must have a column `img` or `image` and a column `{kind.label}`, but has {', '.join(schema.names)}."
-            )
-        holds = schema.field(column).type
-        if not pa.types.is_struct(holds) or holds.get_field_index("bytes") < 0:
-            raise ValueError(f"Column `{column}` of {file} must hold {{bytes, path}}, but holds {holds}.")
-        table = pq.read_table(file, columns=[column, kind.label])
-        for chunk in table.column(column).chunks:
-            images += chunk.field("bytes").to_pylist()
-        labels += table.column(kind.label).to_pylist()
+    for batch in source.batches([column, kind.label]):
+        images += batch.column(column).field("bytes").to_pylist()
+        labels += batch.column(kind.label).to_pylist()
     return images, labels
 
 
-def _read_hub(kind: Cifar) -> tuple[Rows, Rows]:
-    datasets = import_hub("datasets")
-    try:
-        loaded = datasets.load_dataset(kind.hub)
-    except Exception as error:
-        raise ValueError(
-            f"{kind.hub} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
-        ) from error
-    rows = []
-    for split in ("train", "test"):
-        table = loaded[split].cast_column("img", datasets.Image(decode=False))
-        rows.append(([image["bytes"] for image in table["img"]], list(table[kind.label])))
-    return rows[0], rows[1]
+@dataclass(frozen=True)
+class _Encoded:
+    """Encoded images under `data.path`."""
+
+    images: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> bytes:
+        return self.images[index]
+
+    def name(self, index: int) -> str:
+        return f"number {index} under `data.path`"
 
 
 def _decode(encoded: list[bytes]) -> NDArray[np.uint8]:
     """Return (sample, channel, height, width).
 
-    In one thread: on images this small, threads that wait for each other's lock take longer than one alone.
+    In one thread: on images this small, threads that wait for each other's lock take longer than a single one.
     """
-    library = import_hub("PIL.Image")
     images: NDArray[np.uint8] | None = None
-    for index, data in enumerate(encoded):
-        try:
-            with library.open(io.BytesIO(data)) as image:
-                pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-        except (OSError, SyntaxError, TypeError) as error:
-            raise ValueError(f"Image {index} under `data.path` cannot be decoded: {str(error).rstrip('.')}.") from error
+    for index in range(len(encoded)):
+        pixels = np.asarray(open_picture(_Encoded(encoded), index))
         if images is None:
             images = np.empty((len(encoded), *pixels.shape), np.uint8)
         if pixels.shape != images.shape[1:]:

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from raysim.notation import check_integer
-from raysim.workloads.options import import_hub
-from raysim.workloads.picture_data import pictures_of
-from raysim.workloads.row_files import RowSource
+from raysim.workloads.options import import_hub, reason_of
+from raysim.workloads.picture_data import PictureOptions, pictures_of
+from raysim.workloads.row_files import HubRows, RowSource
 from raysim.workloads.splits import Data
 from raysim.workloads.table_data import table_of
 from raysim.workloads.text_data import labelled_texts, packed_texts
 from raysim.workloads.tokenizers import make_tokenizer
-
-_AT_ONCE = 1000
-
-
-class HubRows(RowSource):
-    """A split of a data set, whose files are Arrow files of the library's cache."""
-
-    def __init__(self, name: str, split: Any) -> None:
-        super().__init__(name, [Path(each["filename"]) for each in split.cache_files])
-        self._split = split.with_format("arrow")
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._split.features.arrow_schema
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for table in self._split.select_columns(list(columns)).iter(_AT_ONCE):
-            yield from table.combine_chunks().to_batches()
 
 
 def hf(
@@ -71,8 +51,8 @@ def hf(
     first = column if isinstance(column, str) else column[0]
     kind = features.field(sources[0].check_column("data.column", first)).type
     if pa.types.is_struct(kind) or pa.types.is_binary(kind):
-        label = target or "label"
-        return pictures_of(sources, first, label, size, augment, mean, std, train_samples, test_samples)
+        options = PictureOptions(size, augment, mean, std, train_samples, test_samples)
+        return pictures_of(sources, first, target or "label", options)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         length, reader = check_integer("data.length", length, 1), make_tokenizer(tokenizer)
         if target is None:
@@ -96,7 +76,7 @@ def _sources(path: str, name: str | None, train_split: str, test_split: str) -> 
         else:
             loaded = datasets.load_dataset(str(folder) if folder.is_dir() else path, name)
     except Exception as error:  # the library raises of all kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise ValueError(f"`data.path` = {path!r} cannot be loaded as a data set: {reason}.") from None
     splits = loaded if isinstance(loaded, dict) else {train_split: loaded}
     if train_split not in splits:
@@ -104,12 +84,4 @@ def _sources(path: str, name: str | None, train_split: str, test_split: str) -> 
             f"`data.train_split` must be a split of {path!r} ({', '.join(splits)}), but got {train_split!r}."
         )
     known = [train_split, *([test_split] if test_split in splits else [])]
-    return [HubRows(f"{path}, split {split}", _without_decoding(datasets, splits[split])) for split in known]
-
-
-def _without_decoding(datasets: Any, split: Any) -> Any:
-    """Return a split whose pictures are left encoded."""
-    for column, feature in split.features.items():
-        if isinstance(feature, datasets.Image):
-            split = split.cast_column(column, datasets.Image(decode=False))
-    return split
+    return [HubRows(f"{path}, split {split}", splits[split]) for split in known]

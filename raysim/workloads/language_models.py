@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.notation import check_integer, check_real
-from raysim.workloads.options import check_flag, import_hub, local_or_hub
+from raysim.workloads.options import check_flag, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import MOST_LAYERS, DataShape
 from raysim.workloads.subspace import in_subspace
 
@@ -215,7 +215,7 @@ def _gpt2_config(path: str) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(f"`model.path` {path!r} cannot be loaded: {_first_line(error)}.") from error
+        raise ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.") from error
     if config.model_type != "gpt2":
         raise ValueError(f"`model.path` must hold a GPT-2, but {path!r} holds a {config.model_type}.")
     expected = {
@@ -241,7 +241,7 @@ def _gpt2_weights(path: str) -> dict[str, Tensor]:
     try:
         model, loaded = transformers.GPT2LMHeadModel.from_pretrained(place, output_loading_info=True)
     except Exception as error:
-        raise ValueError(f"`model.path` {path!r} cannot be loaded: {_first_line(error)}.") from error
+        raise ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.") from error
     missing = sorted(set(loaded["missing_keys"]) - {"lm_head.weight"})
     if missing:
         raise ValueError(f"`model.path` {path!r} lacks the weights {', '.join(missing[:3])}.")
@@ -259,10 +259,6 @@ def _gpt2_weights(path: str) -> dict[str, Tensor]:
             weights[f"block{index}.{ours}.weight"] = weight.t().contiguous() if transposed else weight
             weights[f"block{index}.{ours}.bias"] = state[f"transformer.h.{index}.{theirs}.bias"]
     return weights
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: float = 0.0) -> nn.Sequential:

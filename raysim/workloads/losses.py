@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raysim.on_demand import torch
-from raysim.workloads.options import bind_options, import_function
+from raysim.workloads.options import bind_options, import_function, reason_of
 from raysim.workloads.splits import DataShape
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _try(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -> None
             warnings.simplefilter("ignore")  # of shapes that differ, of which torch's error tells
             found = loss(outputs, targets)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         shapes = f"outputs of shape {output_shape} and targets of shape {tuple(targets.shape)}"
         raise ValueError(f"Loss `{loss.name}` failed on {shapes}: {reason}.") from error
     if not isinstance(found, torch.Tensor) or found.shape != () or not found.requires_grad:

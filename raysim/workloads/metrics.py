@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
 from raysim.workloads.losses import IGNORED
-from raysim.workloads.options import import_function
+from raysim.workloads.options import import_function, reason_of
 from raysim.workloads.splits import DataShape, Split
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test
         try:
             metric.sums(outputs, targets)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             raise ValueError(
                 f"Metric `{metric.measure.name}` must return one number, but failed on outputs of shape {tuple(outputs.shape)} "
                 f"and targets of shape {tuple(targets.shape)}: {reason}."

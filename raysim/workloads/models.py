@@ -22,7 +22,7 @@ from raysim.workloads.feedforward_models import cnn, mlp, resnet18, resnet101, v
 from raysim.workloads.hf_layers import chain
 from raysim.workloads.hf_model import hf, hf_structure
 from raysim.workloads.language_models import gpt, gpt2, gpt2_structure, lstm
-from raysim.workloads.options import bind_options, import_function
+from raysim.workloads.options import bind_options, import_function, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.traced_layers import traced
 from raysim.workloads.weightless import check_size, hollow
@@ -144,7 +144,7 @@ def _on_meta(name: str, function: Callable[..., nn.Sequential], arguments: Mappi
             return function(**arguments)
     except (RuntimeError, OverflowError, TypeError) as error:
         options = ", ".join(f"model.{key}={shown(value)}" for key, value in arguments.items() if key != "shape")
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise ValueError(f"Model `{name}` cannot be made with {options or 'its sizes'}: {reason}.") from None
 
 

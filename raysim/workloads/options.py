@@ -104,6 +104,22 @@ def check_hub(what: str, repository: str, file: str) -> None:
         ) from None
 
 
+def load_hub_set(*name: str) -> Any:
+    """Return a data set of Hugging Face's hub, by split; raises ValueError if it cannot be loaded."""
+    datasets = import_hub("datasets")
+    try:
+        return datasets.load_dataset(*name)
+    except Exception as error:  # the library raises of all kinds
+        raise ValueError(
+            f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
+        ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error, or else its type, for a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def import_hub(library: str) -> Any:
     """Return an optional library; raises ValueError naming the extra that installs it."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
-from raysim.random import derive_key
 from raysim.workloads.mapped_arrays import cached
-from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.row_files import RowSource, labels_of, open_rows_of, split_files
-from raysim.workloads.splits import Data, DataShape, crop_and_flip, limit, normalise, permutation
+from raysim.workloads.options import check_path, import_hub, reason_of
+from raysim.workloads.row_files import RowSource, coded_labels, open_rows_of, split_files
+from raysim.workloads.splits import Data, DataShape, augmented, normalise, split_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-TEST_SHARE = 10  # one in this many pictures is a test picture, where there is no folder or file of test pictures
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as models trained on it have them
 
 
@@ -105,11 +103,7 @@ class PictureSplit:
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
         """Return (batch, 3, height, width) in float32; raises ValueError naming a picture that cannot be read."""
         images = np.stack([self._decode(int(row)) for row in self.rows[ids]])
-        if training and self.augment != "none":
-            images = crop_and_flip(
-                images, ids, derive_key(key, "augment", epoch if self.augment == "random" else "fixed")
-            )
-        return normalise(images, self.mean, self.std)
+        return normalise(augmented(images, ids, epoch, key, self.augment if training else "none"), self.mean, self.std)
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the labels, (batch,)."""
@@ -132,15 +126,12 @@ class PictureSplit:
 
 
 def open_picture(pictures: Pictures, index: int) -> Any:
-    """Return a picture decoded, in RGB; raises ValueError naming it where it cannot be read."""
-    from PIL import Image
-
+    """Return a decoded picture in RGB; raises ValueError naming it if it cannot be read."""
+    image = import_hub("PIL.Image")
     try:
-        return Image.open(io.BytesIO(pictures.read(index))).convert("RGB")
+        return image.open(io.BytesIO(pictures.read(index))).convert("RGB")
     except Exception as error:  # decoders raise of all kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        if "BytesIO" in reason:
-            reason = "it is in no format that is known"
+        reason = "it is in no known format" if "BytesIO" in str(error) else reason_of(error)
         raise ValueError(f"The picture {pictures.name(index)} cannot be read: {reason}.") from None
 
 
@@ -164,77 +155,53 @@ def images(
     `label` are columns of Parquet. `augment` concerns training alone: crops and flips are `random` (new in each epoch), `fixed` for
     each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel, ImageNet's where not given.
     """
-    found = check_path("data.path", path).absolute()  # workers may be elsewhere
-    if found.is_file() or next(found.rglob("*.parquet"), None) is not None:
-        sources = [open_rows_of(files) for files in split_files("data.path", found, (".parquet",))]
-        return pictures_of(sources, column, label, size, augment, mean, std, train_samples, test_samples)
-    names, parts = _class_folders(found)
-    return make_data(parts, names, size, augment, mean, std, train_samples, test_samples)
+    options = PictureOptions(size, augment, mean, std, train_samples, test_samples)
+    folder = check_path("data.path", path).absolute()  # workers may run in another folder
+    if folder.is_file() or next(folder.rglob("*.parquet"), None) is not None:
+        sources = [open_rows_of(files) for files in split_files("data.path", folder, (".parquet",))]
+        return pictures_of(sources, column, label, options)
+    return _make_data(*_class_folders(folder), options)
 
 
-def pictures_of(
-    sources: Sequence[RowSource],
-    column: str | None,
-    label: str,
-    size: int | list[int] | None,
-    augment: str,
-    mean: list[float] | None,
-    std: list[float] | None,
-    train_samples: int | None,
-    test_samples: int | None,
-) -> Data:
+class PictureOptions(NamedTuple):
+    """Options of `images` that any source of pictures has."""
+
+    size: int | list[int] | None
+    augment: str
+    mean: list[float] | None
+    std: list[float] | None
+    train_samples: int | None
+    test_samples: int | None
+
+
+def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, options: PictureOptions) -> Data:
     """Return the pictures of rows; see `images`."""
     names = sources[0].schema.names
     column = column or next((name for name in ("image", "img") if name in names), "image")
-    parts: list[tuple[Pictures, NDArray[Any]]] = []
     for source in sources:
         source.check_column("data.column", column)
         source.check_column("data.label", label)
-        parts.append((_encoded(source, column), labels_of(source, label)))
-    known = np.unique(np.concatenate([labels for _, labels in parts]))
-    whole = known.dtype.kind in "iu"
-    if whole and known[0] < 0:
-        raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
-    classes = list(range(int(known[-1]) + 1)) if whole else known.tolist()
-    coded = [(pictures, labels if whole else np.searchsorted(known, labels)) for pictures, labels in parts]
-    return make_data(coded, classes, size, augment, mean, std, train_samples, test_samples)
+    parts = [_encoded(source, column) for source in sources]
+    labels, num_classes = coded_labels(sources, label, from_zero=True)
+    return _make_data(parts, labels, num_classes, options)
 
 
-def make_data(
-    parts: Sequence[tuple[Pictures, NDArray[Any]]],
-    classes: Sequence[object],
-    size: int | list[int] | None,
-    augment: str,
-    mean: list[float] | None,
-    std: list[float] | None,
-    train_samples: int | None,
-    test_samples: int | None,
+def _make_data(
+    parts: Sequence[Pictures], labels: Sequence[NDArray[np.int64]], num_classes: int, options: PictureOptions
 ) -> Data:
     """Return the splits of pictures with the numbers of their classes: two parts, or a single part that is split here."""
-    check_choice("data.augment", augment, ["random", "fixed", "none"])
-    import_hub("PIL")
-    rows = [np.arange(len(labels)) for _, labels in parts]
-    if len(parts) == 1:
-        count = len(rows[0])
-        if count < 2:
-            raise ValueError(f"`data.path` must hold 2 pictures or more, to train and to test on, but holds {count}.")
-        num_test = max(1, count // TEST_SHARE)
-        order = permutation(count, derive_key("pictures", "split"))
-        parts, rows = [parts[0], parts[0]], [np.sort(order[num_test:]), np.sort(order[:num_test])]
-    height, width = _size(size, parts[0][0])
-    norms = [
-        _channels(f"data.{name}", given, usual) for name, given, usual in (("mean", mean, MEAN), ("std", std, STD))
+    check_choice("data.augment", options.augment, ["random", "fixed", "none"])
+    counts = [len(each) for each in labels]
+    train, test = split_rows("pictures", counts, options.train_samples, options.test_samples)
+    if len(parts) == 2:
+        test = test - counts[0]
+    size = _size(options.size, parts[0])
+    mean, std = _channels("data.mean", options.mean, MEAN), _channels("data.std", options.std, STD)
+    splits = [
+        PictureSplit(parts[part], labels[part], rows, size, options.size is not None, mean, std, augment)
+        for part, rows, augment in ((0, train, options.augment), (-1, test, "none"))
     ]
-    splits = []
-    for place, (name, wanted) in enumerate((("train", train_samples), ("test", test_samples))):
-        pictures, labels = parts[place]
-        kept = rows[place][: limit(f"data.{name}_samples", wanted, len(rows[place]))]
-        style = augment if name == "train" else "none"
-        numbers = labels.astype(np.int64)
-        splits.append(
-            PictureSplit(pictures, numbers, kept, (height, width), size is not None, norms[0], norms[1], style)
-        )
-    return Data(splits[0], splits[1], DataShape((3, height, width), "float32", len(classes)))
+    return Data(splits[0], splits[1], DataShape((3, *size), "float32", num_classes))
 
 
 def _size(size: int | list[int] | None, pictures: Pictures) -> tuple[int, int]:
@@ -257,8 +224,8 @@ def _channels(field: str, given: list[float] | None, usual: tuple[float, ...]) -
     return tuple(float(value) for value in given)
 
 
-def _class_folders(folder: Path) -> tuple[list[str], list[tuple[Pictures, NDArray[Any]]]]:
-    """Return the names of the classes, and for each split its pictures with the numbers of their classes."""
+def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]], int]:
+    """Return the pictures of each split, the numbers of their classes, and how many classes there are."""
     splits = [folder]
     if (folder / "train").is_dir():
         test = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
@@ -271,14 +238,16 @@ def _class_folders(folder: Path) -> tuple[list[str], list[tuple[Pictures, NDArra
             f"`data.path` must hold a folder of pictures for each class, or Parquet files, but {str(splits[0])!r} holds "
             f"{len(names)} folders."
         )
-    parts: list[tuple[Pictures, NDArray[Any]]] = []
+    parts: list[Pictures] = []
+    labels: list[NDArray[np.int64]] = []
     for split in splits:
         found = [(str(file), number) for number, name in enumerate(names) for file in _files(split / name)]
         if not found:
             raise ValueError(f"`data.path` must hold pictures ({', '.join(SUFFIXES)}), but {str(split)!r} has none.")
-        paths, labels = zip(*found, strict=True)
-        parts.append((_Files(paths), np.array(labels, np.int64)))
-    return names, parts
+        paths, numbers = zip(*found, strict=True)
+        parts.append(_Files(paths))
+        labels.append(np.array(numbers, np.int64))
+    return parts, labels, len(names)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Files of rows with named columns: CSV, TSV, JSON lines and Parquet, read some rows at a time."""
+"""Rows with named columns, read some at a time: CSV, TSV, JSON lines, Parquet, and data sets of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raysim.notation import suggestion
+from raysim.workloads.options import import_hub, reason_of
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _AT_ONCE = 4096
+_AT_ONCE_OF_HUB = 1000
 
 
 class RowSource(ABC):
@@ -39,6 +41,17 @@ class RowSource(ABC):
     def row(self, number: int) -> str:
         """Return the name in messages of a row, counted from 1, that `batches` has yielded or is about to."""
         return f"row {number} of {self.name}"
+
+    def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of some columns row by row; raises ValueError naming a row that has none."""
+        number = 0
+        for batch in self.batches(columns):
+            for texts in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                number += 1
+                for name, text in zip(columns, texts, strict=True):
+                    if not isinstance(text, str):
+                        raise ValueError(f"There is no text in column `{name}` in {self.row(number)}.")
+                yield texts
 
     def check_column(self, field: str, column: str) -> str:
         """Return a column's name; raises ValueError by field where there is none."""
@@ -117,13 +130,13 @@ class _ParquetRows(RowSource):
         try:
             yield from self._open().iter_batches(_AT_ONCE, columns=list(columns))
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {_first_line(error)}.") from None
+            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
 
     def _open(self) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self.files[0])
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read as Parquet: {_first_line(error)}.") from None
+            raise ValueError(f"{self.name} cannot be read as Parquet: {reason_of(error)}.") from None
 
 
 class _CsvRows(RowSource):
@@ -134,7 +147,7 @@ class _CsvRows(RowSource):
         try:
             found = self._open(None).schema
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {_first_line(error)}.") from None
+            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
         wide = [
             f.with_type(pa.float64()) if pa.types.is_integer(f.type) or pa.types.is_null(f.type) else f for f in found
         ]
@@ -145,7 +158,7 @@ class _CsvRows(RowSource):
         try:
             yield from self._open(options)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {_first_line(error)}.") from None
+            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
 
     def _open(self, options: pa_csv.ConvertOptions | None) -> pa_csv.CSVStreamingReader:
         delimiter = "\t" if self.files[0].suffix == ".tsv" else ","
@@ -185,7 +198,7 @@ class _JsonRows(RowSource):
             return pa.RecordBatch.from_pylist(rows)
         except (pa.ArrowException, TypeError) as error:
             raise ValueError(
-                f"Rows {last - len(rows) + 1} to {last} of {self.name} do not have the same types: {_first_line(error)}."
+                f"Rows {last - len(rows) + 1} to {last} of {self.name} do not have the same types: {reason_of(error)}."
             ) from None
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -202,7 +215,48 @@ class _JsonRows(RowSource):
                 yield number, row
 
 
-def labels_of(source: RowSource, label: str) -> NDArray[Any]:
+class HubRows(RowSource):
+    """A split of a data set of Hugging Face, whose files are Arrow files of the library's cache; pictures stay encoded."""
+
+    def __init__(self, name: str, split: Any) -> None:
+        super().__init__(name, [Path(each["filename"]) for each in split.cache_files])
+        datasets = import_hub("datasets")
+        for column, feature in split.features.items():
+            if isinstance(feature, datasets.Image):
+                split = split.cast_column(column, datasets.Image(decode=False))
+        self._split = split.with_format("arrow")
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._split.features.arrow_schema
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for table in self._split.select_columns(list(columns)).iter(_AT_ONCE_OF_HUB):
+            yield from table.combine_chunks().to_batches()
+
+
+def coded_labels(
+    sources: Sequence[RowSource], label: str, *, from_zero: bool = False
+) -> tuple[list[NDArray[np.int64]], int]:
+    """Return the classes of each source's rows as numbers, and how many classes there are.
+
+    Whole numbers from 0 are the classes themselves; words, and numbers if some are negative, are numbered in their order. With
+    `from_zero` negative numbers raise ValueError.
+    """
+    parts = [_labels_of(source, label) for source in sources]
+    labels = np.concatenate(parts)
+    known = np.unique(labels)
+    whole = known.dtype.kind in "iu"
+    if from_zero and whole and known[0] < 0:
+        raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
+    if whole and known[0] >= 0:
+        codes, num_classes = labels.astype(np.int64), int(known[-1]) + 1
+    else:
+        codes, num_classes = np.searchsorted(known, labels), len(known)
+    return np.split(codes, np.cumsum([len(part) for part in parts[:-1]])), num_classes
+
+
+def _labels_of(source: RowSource, label: str) -> NDArray[Any]:
     """Return a column of classes, as whole numbers or words; raises ValueError naming a row that has none."""
     parts: list[NDArray[Any]] = []
     for batch in source.batches([label]):
@@ -216,7 +270,3 @@ def labels_of(source: RowSource, label: str) -> NDArray[Any]:
     if found.dtype.kind not in "iuUb":
         raise ValueError(f"Column `{label}` of {source.name} must hold classes, as whole numbers or words.")
     return found.astype(np.int64) if found.dtype.kind == "b" else found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

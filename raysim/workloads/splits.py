@@ -7,6 +7,7 @@ the step, so that a resumed run sees the same samples; its numbers are from Phil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 1024  # of a model whose depth is an option
 PADDING = 4  # pixels by which a random crop moves at most
+TEST_SHARE = 10  # one in this many samples is a test sample, if the data have no test split
 
 
 class DataShape(NamedTuple):
@@ -92,11 +94,7 @@ class ImageSplit:
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
         """Return (batch, channel, height, width) in float32."""
-        images = self.images[ids]
-        if training and self.augment != "none":
-            images = crop_and_flip(
-                images, ids, derive_key(key, "augment", epoch if self.augment == "random" else "fixed")
-            )
+        images = augmented(self.images[ids], ids, epoch, key, self.augment if training else "none")
         return normalise(images, self.mean, self.std, self.scale)
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
@@ -141,6 +139,28 @@ def limit(field: str, wanted: int | None, available: int) -> int:
     return int(wanted)
 
 
+def split_rows(
+    kind: str, counts: Sequence[int], train_samples: int | None, test_samples: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows to train and to test on, at most the wanted first of each.
+
+    `counts`: rows of the training and the test part, which are numbered one after the other. Of a single part a tenth is tested
+    on, drawn from `kind` alone and so the same in every run. Raises ValueError if it has too few rows.
+    """
+    if len(counts) == 2:
+        train, test = np.arange(counts[0]), np.arange(counts[0], sum(counts))
+    else:
+        count = counts[0]
+        if count < 2:
+            raise ValueError(f"`data.path` must hold 2 samples or more, to train and to test on, but holds {count}.")
+        order, num_test = permutation(count, derive_key(kind, "split")), max(1, count // TEST_SHARE)
+        train, test = np.sort(order[num_test:]), np.sort(order[:num_test])
+    return (
+        train[: limit("data.train_samples", train_samples, len(train))],
+        test[: limit("data.test_samples", test_samples, len(test))],
+    )
+
+
 def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
     """Return one random 64-bit number a sample, a function of `key` and its id: SplitMix64 at counter id + 1.
 
@@ -161,7 +181,14 @@ def normalise(
     return torch.from_numpy(images).float().div_(scale).sub_(means).div_(stds)
 
 
-def crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
+def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
+    """Return images moved and mirrored: anew in each epoch (`random`), once for each sample (`fixed`), or not (`none`)."""
+    if style == "none":
+        return images
+    return _crop_and_flip(images, ids, derive_key(key, "augment", epoch if style == "random" else "fixed"))
+
+
+def _crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
     """Return each of (batch, channel, height, width) at a place and in a direction drawn for its id."""
     places = 2 * PADDING + 1
     chosen = draws(ids, key) % np.uint64(2 * places * places)

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from raysim.values import UNNAMED, Boundary, Value, join, only, sent_bytes, split
 from raysim.workloads.losses import Loss, example_targets, make_loss
+from raysim.workloads.options import reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.two_part_backward import input_gradients, run_branches
 from raysim.workloads.weightless import fake
@@ -130,7 +131,7 @@ class Shadow:
         try:
             y = self._copies[index](x)
         except (Exception, SystemExit) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             on = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"the tensors {', '.join(x)}"
             raise ValueError(f"Layer `{name}` failed on {on}: {reason}.") from error
         last = index == len(self._copies) - 1

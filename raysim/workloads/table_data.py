@@ -12,16 +12,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raysim.on_demand import torch
-from raysim.random import derive_key
 from raysim.workloads.mapped_arrays import Rows, cached, new_rows, open_rows
 from raysim.workloads.options import check_flag, check_path
 from raysim.workloads.row_files import RowSource, open_rows_of, split_files
-from raysim.workloads.splits import Data, DataShape, limit, permutation
+from raysim.workloads.splits import Data, DataShape, split_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEST_SHARE = 10  # one in this many rows is a test row, where there is no file of test rows
 MOST_WORDS = 100  # different words of a column that becomes columns of 0 and 1
 _AT_ONCE = 65_536
 
@@ -118,9 +116,7 @@ def table_of(
 
     features = open_rows(cached("table", files, ["features", *key], write_features, ".npy"))
     targets = open_rows(cached("table", files, ["targets", *key], write_targets, ".npy"))
-    train, test = _split(found.counts)
-    train = train[: limit("data.train_samples", train_samples, len(train))]
-    test = test[: limit("data.test_samples", test_samples, len(test))]
+    train, test = split_rows("table", found.counts, train_samples, test_samples)
     mean, std = _moments(features, train)
     target_mean, target_std = (None, None) if found.classes else _moments(targets, train)
     first, second = (TableSplit(features, targets, rows, mean, std, target_mean, target_std) for rows in (train, test))
@@ -241,17 +237,6 @@ def _columns(batch: pa.RecordBatch, name: str, words: Sequence[Any] | None) -> N
 def _codes(batch: pa.RecordBatch, name: str, words: Sequence[Any]) -> NDArray[np.int64]:
     place = {word: index for index, word in enumerate(words)}
     return np.array([place[value] for value in batch.column(name).to_pylist()], np.int64)
-
-
-def _split(counts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to train and to test on: of two sources, or of one, of which the same tenth is the test split in every run."""
-    if len(counts) == 2:
-        return np.arange(counts[0]), np.arange(counts[0], sum(counts))
-    num_test = max(1, counts[0] // TEST_SHARE)
-    if counts[0] < 2:
-        raise ValueError(f"A table must have 2 rows or more, to train and to test on, but has {counts[0]}.")
-    order = permutation(counts[0], derive_key("table", "split"))
-    return np.sort(order[num_test:]), np.sort(order[:num_test])
 
 
 def _moments(array: Rows, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

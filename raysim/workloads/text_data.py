@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 
 from raysim.notation import check_integer
 from raysim.on_demand import torch
-from raysim.random import derive_key
 from raysim.workloads.mapped_arrays import IN_MEMORY, Rows, cached, new_rows, open_rows, write_parts
-from raysim.workloads.options import check_path, import_hub
-from raysim.workloads.row_files import SUFFIXES, RowSource, labels_of, open_rows_of
-from raysim.workloads.splits import Data, DataShape, TextSplit, limit, permutation
+from raysim.workloads.options import check_path, load_hub_set
+from raysim.workloads.row_files import SUFFIXES, RowSource, coded_labels, open_rows_of
+from raysim.workloads.splits import TEST_SHARE, Data, DataShape, TextSplit, limit, split_rows
 from raysim.workloads.tokenizers import Bytes, HuggingFace, Tokenizer, make_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
-TEST_SHARE = 10  # one in this many tokens or rows is the test split of a text that has none
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -126,7 +124,8 @@ def wikitext2(
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
                 raise ValueError(f"`{field}` has a meaning only with `data.path`.")
-        lines = _read_hub()
+        loaded = load_hub_set(*WIKITEXT2_HUB)
+        lines = [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
     train, test = (reader.read(line for line in part if line.strip()) for part in lines)
     return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
 
@@ -147,17 +146,9 @@ def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
 def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
     source.check_column("data.column", column)
 
-    def texts() -> Iterator[str]:
-        row = 0
-        for batch in source.batches([column]):
-            for value in batch[0].to_pylist():
-                row += 1
-                if not isinstance(value, str):
-                    raise ValueError(f"There is no text in column `{column}` in {source.row(row)}.")
-                yield value
-
-    def write(place: Path) -> None:
-        write_parts(place, reader.documents(texts()), _dtype(reader))
+    def write(path: Path) -> None:
+        texts = (text for (text,) in source.texts([column]))
+        write_parts(path, reader.documents(texts), _dtype(reader))
 
     return open_rows(cached("tokens", source.files, [source.name, column, reader.key], write, ".npy"))
 
@@ -193,18 +184,6 @@ def _split_files(folder: Path, train_file: str | None, test_file: str | None) ->
             )
         files.append(file)
     return files[0], files[1]
-
-
-def _read_hub() -> list[list[bytes]]:
-    datasets = import_hub("datasets")
-    try:
-        loaded = datasets.load_dataset(*WIKITEXT2_HUB)
-    except Exception as error:
-        raise ValueError(
-            f"{WIKITEXT2_HUB[0]} cannot be loaded from the hub ({type(error).__name__}). "
-            "Give local files by `data.path`."
-        ) from error
-    return [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
 
 
 def _last_tenth(tokens: Rows) -> tuple[Rows, Rows]:
@@ -262,48 +241,21 @@ def labelled_texts(
         for field, name in zip(("data.column", "data.pair"), columns, strict=False):
             source.check_column(field, name)
         source.check_column("data.label", label)
-    found = [labels_of(source, label) for source in sources]
-    known = np.unique(np.concatenate(found))
-    if known.dtype.kind == "i" and known[0] >= 0:
-        codes, num_classes = np.concatenate(found), int(known[-1]) + 1
-    else:
-        codes, num_classes = np.searchsorted(known, np.concatenate(found)), len(known)
+    labels, num_classes = coded_labels(sources, label)
+    codes = np.concatenate(labels)
 
-    def write(place: Path) -> None:
+    def write(path: Path) -> None:
         dtype = np.min_scalar_type(max(tokenizer.num_tokens - 1, tokenizer.padding))
-        array = new_rows(place, (len(codes), length), dtype)
+        array = new_rows(path, (len(codes), length), dtype)
         array[:] = tokenizer.padding
-        for row, (text, other) in enumerate(_texts(sources, columns)):
-            ids = tokenizer.sample(text, other, length)
+        texts = (row for source in sources for row in source.texts(columns))
+        for row, (text, *other) in enumerate(texts):
+            ids = tokenizer.sample(text, other[0] if other else None, length)
             array[row, : len(ids)] = ids
 
     files = [file for source in sources for file in source.files]
     tokens = open_rows(cached("labelled", files, [columns, length, tokenizer.key], write, ".npy"))
-    if len(sources) == 2:
-        train, test = np.arange(len(found[0])), np.arange(len(found[0]), len(codes))
-    else:
-        if len(codes) < 2:
-            raise ValueError(
-                f"{sources[0].name} must have 2 rows or more, to train and to test on, but has {len(codes)}."
-            )
-        order, num_test = permutation(len(codes), derive_key("labelled", "split")), max(1, len(codes) // TEST_SHARE)
-        train, test = np.sort(order[num_test:]), np.sort(order[:num_test])
-    splits = [
-        LabelledSplit(tokens, codes.astype(np.int64), rows[: limit(f"data.{name}_samples", wanted, len(rows))])
-        for name, rows, wanted in (("train", train, train_samples), ("test", test, test_samples))
-    ]
+    parts = split_rows("labelled", [len(each) for each in labels], train_samples, test_samples)
+    train, test = (LabelledSplit(tokens, codes, rows) for rows in parts)
     shape = DataShape((length,), "int64", num_classes, num_tokens=tokenizer.num_tokens, padding=tokenizer.padding)
-    return Data(splits[0], splits[1], shape)
-
-
-def _texts(sources: Sequence[RowSource], columns: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    for source in sources:
-        row = 0
-        for batch in source.batches(columns):
-            values: list[list[Any]] = [batch.column(name).to_pylist() for name in columns]
-            for texts in zip(*values, strict=True):
-                row += 1
-                for name, text in zip(columns, texts, strict=True):
-                    if not isinstance(text, str):
-                        raise ValueError(f"There is no text in column `{name}` in {source.row(row)}.")
-                yield texts[0], texts[1] if len(texts) > 1 else None
+    return Data(train, test, shape)

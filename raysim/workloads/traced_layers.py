@@ -27,6 +27,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from raysim.workloads.options import reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.weightless import fake
 
@@ -96,7 +97,7 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
         try:
             graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             where = _line(error.__traceback__)
             if isinstance(error, FailedError):
                 raise ValueError(

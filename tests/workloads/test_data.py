@@ -456,17 +456,25 @@ def test_wrong_text_files_are_refused(folder, tokenizer, tmp_path_factory):
 
 def test_wrong_image_files_are_refused(tmp_path):
     path = {"path": str(tmp_path)}
-    refuse("cifar10", path, f"`data.path` must hold train*.parquet, but {str(tmp_path)!r} has no such file.")
+    refuse(
+        "cifar10",
+        path,
+        f"`data.path` must hold files train* that end in .parquet, but {str(tmp_path)!r} has no such file.",
+    )
     write_images(tmp_path / "train.parquet", 3)
-    refuse("cifar10", path, f"`data.path` must hold test*.parquet, but {str(tmp_path)!r} has no such file.")
+    refuse(
+        "cifar10",
+        path,
+        f"`data.path` must hold files test* that end in .parquet, but {str(tmp_path)!r} has no such file.",
+    )
     (tmp_path / "test.parquet").write_bytes(b"not Parquet")
-    refuse("cifar10", path, "test.parquet is none: ")
+    refuse("cifar10", path, "test.parquet cannot be read as Parquet: ")
     write_images(tmp_path / "test.parquet", 3, column="picture")
     refuse("cifar10", path, "must have a column `img` or `image` and a column `label`, but has picture, label.")
     pq.write_table(pa.table({"img": [1], "label": [1]}), tmp_path / "test.parquet")
     refuse("cifar10", path, "must hold {bytes, path}, but holds int64.")
     pq.write_table(pa.table({"img": [{"bytes": b"x", "path": "x"}], "label": [1]}), tmp_path / "test.parquet")
-    refuse("cifar10", path, "Image 0 under `data.path` cannot be decoded: ")
+    refuse("cifar10", path, "The picture number 0 under `data.path` cannot be read: it is in no known format.")
     pq.write_table(
         pa.table({"img": [encode(np.zeros((32, 32, 3), np.uint8), "PNG")], "label": [10]}), tmp_path / "test.parquet"
     )

@@ -238,7 +238,7 @@ def test_a_picture_that_cannot_be_read_is_named(folder, tmp_path):
     place = data.train.rows.tolist().index(3) if 3 in data.train.rows else None
     split, index = (data.train, place) if place is not None else (data.test, data.test.rows.tolist().index(3))
     said = refusal(lambda: split.inputs(np.array([index]), 0, 0, True))
-    assert said == f"The picture {bad} cannot be read: it is in no format that is known."
+    assert said == f"The picture {bad} cannot be read: it is in no known format."
     bad.write_bytes(picture(3, (9, 8)))
     assert "is 9x8, but the first one is 8x8. Give all one size by `data.size`." in refusal(
         lambda: split.inputs(np.array([index]), 0, 0, True)
